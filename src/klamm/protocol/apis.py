@@ -1,0 +1,151 @@
+"""Which requests klamm understands, in which versions, and how they are framed.
+
+The table is the specification's (broker.md 1.1, and of 1.2 the storage administration that needs
+no security). What is not in it is neither advertised nor decoded.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+
+class ApiKey(enum.IntEnum):
+    """The number that opens a request; the names are Kafka's."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    LEADER_AND_ISR = 4
+    STOP_REPLICA = 5
+    UPDATE_METADATA = 6
+    CONTROLLED_SHUTDOWN = 7
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
+    INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    ALTER_PARTITION = 56
+    DESCRIBE_CLUSTER = 60
+    ALLOCATE_PRODUCER_IDS = 67
+
+
+#: Stands for "in no version" where a first version is asked for.
+NEVER: Final = 1 << 15
+
+
+class Api(NamedTuple):
+    """One row of the table; all version bounds are inclusive."""
+
+    key: ApiKey
+    name: str
+    min_version: int  # what ApiVersions tells
+    max_version: int
+    first_flexible: int  # of requests and answers alike
+    first_decoded: int  # versions from min_version up to here are refused
+
+    def decodes(self, version: int) -> bool:
+        """Whether a request of this version is read rather than refused."""
+        return self.first_decoded <= version <= self.max_version
+
+
+def _api(
+    key: ApiKey,
+    name: str,
+    versions: tuple[int, int],
+    first_flexible: int,
+    first_decoded: int | None = None,
+) -> Api:
+    low, high = versions
+    return Api(
+        key, name, low, high, first_flexible, low if first_decoded is None else first_decoded
+    )
+
+
+_K = ApiKey
+
+_TABLE: Final = (
+    # Old librdkafka compresses only where Produce 0 is on offer (API-6), so it is advertised; it
+    # never sends it, so it need not be read.
+    _api(_K.PRODUCE, "Produce", (0, 11), 9, first_decoded=3),
+    _api(_K.FETCH, "Fetch", (4, 17), 12),
+    _api(_K.LIST_OFFSETS, "ListOffsets", (1, 9), 6),
+    _api(_K.METADATA, "Metadata", (0, 12), 9),
+    _api(_K.LEADER_AND_ISR, "LeaderAndIsr", (5, 7), 4),
+    _api(_K.STOP_REPLICA, "StopReplica", (3, 4), 2),
+    _api(_K.UPDATE_METADATA, "UpdateMetadata", (7, 8), 6),
+    _api(_K.CONTROLLED_SHUTDOWN, "ControlledShutdown", (0, 3), 3),
+    _api(_K.OFFSET_COMMIT, "OffsetCommit", (2, 9), 8),
+    _api(_K.OFFSET_FETCH, "OffsetFetch", (1, 9), 6),
+    _api(_K.FIND_COORDINATOR, "FindCoordinator", (0, 6), 3),
+    _api(_K.JOIN_GROUP, "JoinGroup", (0, 9), 6),
+    _api(_K.HEARTBEAT, "Heartbeat", (0, 4), 4),
+    _api(_K.LEAVE_GROUP, "LeaveGroup", (0, 5), 4),
+    _api(_K.SYNC_GROUP, "SyncGroup", (0, 5), 4),
+    _api(_K.DESCRIBE_GROUPS, "DescribeGroups", (0, 5), 5),
+    _api(_K.LIST_GROUPS, "ListGroups", (0, 5), 3),
+    _api(_K.API_VERSIONS, "ApiVersions", (0, 4), 3),
+    _api(_K.CREATE_TOPICS, "CreateTopics", (0, 7), 5),
+    _api(_K.DELETE_TOPICS, "DeleteTopics", (0, 6), 4),
+    _api(_K.DELETE_RECORDS, "DeleteRecords", (0, 2), 2),
+    _api(_K.INIT_PRODUCER_ID, "InitProducerId", (0, 5), 2),
+    _api(_K.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", (2, 4), 4),
+    _api(_K.DESCRIBE_CONFIGS, "DescribeConfigs", (1, 4), 4),
+    _api(_K.ALTER_CONFIGS, "AlterConfigs", (0, 2), 2),
+    _api(_K.DESCRIBE_LOG_DIRS, "DescribeLogDirs", (1, 4), 2),
+    _api(_K.CREATE_PARTITIONS, "CreatePartitions", (0, 3), 2),
+    _api(_K.DELETE_GROUPS, "DeleteGroups", (0, 2), 2),
+    _api(_K.ELECT_LEADERS, "ElectLeaders", (0, 2), 2),
+    _api(_K.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", (0, 1), 1),
+    _api(_K.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", (0, 0), 0),
+    _api(_K.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", (0, 0), 0),
+    _api(_K.OFFSET_DELETE, "OffsetDelete", (0, 0), NEVER),
+    _api(_K.ALTER_PARTITION, "AlterPartition", (0, 3), 0),
+    _api(_K.DESCRIBE_CLUSTER, "DescribeCluster", (0, 1), 0),
+    _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
+)
+
+#: By key, in ascending order: what ApiVersions answers with.
+APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _TABLE})
+
+
+def is_flexible(key: int, version: int) -> bool:
+    """Whether this version writes compact lengths and tagged fields."""
+    return version >= APIS[key].first_flexible
+
+
+def request_header_version(key: int, version: int) -> int:
+    """0: no client id; 1: with client id; 2: and tagged fields."""
+    if key == ApiKey.CONTROLLED_SHUTDOWN and version == 0:
+        return 0
+    return 2 if is_flexible(key, version) else 1
+
+
+def response_header_version(key: int, version: int) -> int:
+    """0: correlation id alone; 1: and tagged fields."""
+    # A client asks for ApiVersions before it knows what the broker speaks, so that answer keeps
+    # the oldest header in every version.
+    if key == ApiKey.API_VERSIONS:
+        return 0
+    return 1 if is_flexible(key, version) else 0
