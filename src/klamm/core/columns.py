@@ -1,0 +1,99 @@
+"""Columns of a cluster's state: their types, and rows of broker ids.
+
+A ragged list of brokers, such as the replicas or the ISR of each partition, is a matrix with one
+row per partition. A row holds its brokers from the left, in the list's own order, and `NO_BROKER`
+in the slots that are left over. A matrix is at least one slot wide, so every row has a first slot.
+
+Questions about such rows are answered with masks of the same shape. This module knows nothing of
+what a row means; leaders, states and rules are elsewhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+I8 = NDArray[np.int8]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: Fills the unused slots of a row, and stands in a leader column for "no leader".
+NO_BROKER: Final = -1
+
+
+def padded(lists: Iterable[Sequence[int]], width: int | None = None) -> I32:
+    """Lay lists of brokers out as rows, as wide as the longest list unless a `width` is given."""
+    lists = list(lists)
+    length = np.fromiter(map(len, lists), np.int64, len(lists))
+    longest = int(length.max(initial=1))
+    if width is None:
+        width = longest
+    elif width < longest:
+        raise ValueError(f"a list of {longest} brokers does not fit into {width} slots")
+    rows = np.full((len(lists), width), NO_BROKER, np.int32)
+    rows[np.arange(width) < length[:, None]] = np.fromiter(
+        chain.from_iterable(lists), np.int32, int(length.sum())
+    )
+    return rows
+
+
+def unpad(row: I32) -> list[int]:
+    """The brokers of one row, as the list it was made from."""
+    brokers: list[int] = row[row != NO_BROKER].tolist()
+    return brokers
+
+
+def widen(rows: I32, width: int) -> I32:
+    """The same rows with at least `width` slots; rows that are wide enough are returned as is."""
+    missing = width - rows.shape[1]
+    if missing <= 0:
+        return rows
+    return np.pad(rows, ((0, 0), (0, missing)), constant_values=NO_BROKER)
+
+
+def alone(brokers: I32, width: int = 1) -> I32:
+    """Rows that hold one broker each, or none where the column says `NO_BROKER`."""
+    return widen(brokers.astype(np.int32)[:, None], width)
+
+
+def keep(rows: I32, mask: Mask) -> I32:
+    """The marked brokers of each row, moved together to the left in their order."""
+    kept = np.full_like(rows, NO_BROKER)
+    mask = mask & (rows != NO_BROKER)
+    row, slot = np.nonzero(mask)
+    packed_slot = np.cumsum(mask, axis=1, dtype=np.int32)[row, slot] - 1
+    kept[row, packed_slot] = rows[row, slot]
+    return kept
+
+
+def contains(rows: I32, ids: I32) -> Mask:
+    """For each slot of `ids`, whether its broker is in the same row of `rows`.
+
+    The mask has the shape of `ids`. Padding is never contained.
+    """
+    found: Mask = np.zeros(ids.shape, np.bool_)
+    # One comparison per slot: rows are a few slots wide and very many, and numpy is slow to
+    # reduce a short inner axis.
+    for slot in range(rows.shape[1]):
+        found |= ids == rows[:, slot, None]
+    found &= ids != NO_BROKER
+    return found
+
+
+def is_one_of(rows: I32, brokers: ArrayLike) -> Mask:
+    """For each slot, or each element of a column, whether it holds one of `brokers`.
+
+    Never true of padding.
+    """
+    found: Mask = np.isin(rows, np.asarray(brokers, np.int32))
+    found &= rows != NO_BROKER
+    return found
+
+
+def count(rows: I32) -> I32:
+    """The number of brokers in each row."""
+    brokers: I32 = np.count_nonzero(rows != NO_BROKER, axis=1).astype(np.int32)
+    return brokers
