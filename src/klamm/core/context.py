@@ -1,0 +1,67 @@
+"""What every procedure has at hand: the cluster, the settings, and a journal for its remarks."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from klamm.core.cluster import Cluster
+
+#: The rule of REBAL-1 for the first check after taking office.
+FIRST_REBALANCE_DELAY_S: Final = 5.0
+
+
+class Level(IntEnum):
+    """How loud a remark is; the values are those of the standard library's logging."""
+
+    TRACE = 5
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Log(IntEnum):
+    """Which log a remark belongs to (MET-6, MET-10)."""
+
+    STATE_CHANGE = 0
+    CONTROLLER = 1
+    PARTITION_MACHINE = 2
+    REPLICA_MACHINE = 3
+    DELETION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One line for a log, in the order it came up."""
+
+    log: Log
+    level: Level
+    text: str
+
+
+@dataclass(slots=True)
+class Settings:
+    """Configuration that decisions depend on. `unclean_default` may change while in office."""
+
+    unclean_default: bool = False
+    delete_topics: bool = True
+    auto_rebalance: bool = True
+    imbalance_percentage: int = 10
+    imbalance_check_interval_s: float = 300.0
+    #: Gates of `inter.broker.protocol.version` (CONF-3).
+    topic_ids: bool = True
+    recovery_state: bool = True
+    alter_partition: bool = True
+
+
+@dataclass(slots=True)
+class Context:
+    """The state that procedures read and record into, and what they wish to have said."""
+
+    cluster: Cluster
+    settings: Settings = field(default_factory=Settings)
+    remarks: list[Remark] = field(default_factory=list)
+    unclean_elections: int = 0
+
+    def say(self, log: Log, level: Level, text: str) -> None:
+        """Leave a remark; the interpreter writes it to the log."""
+        self.remarks.append(Remark(log, level, text))

@@ -1,0 +1,326 @@
+"""What a procedure may ask for, as data.
+
+A procedure (see `klamm.core.procedures`) is a generator: it yields one of these, an interpreter
+carries it out and sends the reply back in. So a decision can be printed, compared, replayed,
+interrupted between any two steps, or run against a simulated world; and nothing here has
+happened yet.
+
+Every write among them is fenced by the version of `/controller_epoch` (FENCE-3). If the fence
+does not hold, the interpreter throws `FencedError` into the procedure, which lets it pass.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from klamm.core.cluster import Broker, States, TopicPartition
+from klamm.core.columns import I8, I32, Mask
+from klamm.core.reassignment import Assignment
+
+T = TypeVar("T")
+#: A procedure that yields effects and returns a T.
+Procedure = Generator["Effect", Any, T]
+
+
+class Outcome(IntEnum):
+    """What became of one row of a write."""
+
+    DONE = 0
+    BAD_VERSION = 1
+    NO_NODE = 2
+    EXISTS = 3
+    FAILED = 4
+
+
+class Effect:
+    """Base of everything that a procedure can yield; the docstring of each says what comes back."""
+
+    __slots__ = ()
+
+
+# Partition states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadStates(Effect):
+    """Read `state` znodes. Reply: `StatesRead`, aligned with `rows`."""
+
+    rows: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatesRead:
+    """`found` is false where the znode is missing or cannot be read as a state."""
+
+    found: Mask
+    states: States
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WriteStates(Effect):
+    """Set `state` znodes, each on condition of `states.version`.
+
+    Reply: `Outcome` codes (int8), aligned. A row that is DONE has version + 1 now.
+    """
+
+    states: States
+    #: For the history: which decision this is, e.g. `offline election`, `isr shrink`.
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CreateStates(Effect):
+    """Create `partitions`, `partitions/P` and `partitions/P/state`; only the last one's fate counts.
+
+    Reply: `Outcome` codes (int8), aligned.
+    """
+
+    states: States
+
+
+Outcomes = I8
+
+
+# Topics
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    """A topic znode: its id, if it has one, and its partitions (none if it was unreadable)."""
+
+    topic_id: str | None
+    partitions: Mapping[int, Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopicNames(Effect):
+    """Children of `/brokers/topics`, with a watch. Reply: `set[str]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopics(Effect):
+    """Topic znodes, each with a data watch. Reply: `dict[str, TopicRead]`; a missing one is empty."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTopic(Effect):
+    """Set `/brokers/topics/T` as version 3, whatever its data version. Reply: `Outcome`."""
+
+    name: str
+    topic_id: str | None
+    partitions: Mapping[int, Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTopics(Effect):
+    """The same for many topics, in bulk. Reply: `list[Outcome]`."""
+
+    topics: Sequence[WriteTopic]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopicIds(Effect):
+    """Draw that many random topic ids. Reply: `list[str]`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPartitionChildren(Effect):
+    """Partition numbers that have a znode under a topic. Reply: `set[int]`."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUncleanOverrides(Effect):
+    """`unclean.leader.election.enable` of topics, read now (CONF-2).
+
+    Reply: `dict[str, bool | None | UnreadableConfig]`; None means that there is no override.
+    """
+
+    topics: Sequence[str]
+
+
+class UnreadableConfig:
+    """A topic config that could not be read or understood: its elections fail (LEAD-5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic(Effect):
+    """Delete `/brokers/topics/T` with all below, `/config/topics/T`, `/admin/delete_topics/T`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTopicWatch(Effect):
+    """Ignore what a topic's data watch may still report. Reply: None."""
+
+    names: Sequence[str]
+
+
+# Deletion requests, notifications, other requests in ZooKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDeletions(Effect):
+    """Children of `/admin/delete_topics`, with a watch. Reply: `set[str]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropDeletions(Effect):
+    """Delete children of `/admin/delete_topics`; whether they were there is ignored (ZK-28)."""
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReassignRequest(Effect):
+    """`/admin/reassign_partitions`, with a watch.
+
+    Reply: `dict[TopicPartition, list[int]]`, empty if unreadable, or None if there is no node.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReassignRequest(Effect):
+    """Set what is left of `/admin/reassign_partitions`, or delete it when nothing is."""
+
+    entries: Mapping[TopicPartition, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPreferredRequest(Effect):
+    """`/admin/preferred_replica_election`, with a watch. Reply: `set[TopicPartition]` or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropPreferredRequest(Effect):
+    """Delete `/admin/preferred_replica_election`; its absence is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIsrNotifications(Effect):
+    """Children of `/isr_change_notification` with their data, and a watch.
+
+    Reply: `(names of the children, set[TopicPartition])`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLogDirNotifications(Effect):
+    """Children of `/log_dir_event_notification`, and a watch. Reply: `(names, set of broker ids)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropIsrNotifications(Effect):
+    """Delete those children; None means all there are."""
+
+    names: Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DropLogDirNotifications(Effect):
+    """Delete those children; None means all there are."""
+
+    names: Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetUpFeatures(Effect):
+    """Bring `/feature` into the form of FAILOVER-1."""
+
+
+# Brokers and channels
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBrokers(Effect):
+    """All registrations, and a watch on the children of `/brokers/ids`. Reply: `dict[int, Broker]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBroker(Effect):
+    """One registration, with a data watch. Reply: `Broker | None`."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBrokers(Effect):
+    """Arm data watches on registrations. Reply: None."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBrokerWatch(Effect):
+    """Ignore what data watches on registrations may still report. Reply: None."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeChannels(Effect):
+    """Close the channels of `close` (their queues are lost), then open those of `open`."""
+
+    open: Sequence[Broker] = ()
+    close: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToReplicas:
+    """Entries of one request to one broker: the rows, each with a flag, and a leader epoch."""
+
+    rows: I32
+    #: LeaderAndIsr: the replica is new. StopReplica: its data goes.
+    flag: Mask
+    #: StopReplica only: the epoch it carries (CHAN-28).
+    leader_epoch: I32 = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Announce(Effect):
+    """Send one batch: LeaderAndIsr, then UpdateMetadata, then StopReplica (CHAN-12).
+
+    Contents are taken from the cluster's columns at once, before the procedure goes on (CHAN-8).
+    Reply: None; nobody waits for the answers.
+    """
+
+    leader_and_isr: Mapping[int, ToReplicas]
+    #: Partitions told of, and brokers that are told; no brokers means no UpdateMetadata.
+    metadata_rows: I32
+    metadata_brokers: Sequence[int]
+    stop_replica: Mapping[int, ToReplicas]
+
+
+# Time, answers, and the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue(Effect):
+    """Put an event at the end of the controller's own queue. Reply: None."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(Effect):
+    """Put an event into the queue after a delay, while in office. Reply: None."""
+
+    event: Any
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Effect):
+    """Give the requester its answer now, before the procedure goes on. Reply: None."""
+
+    event: Any
+    value: Any
