@@ -9,13 +9,15 @@ broker is passed over while its rack has a replica that another rack lacks.
 Start and shift are drawn by the caller: there is no randomness here.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
-from klamm.core.columns import I32, NO_BROKER, Mask, contains
+from klamm.core.columns import I32, I64, alone, contains
 from klamm.errors import KlammError
 
 #: Brokers in the order in which they are considered, with their racks.
@@ -49,19 +51,23 @@ def assign_replicas(
     first_partition: int = 0,
 ) -> I32:
     """Assign replicas to partitions numbered from `first_partition`: a row each."""
-    _check(racks, partitions, replication_factor)
-    partition = np.arange(partitions, dtype=np.int64) + first_partition
-    if all(rack is None for rack in racks.values()):
-        brokers = np.fromiter(racks, np.int32, len(racks))
-        slot = _spread(partition, len(racks), replication_factor, start, shift)
-    else:
-        alternated = alternate_racks(racks)
-        brokers = np.array(alternated, np.int32)
-        _, rack_of = np.unique([racks[broker] or "" for broker in alternated], return_inverse=True)
-        slot = _spread_over_racks(
-            partition, rack_of.astype(np.int32), replication_factor, start, shift
+    _check_counts(len(racks), partitions, replication_factor)
+    rounds = _rounds(len(racks), partitions, start, shift, max(0, first_partition))
+    rack_of = {broker: rack for broker, rack in racks.items() if rack is not None}
+    if not rack_of:
+        brokers = list(racks)
+        places = _spread(rounds, replication_factor)
+    elif len(rack_of) < len(racks):
+        raise AssignmentError(
+            Refusal.INCOMPLETE_RACKS,
+            "Not all brokers have rack information for replica rack aware assignment.",
         )
-    assigned: I32 = brokers[slot]
+    else:
+        brokers = alternate_racks(rack_of)
+        names = sorted(set(rack_of.values()))
+        rack_at = np.array([names.index(rack_of[broker]) for broker in brokers], np.int32)
+        places = _spread_over_racks(rounds, rack_at, replication_factor)
+    assigned: I32 = np.array(brokers, np.int32)[places]
     return assigned
 
 
@@ -87,17 +93,18 @@ def assign_more_replicas(
     )
 
 
-def alternate_racks(racks: Racks) -> list[int]:
+def alternate_racks(rack_of: Mapping[int, str]) -> list[int]:
     """Take one broker of each rack in turn, racks by name and brokers by id, until none is left."""
-    turns: dict[str | None, int] = {}
+    taken: Counter[str] = Counter()
     order = []
-    for broker in sorted(racks):
-        turn = turns[racks[broker]] = turns.get(racks[broker], -1) + 1
-        order.append((turn, racks[broker] or "", broker))
+    for broker in sorted(rack_of):
+        rack = rack_of[broker]
+        order.append((taken[rack], rack, broker))
+        taken[rack] += 1
     return [broker for _, _, broker in sorted(order)]
 
 
-def _check(racks: Racks, partitions: int, replication_factor: int) -> None:
+def _check_counts(brokers: int, partitions: int, replication_factor: int) -> None:
     if partitions <= 0:
         raise AssignmentError(
             Refusal.INVALID_PARTITIONS, "Number of partitions must be larger than 0."
@@ -106,14 +113,65 @@ def _check(racks: Racks, partitions: int, replication_factor: int) -> None:
         raise AssignmentError(
             Refusal.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0."
         )
-    if replication_factor > len(racks):
+    if replication_factor > brokers:
         raise AssignmentError(
             Refusal.INVALID_REPLICATION_FACTOR,
-            f"Replication factor: {replication_factor} larger than available brokers: "
-            f"{len(racks)}.",
+            f"Replication factor: {replication_factor} larger than available brokers: {brokers}.",
         )
-    if None in racks.values() and any(rack is not None for rack in racks.values()):
-        raise AssignmentError(
-            Refusal.INCOMPLETE_RACKS,
-            "Not all brokers have rack information for replica rack aware assignment.",
-        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rounds:
+    """For each partition the place of its leader in the list of brokers, and its shift."""
+
+    brokers: int
+    leader: I32
+    shift: I64
+
+    def place(self, k: int, stretch: int = 1) -> I32:
+        """The k-th place after each leader's own: any but that one, all of them in turn."""
+        step = 1 + (self.shift * stretch + k) % (self.brokers - 1)
+        place: I32 = ((self.leader + step) % self.brokers).astype(np.int32)
+        return place
+
+
+def _rounds(brokers: int, partitions: int, start: int, shift: int, first_partition: int) -> _Rounds:
+    partition = np.arange(partitions, dtype=np.int64) + first_partition
+    # The shift grows at each multiple of the number of brokers but 0, the first partition's own
+    # number included; multiples that were passed by earlier partitions do not count.
+    passed = (max(first_partition, 1) - 1) // brokers
+    return _Rounds(
+        brokers,
+        leader=((partition + start) % brokers).astype(np.int32),
+        shift=shift + partition // brokers - passed,
+    )
+
+
+def _spread(rounds: _Rounds, replication_factor: int) -> I32:
+    followers = [rounds.place(k) for k in range(replication_factor - 1)]
+    return np.stack([rounds.leader, *followers], axis=1)
+
+
+def _spread_over_racks(rounds: _Rounds, rack_at: I32, replication_factor: int) -> I32:
+    """Fill each row with the first places that are neither taken nor in a rack that can wait.
+
+    All rows look at their k-th place at the same time; a row that is full has nothing to do.
+    """
+    racks = int(rack_at.max()) + 1
+    places = alone(rounds.leader, replication_factor)
+    rack_taken = np.zeros((len(places), racks), np.bool_)
+    rack_taken[np.arange(len(places)), rack_at[rounds.leader]] = True
+    filled = np.ones(len(places), np.int32)
+    k = 0
+    while (unfilled := np.flatnonzero(filled < replication_factor)).size:
+        place = rounds.place(k, stretch=racks)[unfilled]
+        rack = rack_at[place]
+        is_taken = contains(places[unfilled], place[:, None])[:, 0]
+        can_wait = rack_taken[unfilled, rack] & ~rack_taken[unfilled].all(axis=1)
+        fits = ~is_taken & ~can_wait
+        row = unfilled[fits]
+        places[row, filled[row]] = place[fits]
+        rack_taken[row, rack[fits]] = True
+        filled[row] += 1
+        k += 1
+    return places

@@ -64,7 +64,7 @@ class Batch:
 
 
 def _by_broker(entries: Entries, known: Iterable[int]) -> dict[int, ToReplicas]:
-    """Merge entries: for each broker and row the last one counts, with flags that once were true."""
+    """For each broker and row the last entry counts, with flags that once were true."""
     if not entries:
         return {}
     row, broker, flag, epoch = (np.concatenate(column) for column in zip(*entries, strict=True))

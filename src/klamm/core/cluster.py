@@ -1,4 +1,4 @@
-"""The controller's knowledge of the cluster: brokers, topics, and partitions and replicas as columns.
+"""What the controller knows: brokers, topics, and partitions and replicas as columns.
 
 There is one writer, the event loop, and so the columns are changed in place: an event that touches
 ten partitions of a million must not copy a million rows. Whoever decides reads; the procedures in
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.columns import I8, I32, NO_BROKER, Mask, is_one_of, padded, unpad, widen
+from klamm.core.elections import RECOVERED
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
 
@@ -23,8 +24,6 @@ NO_EPOCH: Final = -1
 #: Leader and leader epoch of a partition whose topic is being deleted, as brokers are told.
 LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2
-RECOVERED: Final = 0
-RECOVERING: Final = 1
 
 TopicPartition = tuple[str, int]
 
@@ -54,7 +53,7 @@ class Broker:
 
 @dataclass(slots=True, eq=False)
 class Topic:
-    """A topic's name and id, and where its partitions are: `rows[k]` holds partition `numbers[k]`."""
+    """A topic's name, id and partitions: `rows[k]` holds partition `numbers[k]`."""
 
     index: int
     name: str
@@ -280,9 +279,7 @@ class Cluster:
 
     def topic(self, row: int) -> Topic:
         """The topic of a row in use."""
-        found = self._topic_at[self.topic_of[row]]
-        assert found is not None, f"row {row} is free"
-        return found
+        return self.topic_at(int(self.topic_of[row]))
 
     def topic_at(self, index: int) -> Topic:
         """The topic with the given index (a value of the `topic_of` column)."""

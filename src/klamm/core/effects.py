@@ -73,7 +73,7 @@ class WriteStates(Effect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreateStates(Effect):
-    """Create `partitions`, `partitions/P` and `partitions/P/state`; only the last one's fate counts.
+    """Create `partitions`, `partitions/P` and `partitions/P/state`; the last one's fate counts.
 
     Reply: `Outcome` codes (int8), aligned.
     """
@@ -102,7 +102,7 @@ class ReadTopicNames(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReadTopics(Effect):
-    """Topic znodes, each with a data watch. Reply: `dict[str, TopicRead]`; a missing one is empty."""
+    """Topic znodes, with data watches. Reply: `dict[str, TopicRead]`; a missing one is empty."""
 
     names: Sequence[str]
 
@@ -215,7 +215,7 @@ class ReadIsrNotifications(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReadLogDirNotifications(Effect):
-    """Children of `/log_dir_event_notification`, and a watch. Reply: `(names, set of broker ids)`."""
+    """Children of `/log_dir_event_notification`, with a watch. Reply: `(names, broker ids)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class SetUpFeatures(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReadBrokers(Effect):
-    """All registrations, and a watch on the children of `/brokers/ids`. Reply: `dict[int, Broker]`."""
+    """All registrations, with a watch on their parent. Reply: `dict[int, Broker]`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from enum import Enum, IntEnum, auto
 import numpy as np
 
 from klamm.core.batch import Batch
-from klamm.core.cluster import RECOVERED, Cluster, States
-from klamm.core.columns import I8, I32, NO_BROKER, Mask
+from klamm.core.cluster import States
+from klamm.core.columns import I8, I32, NO_BROKER, Mask, any_slot, contains
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import (
     CreateStates,
@@ -25,15 +25,13 @@ from klamm.core.effects import (
     WriteStates,
 )
 from klamm.core.elections import (
-    CLEAN,
-    NO_CANDIDATE,
+    RECOVERED,
     UNCLEAN,
     Elections,
     elect_controlled_shutdown,
     elect_offline,
     elect_preferred,
     elect_reassign,
-    has_online_isr_member,
     initialise,
 )
 from klamm.core.transitions import PartitionState, partition_move_allowed
@@ -70,7 +68,8 @@ class ElectionResults:
     @property
     def elected(self) -> I32:
         """Rows that have a new leader."""
-        return self.row[self.failure == Failure.NONE]
+        elected: I32 = self.row[self.failure == Failure.NONE]
+        return elected
 
 
 NOBODY_ELECTED = ElectionResults(np.empty(0, np.int32), np.empty(0, np.int8))
@@ -144,7 +143,7 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
     cluster = ctx.cluster
     online = cluster.online(rows)
     first = initialise(cluster.replicas[rows], online)
-    won = first.outcome == CLEAN
+    won = first.won
     _say_failed(ctx, rows[~won], "none of its replicas is live")
     rows = rows[won]
     if not len(rows):
@@ -171,9 +170,7 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
 # Elections
 
 
-def _elect(
-    ctx: Context, rows: I32, strategy: Strategy, batch: Batch
-) -> Procedure[ElectionResults]:
+def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedure[ElectionResults]:
     """Choose leaders and write them; what the cache had wrong is read and chosen again."""
     cluster = ctx.cluster
     failure = np.full(len(rows), Failure.STATE_CHANGE_FAILED, np.int8)
@@ -189,7 +186,7 @@ def _elect(
             chosen, unreadable = yield from _choose(ctx, known, strategy)
             failure[ready[unreadable]] = Failure.STORE
             newer = known.controller_epoch > cluster.controller_epoch
-            won = (chosen.outcome != NO_CANDIDATE) & ~unreadable & ~newer
+            won = chosen.won & ~unreadable & ~newer
             if from_cache:
                 # The cache may be behind ZooKeeper: nobody stays leaderless on its word alone.
                 again = np.concatenate([again, ready[~won & ~unreadable]])
@@ -201,10 +198,8 @@ def _elect(
             failure[position[(outcomes == Outcome.NO_NODE)]] = Failure.STATE_CHANGE_FAILED
             failure[position[outcomes == Outcome.FAILED]] = Failure.STORE
             again = np.concatenate([again, position[outcomes == Outcome.BAD_VERSION]])
-            ctx.unclean_elections += int(
-                np.count_nonzero(chosen.outcome[won][done] == UNCLEAN)
-            )
-            _settle(ctx, decided.at(done), strategy, batch)
+            ctx.unclean_elections += int(np.count_nonzero(chosen.outcome[won][done] == UNCLEAN))
+            _settle(ctx, decided.at(done), chosen.recipients[won][done], batch)
         ready, unread = np.empty(0, np.int64), np.empty(0, np.int64)
         if len(again):
             reply: StatesRead = yield ReadStates(rows[again])
@@ -215,9 +210,7 @@ def _elect(
     return ElectionResults(rows, failure)
 
 
-def _choose(
-    ctx: Context, known: States, strategy: Strategy
-) -> Procedure[tuple[Elections, Mask]]:
+def _choose(ctx: Context, known: States, strategy: Strategy) -> Procedure[tuple[Elections, Mask]]:
     """Apply the strategy to states; the mask marks rows whose configuration cannot be read."""
     cluster = ctx.cluster
     row = known.row
@@ -228,17 +221,20 @@ def _choose(
     match strategy:
         case Strategy.OFFLINE:
             unclean = np.zeros(len(row), np.bool_)
-            lost = ~has_online_isr_member(replicas, known.isr, online)
+            lost = ~any_slot(online & contains(known.isr, replicas))
             if lost.any():
                 unclean[lost], unreadable[lost] = yield from _unclean_allowed(ctx, row[lost])
-            chosen = elect_offline(replicas, known.isr, online, unclean, known.recovery, mark)
+            chosen = elect_offline(
+                replicas, known.isr, online, unclean, known.recovery, marks_recovering=mark
+            )
         case Strategy.UNCLEAN:
             forced = np.ones(len(row), np.bool_)
-            chosen = elect_offline(replicas, known.isr, online, forced, known.recovery, mark)
-        case Strategy.REASSIGN:
-            chosen = elect_reassign(
-                replicas, known.isr, online & ~_being_removed(cluster, row), known.recovery
+            chosen = elect_offline(
+                replicas, known.isr, online, forced, known.recovery, marks_recovering=mark
             )
+        case Strategy.REASSIGN:
+            # By now the assignment in memory is the target (REASG-B2).
+            chosen = elect_reassign(replicas, known.isr, online, known.recovery)
         case Strategy.PREFERRED:
             chosen = elect_preferred(replicas, known.isr, online, known.recovery)
         case Strategy.CONTROLLED_SHUTDOWN:
@@ -246,7 +242,7 @@ def _choose(
                 replicas,
                 known.isr,
                 cluster.online(row, count_shutting_down=True),
-                np.array(sorted(cluster.shutting_down), np.int32),
+                sorted(cluster.shutting_down),
                 known.recovery,
             )
     return chosen, unreadable
@@ -264,15 +260,6 @@ def _unclean_allowed(ctx: Context, rows: I32) -> Procedure[tuple[Mask, Mask]]:
         [ctx.settings.unclean_default if v is None else v is True for v in values], np.bool_
     )
     return allowed[inverse], unreadable[inverse]
-
-
-def _being_removed(cluster: Cluster, rows: I32) -> Mask:
-    """Slots of replicas that a reassignment removes."""
-    removed = np.zeros((len(rows), cluster.width), np.bool_)
-    for at, row in enumerate(rows.tolist()):
-        for broker in cluster.removing.get(row, ()):
-            removed[at] |= cluster.replicas[row] == broker
-    return removed
 
 
 def _decision(ctx: Context, known: States, chosen: Elections, won: Mask) -> States:
@@ -301,21 +288,12 @@ def accepted(states: States) -> States:
     )
 
 
-def _settle(ctx: Context, decided: States, strategy: Strategy, batch: Batch) -> None:
+def _settle(ctx: Context, decided: States, recipients: Mask, batch: Batch) -> None:
     """Cache what was accepted, and tell those whom the strategy names."""
     cluster = ctx.cluster
     row = decided.row
     cluster.record_leadership(accepted(decided))
     cluster.state[row] = PartitionState.ONLINE
-    told = cluster.replicas[row] != NO_BROKER
-    match strategy:
-        case Strategy.OFFLINE | Strategy.UNCLEAN:
-            told &= cluster.online(row)
-        case Strategy.REASSIGN:
-            told &= ~_being_removed(cluster, row)
-        case Strategy.CONTROLLED_SHUTDOWN:
-            told &= cluster.online(row, count_shutting_down=True)
-        case Strategy.PREFERRED:
-            pass
-    at, slot = np.nonzero(told)
+    at, slot = np.nonzero(recipients)
     batch.leader_and_isr(row[at], cluster.replicas[row[at], slot])
+    batch.update_metadata(row)

@@ -12,9 +12,7 @@ from klamm.core.procedures.partitions import accepted
 from klamm.core.transitions import ReplicaState, replica_move_allowed
 
 
-def move_replicas(
-    ctx: Context, row: I32, broker: I32, target: ReplicaState
-) -> Procedure[None]:
+def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> Procedure[None]:
     """Move replicas, `row[k]` on `broker[k]`, to a state, and tell the brokers once.
 
     Replicas that may not make the move are named in the log and left alone (RSM-5).
@@ -102,9 +100,9 @@ def _leave_isr(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[
             np.full(int(newer.sum()), broker, np.int32),
             "a newer controller has decided about it",
         )
-        untouched = known.at(~shrunk.in_isr & ~newer)
+        untouched = known.at(~shrunk.was_member & ~newer)
         _gone_offline(ctx, _now_ours(untouched, own_epoch), broker, batch)
-        leaving = shrunk.in_isr & ~newer
+        leaving = shrunk.was_member & ~newer
         if not leaving.any():
             return
         before = known.at(leaving)

@@ -1,0 +1,268 @@
+"""What may happen to a controller in office, and what each event's answer looks like.
+
+An event says what was noticed, never what it means: the procedures re-read whatever they decide
+from. Events that come from a request carry what was asked; their answers are given through the
+`Answer` effect. Kafka's error codes appear here as plain integers, since the core knows no wire.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from klamm.core.cluster import TopicPartition
+
+
+class ControllerState(IntEnum):
+    """Value of the ControllerState gauge while an event is handled (EVT-10)."""
+
+    IDLE = 0
+    CONTROLLER_CHANGE = 1
+    BROKER_CHANGE = 2
+    TOPIC_CHANGE = 3
+    TOPIC_DELETION = 4
+    ALTER_PARTITION_REASSIGNMENT = 5
+    AUTO_LEADER_BALANCE = 6
+    MANUAL_LEADER_BALANCE = 7
+    CONTROLLED_SHUTDOWN = 8
+    ISR_CHANGE = 9
+    LEADER_AND_ISR_RESPONSE_RECEIVED = 10
+    LOG_DIR_CHANGE = 11
+    CONTROLLER_SHUTDOWN = 12
+    UNCLEAN_LEADER_ELECTION_ENABLE = 13
+    TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE = 14
+    LIST_PARTITION_REASSIGNMENT = 15
+    UPDATE_METADATA_RESPONSE_RECEIVED = 16
+    UPDATE_FEATURES = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    state: ClassVar[ControllerState] = ControllerState.IDLE
+
+
+# Noticed in ZooKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChange(Event):
+    """Children of `/brokers/ids` changed."""
+
+    state = ControllerState.BROKER_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerModifications(Event):
+    """The registration of a broker changed."""
+
+    broker: int
+    state = ControllerState.BROKER_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChange(Event):
+    """Children of `/brokers/topics` changed."""
+
+    state = ControllerState.TOPIC_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionModifications(Event):
+    """A topic's znode changed."""
+
+    topic: str
+    state = ControllerState.TOPIC_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletion(Event):
+    """Children of `/admin/delete_topics` changed."""
+
+    state = ControllerState.TOPIC_DELETION
+
+
+@dataclass(frozen=True, slots=True)
+class ZkReassignment(Event):
+    """`/admin/reassign_partitions` appeared, or may have."""
+
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class ReassignmentIsrChange(Event):
+    """The `state` znode of a partition being reassigned changed (only without AlterPartition)."""
+
+    topic: str
+    partition: int
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class ZkPreferredElection(Event):
+    """`/admin/preferred_replica_election` appeared, or may have."""
+
+    state = ControllerState.MANUAL_LEADER_BALANCE
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChangeNotification(Event):
+    """Children of `/isr_change_notification` changed."""
+
+    state = ControllerState.ISR_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirEventNotification(Event):
+    """Children of `/log_dir_event_notification` changed."""
+
+    state = ControllerState.LOG_DIR_CHANGE
+
+
+# Timers and configuration
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRebalance(Event):
+    """It is time to look at the balance of leaders."""
+
+    state = ControllerState.AUTO_LEADER_BALANCE
+
+
+@dataclass(frozen=True, slots=True)
+class UncleanElectionEnabled(Event):
+    """The broker-wide default of unclean election was switched on."""
+
+    state = ControllerState.UNCLEAN_LEADER_ELECTION_ENABLE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicUncleanElectionEnabled(Event):
+    """A topic's override of unclean election was switched on."""
+
+    topic: str
+    state = ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE
+
+
+# Answers of brokers
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAndIsrAnswered(Event):
+    """A broker's answer: a top-level error, and errors by partition (those without are left out).
+
+    `answered` names all partitions of the request, so that those without error are known as well.
+    """
+
+    broker: int
+    error: int
+    errors: Mapping[TopicPartition, int]
+    answered: Sequence[TopicPartition]
+    state = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
+
+
+@dataclass(frozen=True, slots=True)
+class StopReplicaAnswered(Event):
+    """A broker's answer about partitions it was told to delete: errors by partition, 0 is none."""
+
+    broker: int
+    error: int
+    errors: Mapping[TopicPartition, int]
+    state = ControllerState.TOPIC_DELETION
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetadataAnswered(Event):
+    """A broker's answer to an UpdateMetadata."""
+
+    broker: int
+    error: int
+    state = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
+
+
+# Requests. Their answers are described with each.
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledShutdown(Event):
+    """A broker wants to stop. Answer: `(error, remaining partitions)`."""
+
+    broker: int
+    broker_epoch: int
+    state = ControllerState.CONTROLLED_SHUTDOWN
+
+
+@dataclass(frozen=True, slots=True)
+class IsrProposal:
+    """What a leader proposes for one partition; the topic is named, or given by id."""
+
+    topic: str | None
+    topic_id: str | None
+    partition: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    recovery: int
+    partition_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrAnswer:
+    """The answer to one proposal: an error, or the state as it is now."""
+
+    proposal: IsrProposal
+    error: int
+    leader: int = -1
+    leader_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    recovery: int = 0
+    partition_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartition(Event):
+    """A leader proposes ISRs. Answer: `(top-level error, list[IsrAnswer])`."""
+
+    broker: int
+    broker_epoch: int
+    version: int
+    proposals: Sequence[IsrProposal]
+    state = ControllerState.ISR_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class ApiReassignment(Event):
+    """Reassign partitions; None cancels. Answer: `(top-level error, dict of errors)`.
+
+    An error is a pair of code and message.
+    """
+
+    targets: Mapping[TopicPartition, Sequence[int] | None]
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class ListReassignments(Event):
+    """Which of the partitions, or of all, are moving? Answer: `(error, dict of Assignment)`."""
+
+    partitions: Sequence[TopicPartition] | None
+    state = ControllerState.LIST_PARTITION_REASSIGNMENT
+
+
+class ElectionType(IntEnum):
+    """The two kinds that an administrator can ask for."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeaders(Event):
+    """Elect leaders. Answer: `dict` from partition to `(error, message, new leader or -1)`.
+
+    None as partitions means all that are known.
+    """
+
+    kind: ElectionType
+    partitions: Sequence[TopicPartition] | None
+    state = ControllerState.MANUAL_LEADER_BALANCE
