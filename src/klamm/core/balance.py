@@ -47,4 +47,5 @@ def needs_preferred_election(
     misplaced = np.bincount(group[is_misplaced], minlength=len(brokers))
     is_tilted = misplaced / preferring > percentage / 100
     able = preferred_online & contains(isr, replicas[:, :1])[:, 0]
-    return is_misplaced & is_tilted[group] & able
+    chosen: Mask = is_misplaced & is_tilted[group] & able
+    return chosen
