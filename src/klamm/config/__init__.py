@@ -1,0 +1,1 @@
+"""Kafka's configuration keys, and what a node makes of the ones it was given."""

@@ -1,0 +1,102 @@
+"""What DescribeConfigs tells: every key with its value, where that came from, and its synonyms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.broker_keys import KAFKA_KEYS
+from klamm.config.definitions import Key, ValueType, format_value
+from klamm.config.dynamic import is_dynamic
+from klamm.config.layers import Layers, Setting, Source, key_of
+from klamm.config.topic_keys import TOPIC_KEYS, TopicKey
+from klamm.config.topics import topic_value
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of a described resource."""
+
+    name: str
+    value: str | None
+    type: ValueType
+    source: Source
+    read_only: bool
+    sensitive: bool
+    synonyms: tuple[Setting, ...]
+
+
+def describe_topic(overrides: Mapping[str, str], broker: BrokerConfig) -> list[Entry]:
+    """Every topic key, whether the topic sets it or not."""
+    return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS.values()]
+
+
+def describe_broker(broker: BrokerConfig) -> list[Entry]:
+    """Every key of the broker: Kafka's, and whatever else its layers hold."""
+    layers = broker.layers
+    names = {name for name, key in KAFKA_KEYS.items() if not key.internal}
+    names.update(layers.static, layers.dynamic_default, layers.dynamic_broker)
+    return [_broker_entry(name, layers, layers.text(name)) for name in sorted(names)]
+
+
+def describe_broker_defaults(broker: BrokerConfig) -> list[Entry]:
+    """The cluster-wide dynamic defaults, and nothing else: the broker without a name."""
+    layers = Layers(static={}, dynamic_default=broker.layers.dynamic_default)
+    return [
+        _broker_entry(name, layers, text, only=Source.DYNAMIC_DEFAULT_BROKER)
+        for name, text in sorted(layers.dynamic_default.items())
+    ]
+
+
+def _topic_entry(key: TopicKey, overrides: Mapping[str, str], broker: BrokerConfig) -> Entry:
+    value = topic_value(key, overrides, broker)
+    text = None if value is None else format_value(value)
+    settings = _settings_from(broker.layers, key.broker_key) if key.broker_key else ()
+    if key.name in overrides:
+        settings = (Setting(key.name, text, Source.TOPIC), *settings)
+    return Entry(
+        name=key.name,
+        value=text,
+        type=key.type,
+        source=settings[0].source if settings else Source.DEFAULT,
+        read_only=False,
+        sensitive=False,
+        synonyms=settings,
+    )
+
+
+def _broker_entry(name: str, layers: Layers, text: str | None, only: Source | None = None) -> Entry:
+    key = key_of(name)
+    settings = tuple(
+        setting
+        for setting in _settings_from(layers, name)
+        if only is None or setting.source is only
+    )
+    # What cannot be shown to be harmless is not shown: a plug-in's setting may be a password.
+    sensitive = key is None or key.sensitive
+    if sensitive:
+        settings = tuple(Setting(each.name, None, each.source) for each in settings)
+    return Entry(
+        name=name,
+        value=None if sensitive else _shown(key, text),
+        type=key.type if key else ValueType.STRING,
+        source=settings[0].source if settings else Source.DEFAULT,
+        read_only=not is_dynamic(name),
+        sensitive=sensitive,
+        synonyms=settings,
+    )
+
+
+def _settings_from(layers: Layers, name: str) -> tuple[Setting, ...]:
+    """What is said about `name`, from where the key itself is first named on.
+
+    Synonyms that come before it are left out, as Kafka does.
+    """
+    settings = layers.settings(name)
+    first = next((at for at, each in enumerate(settings) if each.name == name), len(settings))
+    return settings[first:]
+
+
+def _shown(key: Key | None, text: str | None) -> str | None:
+    return text if key is None or text is None else format_value(key.parse(text))
