@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from klamm.core.columns import I32, NO_BROKER, Mask, contains, keep
+from klamm.core.columns import I32, NO_BROKER, Mask, any_slot, contains, keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _without(brokers: Sequence[int], dropped: Collection[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignments:
-    """The assignments of many partitions, as rows of one shape."""
+    """The assignments of many partitions, a row each."""
 
     replicas: I32
     adding: I32
@@ -87,8 +87,7 @@ class Assignments:
 
     @property
     def is_being_reassigned(self) -> Mask:
-        moving: Mask = ((self.adding != NO_BROKER) | (self.removing != NO_BROKER)).any(axis=1)
-        return moving
+        return any_slot(self.adding != NO_BROKER) | any_slot(self.removing != NO_BROKER)
 
     @property
     def origin(self) -> I32:
@@ -117,5 +116,5 @@ class Assignments:
     def is_complete(self, isr: I32) -> Mask:
         """Which rows have nothing left to wait for: every replica of the target is in sync."""
         target = self.target
-        in_sync: Mask = (contains(isr, target) | (target == NO_BROKER)).all(axis=1)
-        return in_sync | ~self.is_being_reassigned
+        is_missing: Mask = (target != NO_BROKER) & ~contains(isr, target)
+        return ~any_slot(is_missing) | ~self.is_being_reassigned
