@@ -220,6 +220,8 @@ class BrokerRegistration(NamedTuple):
     rack: str | None = None
     features: Mapping[str, FeatureRange] = {}
     jmx_port: int = -1
+    #: A node that only competes for the controller's role; Kafka's readers ignore the key.
+    controller_only: bool = False
 
 
 _ENDPOINT: Final = re.compile(r"(.*)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]+)")
@@ -247,6 +249,8 @@ def encode_broker(registration: BrokerRegistration, timestamp_ms: int) -> bytes:
     }
     if registration.rack is not None:
         json["rack"] = registration.rack
+    if registration.controller_only:
+        json["klamm_roles"] = "controller"
     return orjson.dumps(json)
 
 
@@ -272,7 +276,8 @@ def decode_broker(broker: int, data: bytes | None) -> BrokerRegistration:
         )
         for name, feature in _features_at(path, json, default={})
     }
-    return BrokerRegistration(broker, endpoints, rack, features, jmx_port)
+    controller_only = json.get("klamm_roles") == "controller"
+    return BrokerRegistration(broker, endpoints, rack, features, jmx_port, controller_only)
 
 
 def _decode_endpoints(path: str, json: Json) -> Iterable[Endpoint]:

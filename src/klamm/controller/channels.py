@@ -1,0 +1,193 @@
+"""One channel to each broker: an ordered queue, one request in flight, retried until answered.
+
+A channel fixes nothing about what it carries: the bytes of a request are made when a batch is
+announced (CHAN-8) and may be shared among channels. It lives from the broker's registration to its
+disappearance; what is queued then is lost, since the broker hears everything again on its return.
+"""
+
+import asyncio
+import contextlib
+import logging
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from klamm.controller.queue import EventQueue
+from klamm.core.cluster import Broker, Endpoint
+from klamm.core.events import Event
+
+log = logging.getLogger("klamm.controller.channels")
+
+RETRY_PAUSE_S: Final = 0.1
+_SIZE: Final = struct.Struct(">i")
+_ANSWER_MAX_BYTES: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """A request ready to be sent, but for its correlation id."""
+
+    name: str
+    #: The parts of the frame for a given correlation id, size included.
+    frame: Callable[[int], Sequence[bytes]]
+    #: What an answer (without size and correlation id) means, if it means anything.
+    answered: Callable[[bytes], Event | None]
+    #: Called once the broker has answered, whatever it answered.
+    done: Callable[[], None] | None = None
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+class Channel:
+    """The requests for one broker, in order."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        endpoint: Endpoint,
+        connect_timeout_s: float,
+        answer_timeout_s: float,
+        answered: Callable[[Event, str], None],
+    ) -> None:
+        self.broker = broker
+        self.requests_sent = 0
+        self.waited_s = 0.0
+        self._endpoint = endpoint
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._answered = answered
+        self._queue: deque[Outgoing] = deque()
+        self._arrived = asyncio.Event()
+        self._correlation_id = 0
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._task = asyncio.create_task(self._send_all(), name=f"channel to {broker.id}")
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that wait, the one in flight not counted."""
+        return len(self._queue)
+
+    def send(self, request: Outgoing) -> None:
+        """Queue a request behind those that wait."""
+        self._queue.append(request)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Stop at once; what is queued is lost (CHAN-5)."""
+        self._task.cancel()
+        self._queue.clear()
+        self._disconnect()
+
+    async def _send_all(self) -> None:
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            request = self._queue.popleft()
+            self.waited_s = time.monotonic() - request.queued_at
+            answer = await self._send_until_answered(request)
+            self.requests_sent += 1
+            event = request.answered(answer)
+            if event is not None:
+                self._answered(event, f"answer of broker {self.broker.id} to {request.name}")
+            if request.done is not None:
+                request.done()
+
+    async def _send_until_answered(self, request: Outgoing) -> bytes:
+        while True:
+            try:
+                return await self._exchange(request)
+            except (OSError, EOFError, TimeoutError, struct.error) as error:
+                log.warning(
+                    "%s to broker %s at %s:%s failed, trying again: %r",
+                    request.name,
+                    self.broker.id,
+                    self._endpoint.host,
+                    self._endpoint.port,
+                    error,
+                )
+                self._disconnect()
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _exchange(self, request: Outgoing) -> bytes:
+        if self._streams is None:
+            async with asyncio.timeout(self._connect_timeout_s):
+                self._streams = await asyncio.open_connection(
+                    self._endpoint.host, self._endpoint.port
+                )
+        reader, writer = self._streams
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        async with asyncio.timeout(self._answer_timeout_s):
+            writer.writelines(request.frame(self._correlation_id))
+            await writer.drain()
+            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
+            if not _SIZE.size <= size <= _ANSWER_MAX_BYTES:
+                raise EOFError(f"an answer of {size} bytes")
+            frame = await reader.readexactly(size)
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        if correlation_id != self._correlation_id:
+            raise EOFError(f"an answer to {correlation_id} instead of {self._correlation_id}")
+        return frame[_SIZE.size :]
+
+    def _disconnect(self) -> None:
+        if self._streams is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed already
+                self._streams[1].close()
+            self._streams = None
+
+
+class Channels:
+    """The channels of a term of office, by broker."""
+
+    def __init__(
+        self, listener: str, connect_timeout_s: float = 30.0, answer_timeout_s: float = 30.0
+    ) -> None:
+        self._listener = listener
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._channels: dict[int, Channel] = {}
+        self._queue: EventQueue | None = None
+
+    def attach(self, queue: EventQueue) -> None:
+        """Say where answers go."""
+        self._queue = queue
+
+    def __iter__(self) -> Any:
+        return iter(self._channels.values())
+
+    def open(self, broker: Broker) -> None:
+        """Open a channel to the listener that the controller uses, if the broker has it."""
+        endpoint = next((e for e in broker.endpoints if e.listener == self._listener), None)
+        if endpoint is None:
+            log.error("broker %s has no listener %s: it cannot be told", broker.id, self._listener)
+            return
+        assert self._queue is not None, "attached before the first channel opens"
+        queue = self._queue
+        self._channels[broker.id] = Channel(
+            broker,
+            endpoint,
+            self._connect_timeout_s,
+            self._answer_timeout_s,
+            lambda event, cause: queue.put(event, cause=cause),
+        )
+
+    def close(self, broker: int) -> None:
+        """Close a broker's channel, if there is one."""
+        channel = self._channels.pop(broker, None)
+        if channel is not None:
+            channel.close()
+
+    def close_all(self) -> None:
+        """Close every channel."""
+        for broker in list(self._channels):
+            self.close(broker)
+
+    def send(self, broker: int, request: Outgoing) -> None:
+        """Queue a request; without a channel it is dropped (CHAN-6)."""
+        channel = self._channels.get(broker)
+        if channel is None:
+            log.warning("no channel to broker %s: %s is dropped", broker, request.name)
+        else:
+            channel.send(request)

@@ -1,0 +1,111 @@
+"""Who is controller: reading `/controller`, and the transaction that takes it (section 3.1).
+
+All functions work on one session; whoever wins owns `/controller` through it, and its licence to
+write is the version of `/controller_epoch` that the transaction left behind.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from klamm.errors import KlammError
+from klamm.zookeeper import znodes
+from klamm.zookeeper.store import (
+    Code,
+    Create,
+    Fence,
+    NodeExistsError,
+    NoNodeError,
+    SetData,
+    Store,
+)
+
+CONTROLLER: Final = "/controller"
+CONTROLLER_EPOCH: Final = "/controller_epoch"
+#: While an operator moves the role, this node names who shall have it; it is ephemeral.
+MOVE: Final = "/klamm_controller_move"
+NOBODY: Final = -1
+
+
+class ElectionError(KlammError):
+    """ZooKeeper refused the election for a reason other than that somebody else has won."""
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """The role, its epoch, and the licence to write."""
+
+    epoch: int
+    fence: Fence
+
+
+async def watch_controller(store: Store) -> int:
+    """Arm the watch on `/controller` and say who holds it, NOBODY if none does or it is unreadable."""
+    await store.exists(CONTROLLER, watch=True)
+    return await read_controller(store)
+
+
+async def read_controller(store: Store) -> int:
+    """The broker that `/controller` names."""
+    try:
+        node = await store.get(CONTROLLER)
+    except NoNodeError:
+        return NOBODY
+    return znodes.decode_controller(node.data)
+
+
+async def named_by_operator(store: Store) -> int:
+    """Whom an operator wants to have the role right now; NOBODY when no move is under way.
+
+    The watch tells when the move ends, so that those who stand back run again.
+    """
+    if await store.exists(MOVE, watch=True) is None:
+        return NOBODY
+    try:
+        node = await store.get(MOVE)
+    except NoNodeError:
+        return NOBODY
+    text = (node.data or b"").decode(errors="replace")
+    return int(text) if text.isdecimal() else NOBODY
+
+
+async def elect(store: Store, broker: int, now_ms: Callable[[], int]) -> Won | int:
+    """Try to take the role; otherwise say who has it (NOBODY: ask again later)."""
+    holder = await read_controller(store)
+    if holder != NOBODY:
+        return holder
+    epoch, version = await _read_epoch(store)
+    result = await store.multi(
+        [
+            Create(CONTROLLER, znodes.encode_controller(broker, now_ms()), ephemeral=True),
+            SetData(CONTROLLER_EPOCH, str(epoch + 1).encode(), version),
+        ]
+    )
+    if result.ok:
+        stat = result.results[1].stat
+        assert stat is not None, "a successful set has a stat"
+        return Won(epoch + 1, Fence(stat.version))
+    if result.code not in (Code.NODE_EXISTS, Code.BAD_VERSION):
+        raise ElectionError(f"the election failed with {result.code.name}")
+    # The reply to an earlier attempt may have been lost: then both nodes are as we wanted them.
+    holder = await read_controller(store)
+    if holder == broker:
+        now, version = await _read_epoch(store)
+        if now == epoch + 1:
+            return Won(now, Fence(version))
+    return holder
+
+
+async def _read_epoch(store: Store) -> tuple[int, int]:
+    """Controller epoch and data version; the node is made by the first who asks (ZK-7)."""
+    while True:
+        try:
+            node = await store.get(CONTROLLER_EPOCH)
+        except NoNodeError:
+            try:
+                await store.create(CONTROLLER_EPOCH, b"0")
+            except NodeExistsError:
+                await asyncio.sleep(0)
+        else:
+            return znodes.decode_controller_epoch(node.data), node.stat.version

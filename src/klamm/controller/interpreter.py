@@ -1,0 +1,613 @@
+"""Carries out what procedures ask for: effects become reads, writes, requests and timers.
+
+The only code between a decision and the world. Each write goes through the fence of the present
+term; a fence that does not hold is thrown into the procedure as `FencedError`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import singledispatchmethod
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from klamm.controller.announcements import Announcer
+from klamm.controller.channels import Channels
+from klamm.controller.queue import EventQueue, Queued
+from klamm.core import effects
+from klamm.core.cluster import Broker, Cluster, Endpoint, States
+from klamm.core.columns import I8, NO_BROKER
+from klamm.core.context import Context, Log
+from klamm.core.effects import Outcome, Procedure, StatesRead, TopicRead, UnreadableConfig
+from klamm.core.events import Event
+from klamm.core.reassignment import Assignment
+from klamm.errors import MalformedZnodeError
+from klamm.zookeeper import znodes
+from klamm.zookeeper.store import (
+    ANY_VERSION,
+    NO_VERSION,
+    Code,
+    Create,
+    Delete,
+    Fence,
+    NodeExistsError,
+    NoNodeError,
+    Row,
+    SetData,
+    Store,
+)
+
+log = logging.getLogger("klamm.controller")
+_LOGGERS: Final = {
+    Log.STATE_CHANGE: logging.getLogger("state.change.logger"),
+    Log.CONTROLLER: log,
+    Log.PARTITION_MACHINE: log,
+    Log.REPLICA_MACHINE: log,
+    Log.DELETION: log,
+}
+_OUTCOME: Final = {
+    Code.OK: Outcome.DONE,
+    Code.BAD_VERSION: Outcome.BAD_VERSION,
+    Code.NO_NODE: Outcome.NO_NODE,
+    Code.NODE_EXISTS: Outcome.EXISTS,
+}
+_UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+class DecisionLog(Protocol):
+    """Is told of each write of states, before and after; the history is made from it."""
+
+    def states_written(
+        self, cluster: Cluster, states: States, outcomes: I8, why: str
+    ) -> None:
+        """`cluster` still holds what was true before."""
+        ...
+
+
+class Interpreter:
+    """Performs effects on one store and one set of channels."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        store: Store,
+        channels: Channels,
+        announcer: Announcer,
+        decisions: DecisionLog,
+        random_bytes: Callable[[int], bytes],
+        feature_version: int | None,
+    ) -> None:
+        self.fence: Fence | None = None
+        self._broker_id = broker_id
+        self._store = store
+        self._channels = channels
+        self._announcer = announcer
+        self._decisions = decisions
+        self._random_bytes = random_bytes
+        self._feature_version = feature_version
+        self._enqueue: Callable[[Event], None]
+        self._schedule: Callable[[Event, float], None]
+        self._context: Context
+        self._queued: Queued | None = None
+
+    def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
+        """Say where events for the controller itself go."""
+        self._enqueue = lambda event: queue.put(event, cause="the controller itself")
+        self._schedule = schedule
+
+    async def run(
+        self, procedure: Procedure[Any], context: Context, queued: Queued | None
+    ) -> None:
+        """Drive a procedure to its end."""
+        self._context = context
+        self._queued = queued
+        try:
+            effect = next(procedure)
+            while True:
+                try:
+                    reply = await self._perform(effect)
+                except Exception as error:
+                    effect = procedure.throw(error)
+                else:
+                    effect = procedure.send(reply)
+        except StopIteration:
+            pass
+
+    def flush_remarks(self, context: Context | None) -> None:
+        """Write what procedures had to say to the logs (MET-6, MET-10)."""
+        if context is None:
+            return
+        prefixes = {
+            Log.STATE_CHANGE: f"[Controller id={self._broker_id} "
+            f"epoch={context.cluster.controller_epoch}] ",
+            Log.CONTROLLER: f"[Controller id={self._broker_id}] ",
+            Log.PARTITION_MACHINE: f"[PartitionStateMachine controllerId={self._broker_id}] ",
+            Log.REPLICA_MACHINE: f"[ReplicaStateMachine controllerId={self._broker_id}] ",
+            Log.DELETION: f"[Topic Deletion Manager {self._broker_id}] ",
+        }
+        for remark in context.remarks:
+            _LOGGERS[remark.log].log(remark.level, "%s%s", prefixes[remark.log], remark.text)
+        context.remarks.clear()
+
+    @singledispatchmethod
+    async def _perform(self, effect: effects.Effect) -> Any:
+        raise TypeError(f"no way to perform {effect!r}")
+
+    # Partition states
+
+    @_perform.register
+    async def _(self, effect: effects.ReadStates) -> StatesRead:
+        cluster = self._context.cluster
+        rows = effect.rows
+        count = len(rows)
+        found = np.zeros(count, np.bool_)
+        width = max(cluster.width, 1)
+        states = States(
+            rows,
+            np.full(count, NO_BROKER, np.int32),
+            np.zeros(count, np.int32),
+            np.full((count, width), NO_BROKER, np.int32),
+            np.zeros(count, np.int8),
+            np.zeros(count, np.int32),
+            np.full(count, NO_VERSION, np.int32),
+        )
+        at = 0
+        async for chunk in self._store.read_many(self._state_paths(rows.tolist())):
+            decoded: list[tuple[int, int, int, int, int]] = []
+            positions: list[int] = []
+            isrs: list[Any] = []
+            for k, (path, data, version) in enumerate(
+                zip(chunk.path, chunk.data, chunk.version, strict=True)
+            ):
+                if version == NO_VERSION:
+                    continue
+                try:
+                    state = znodes.decode_state(path, data)
+                except MalformedZnodeError as error:
+                    log.error("[Controller id=%s] %s", self._broker_id, error)
+                    continue
+                if state is not None:
+                    positions.append(at + k)
+                    isrs.append(state.isr)
+                    decoded.append(
+                        (
+                            state.leader,
+                            state.leader_epoch,
+                            state.controller_epoch,
+                            state.recovery,
+                            version,
+                        )
+                    )
+            at += len(chunk.path)
+            if decoded:
+                states = _fill(states, positions, decoded, isrs)
+                found[positions] = True
+        return StatesRead(found, states)
+
+    @_perform.register
+    async def _(self, effect: effects.WriteStates) -> I8:
+        states = effect.states
+        if not len(states):
+            return np.empty(0, np.int8)
+        epoch = self._context.cluster.controller_epoch
+        rows = (
+            (SetData(path, data, version),)
+            for path, data, version in zip(
+                self._state_paths(states.row.tolist()),
+                _encoded(states, epoch),
+                states.version.tolist(),
+                strict=True,
+            )
+        )
+        outcomes = await self._write(rows)
+        self._decisions.states_written(self._context.cluster, states, outcomes, effect.why)
+        return outcomes
+
+    @_perform.register
+    async def _(self, effect: effects.CreateStates) -> I8:
+        states = effect.states
+        cluster = self._context.cluster
+        data = list(_encoded(states, cluster.controller_epoch))
+        position = {row: k for k, row in enumerate(states.row.tolist())}
+        rows: list[Row] = []
+        wanted: list[int] = []
+        for topic, chunk in cluster.topics_by_row(states.row):
+            rows.append((Create(znodes.partitions_path(topic.name), exist_ok=True),))
+            wanted.append(-1)
+            numbers = cluster.partition[chunk].tolist()
+            for row, number in zip(chunk.tolist(), numbers, strict=True):
+                rows.append(
+                    (
+                        Create(znodes.partition_path(topic.name, number), exist_ok=True),
+                        Create(znodes.state_path(topic.name, number), data[position[row]]),
+                    )
+                )
+                wanted.append(position[row])
+        written = await self._write(rows)
+        outcomes = np.empty(len(states), np.int8)
+        target = np.array(wanted)
+        outcomes[target[target >= 0]] = written[target >= 0]
+        self._decisions.states_written(cluster, states, outcomes, "partition created")
+        return outcomes
+
+    def _state_paths(self, rows: list[int]) -> Iterator[str]:
+        """Paths of states, made as they are needed."""
+        cluster = self._context.cluster
+        topic_of = cluster.topic_of[rows].tolist()
+        numbers = cluster.partition[rows].tolist()
+        stems: dict[int, str] = {}
+        for index, number in zip(topic_of, numbers, strict=True):
+            stem = stems.get(index)
+            if stem is None:
+                stem = stems[index] = znodes.partitions_path(cluster.topic_at(index).name)
+            yield f"{stem}/{number}/state"
+
+    async def _write(self, rows: Iterable[Row]) -> I8:
+        """Fenced writes, with what became of each row."""
+        outcomes = await self._store.write_many(rows, self._licence())
+        return np.fromiter(
+            (_OUTCOME.get(outcome.code, Outcome.FAILED) for outcome in outcomes),
+            np.int8,
+            len(outcomes),
+        )
+
+    def _licence(self) -> Fence:
+        assert self.fence is not None, "only a controller in office writes"
+        return self.fence
+
+    # Topics
+
+    @_perform.register
+    async def _(self, effect: effects.ReadTopicNames) -> set[str]:
+        return set(await self._store.children(znodes.TOPICS, watch=True))
+
+    @_perform.register
+    async def _(self, effect: effects.ReadTopics) -> dict[str, TopicRead]:
+        found: dict[str, TopicRead] = {}
+        names = iter(effect.names)
+        async for chunk in self._store.read_many(map(znodes.topic_path, effect.names)):
+            # The watch catches what changes after the read; what is missing has no watch.
+            there = [
+                path
+                for path, version in zip(chunk.path, chunk.version, strict=True)
+                if version != NO_VERSION
+            ]
+            await self._store.watch_data(there, chunk.zxid)
+            for data in chunk.data:
+                name = next(names)
+                found[name] = self._decode_topic(name, data)
+        return found
+
+    def _decode_topic(self, name: str, data: bytes | None) -> TopicRead:
+        try:
+            topic = znodes.decode_topic(name, data)
+        except MalformedZnodeError as error:
+            log.error("[Controller id=%s] %s", self._broker_id, error)
+            topic = znodes.NO_PARTITIONS
+        return TopicRead(
+            None if topic.topic_id is None else znodes.encode_topic_id(topic.topic_id),
+            {
+                partition: Assignment(
+                    tuple(replicas),
+                    tuple(topic.adding.get(partition, ())),
+                    tuple(topic.removing.get(partition, ())),
+                )
+                for partition, replicas in topic.partitions.items()
+            },
+        )
+
+    @_perform.register
+    async def _(self, effect: effects.WriteTopic) -> Outcome:
+        (outcome,) = await self._perform(effects.WriteTopics([effect]))
+        return Outcome(outcome)
+
+    @_perform.register
+    async def _(self, effect: effects.WriteTopics) -> list[Outcome]:
+        outcomes = await self._write(
+            [SetData(znodes.topic_path(t.name), _topic_data(t), ANY_VERSION)]
+            for t in effect.topics
+        )
+        return [Outcome(outcome) for outcome in outcomes.tolist()]
+
+    @_perform.register
+    async def _(self, effect: effects.NewTopicIds) -> list[str]:
+        return [
+            znodes.encode_topic_id(znodes.new_topic_id(self._random_bytes))
+            for _ in range(effect.count)
+        ]
+
+    @_perform.register
+    async def _(self, effect: effects.ReadPartitionChildren) -> set[int]:
+        try:
+            names = await self._store.children(znodes.partitions_path(effect.topic))
+        except NoNodeError:
+            return set()
+        return {int(name) for name in names if name.isdecimal()}
+
+    @_perform.register
+    async def _(self, effect: effects.ReadUncleanOverrides) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        paths = (znodes.config_path(f"topics/{name}") for name in effect.topics)
+        names = iter(effect.topics)
+        async for chunk in self._store.read_many(paths):
+            for path, data in zip(chunk.path, chunk.data, strict=True):
+                try:
+                    text = znodes.decode_config(path, data).get(_UNCLEAN)
+                except MalformedZnodeError as error:
+                    log.error("[Controller id=%s] %s", self._broker_id, error)
+                    found[next(names)] = UnreadableConfig
+                else:
+                    found[next(names)] = None if text is None else text.lower() == "true"
+        return found
+
+    @_perform.register
+    async def _(self, effect: effects.DeleteTopic) -> None:
+        # In this order: a successor that finds the last one completes the others (DEL-16).
+        for path in (
+            znodes.topic_path(effect.name),
+            znodes.config_path(f"topics/{effect.name}"),
+            znodes.delete_topic_path(effect.name),
+        ):
+            await self._store.delete_recursive([path], self._licence())
+
+    @_perform.register
+    async def _(self, effect: effects.ForgetTopicWatch) -> None:
+        """Nothing to do: a watch that fires for an unknown topic finds nothing to act on."""
+
+    # Requests and notifications in ZooKeeper
+
+    @_perform.register
+    async def _(self, effect: effects.ReadDeletions) -> set[str]:
+        return set(await self._store.children(znodes.DELETE_TOPICS, watch=True))
+
+    @_perform.register
+    async def _(self, effect: effects.DropDeletions) -> None:
+        await self._drop(map(znodes.delete_topic_path, effect.names))
+
+    @_perform.register
+    async def _(self, effect: effects.ReadReassignRequest) -> Any:
+        data = await self._read_request(znodes.REASSIGN_PARTITIONS)
+        if data is _ABSENT:
+            return None
+        try:
+            return znodes.decode_reassignment(data)
+        except MalformedZnodeError as error:
+            log.error("[Controller id=%s] %s", self._broker_id, error)
+            return {}
+
+    @_perform.register
+    async def _(self, effect: effects.WriteReassignRequest) -> None:
+        path = znodes.REASSIGN_PARTITIONS
+        if effect.entries:
+            await self._write([[SetData(path, znodes.encode_reassignment(effect.entries))]])
+        else:
+            await self._drop([path])
+
+    @_perform.register
+    async def _(self, effect: effects.ReadPreferredRequest) -> Any:
+        data = await self._read_request(znodes.PREFERRED_ELECTION)
+        if data is _ABSENT:
+            return None
+        try:
+            return set(znodes.decode_partitions(znodes.PREFERRED_ELECTION, data))
+        except MalformedZnodeError as error:
+            log.error("[Controller id=%s] %s", self._broker_id, error)
+            return set()
+
+    @_perform.register
+    async def _(self, effect: effects.DropPreferredRequest) -> None:
+        await self._drop([znodes.PREFERRED_ELECTION])
+
+    async def _read_request(self, path: str) -> Any:
+        """Data of a node that may not be there, with a watch on its existence."""
+        if await self._store.exists(path, watch=True) is None:
+            return _ABSENT
+        try:
+            return (await self._store.get(path)).data
+        except NoNodeError:
+            return _ABSENT
+
+    @_perform.register
+    async def _(self, effect: effects.ReadIsrNotifications) -> Any:
+        partitions: set[tuple[str, int]] = set()
+        names = await self._store.children(znodes.ISR_CHANGES, watch=True)
+        async for path, data in self._read_children(znodes.ISR_CHANGES, names):
+            try:
+                partitions.update(znodes.decode_partitions(path, data))
+            except MalformedZnodeError as error:
+                log.error("[Controller id=%s] %s", self._broker_id, error)
+        return names, partitions
+
+    @_perform.register
+    async def _(self, effect: effects.ReadLogDirNotifications) -> Any:
+        brokers: set[int] = set()
+        names = await self._store.children(znodes.LOG_DIR_EVENTS, watch=True)
+        async for path, data in self._read_children(znodes.LOG_DIR_EVENTS, names):
+            try:
+                brokers.add(znodes.decode_log_dir_event(path, data).broker)
+            except MalformedZnodeError as error:
+                log.error("[Controller id=%s] %s", self._broker_id, error)
+        return names, brokers
+
+    async def _read_children(self, parent: str, names: list[str]) -> Any:
+        """Data of children, in the order of their sequence; those that have gone are skipped."""
+        async for chunk in self._store.read_many(f"{parent}/{name}" for name in sorted(names)):
+            for path, data, version in zip(chunk.path, chunk.data, chunk.version, strict=True):
+                if version != NO_VERSION:
+                    yield path, data
+
+    @_perform.register
+    async def _(self, effect: effects.DropIsrNotifications) -> None:
+        await self._drop_children(znodes.ISR_CHANGES, effect.names)
+
+    @_perform.register
+    async def _(self, effect: effects.DropLogDirNotifications) -> None:
+        await self._drop_children(znodes.LOG_DIR_EVENTS, effect.names)
+
+    async def _drop_children(self, parent: str, names: Iterable[str] | None) -> None:
+        if names is None:
+            names = await self._store.children(parent, watch=True)
+        await self._drop(f"{parent}/{name}" for name in names)
+
+    async def _drop(self, paths: Iterable[str]) -> None:
+        """Fenced deletes whose results do not matter (ZK-28)."""
+        await self._write([Delete(path, missing_ok=True)] for path in paths)
+
+    @_perform.register
+    async def _(self, effect: effects.SetUpFeatures) -> None:
+        version = self._feature_version
+        wanted = znodes.FinalizedFeatures(version is not None, {}, version or 1)
+        while True:
+            try:
+                node = await self._store.get(znodes.FEATURE)
+            except NoNodeError:
+                try:
+                    await self._store.create(znodes.FEATURE, znodes.encode_features(wanted))
+                except NodeExistsError:
+                    continue
+                return
+            present = znodes.decode_features(node.data)
+            if wanted.enabled and present.enabled:
+                wanted = wanted._replace(levels=present.levels)
+            if wanted != present:
+                await self._store.set(znodes.FEATURE, znodes.encode_features(wanted))
+            return
+
+    # Brokers and channels
+
+    @_perform.register
+    async def _(self, effect: effects.ReadBrokers) -> dict[int, Broker]:
+        names = await self._store.children(znodes.BROKER_IDS, watch=True)
+        ids = sorted(int(name) for name in names if name.isdecimal())
+        found = {}
+        # The registration and its czxid, which is the broker's epoch, come with one read each.
+        for broker_id in ids:
+            broker = await self._read_broker(broker_id, watch=False)
+            if broker is not None:
+                found[broker_id] = broker
+        return found
+
+    @_perform.register
+    async def _(self, effect: effects.ReadBroker) -> Broker | None:
+        return await self._read_broker(effect.id, watch=True)
+
+    async def _read_broker(self, broker_id: int, *, watch: bool) -> Broker | None:
+        path = znodes.broker_path(broker_id)
+        try:
+            node = await self._store.get(path, watch=watch)
+            registration = znodes.decode_broker(broker_id, node.data)
+        except NoNodeError:
+            return None
+        except MalformedZnodeError as error:
+            log.error("[Controller id=%s] %s", self._broker_id, error)
+            return None
+        return Broker(
+            id=broker_id,
+            epoch=node.stat.czxid,
+            endpoints=tuple(
+                Endpoint(e.listener, e.host, e.port, _PROTOCOLS.get(e.security_protocol, 0))
+                for e in registration.endpoints
+            ),
+            rack=registration.rack,
+            features=tuple(
+                (name, f.min_version, f.max_version)
+                for name, f in sorted(registration.features.items())
+            ),
+            controller_only=registration.controller_only,
+        )
+
+    @_perform.register
+    async def _(self, effect: effects.WatchBrokers) -> None:
+        for broker_id in effect.ids:
+            await self._store.exists(znodes.broker_path(broker_id), watch=True)
+
+    @_perform.register
+    async def _(self, effect: effects.ForgetBrokerWatch) -> None:
+        """Nothing to do: a watch that fires for an unknown broker finds nothing to act on."""
+
+    @_perform.register
+    async def _(self, effect: effects.ChangeChannels) -> None:
+        for broker_id in effect.close:
+            self._channels.close(broker_id)
+        for broker in effect.open:
+            self._channels.open(broker)
+
+    @_perform.register
+    async def _(self, effect: effects.Announce) -> None:
+        self._announcer.announce(self._context.cluster, effect)
+
+    # The queue and its requesters
+
+    @_perform.register
+    async def _(self, effect: effects.Enqueue) -> None:
+        self._enqueue(effect.event)
+
+    @_perform.register
+    async def _(self, effect: effects.Schedule) -> None:
+        self._schedule(effect.event, effect.delay_s)
+
+    @_perform.register
+    async def _(self, effect: effects.Answer) -> None:
+        if self._queued is not None and self._queued.answer is not None:
+            self._queued.answer(effect.value)
+
+
+_ABSENT: Final = object()
+_PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+
+
+def _encoded(states: States, controller_epoch: int) -> Iterator[bytes]:
+    """The znode data of states, row by row."""
+    for leader, leader_epoch, isr, recovery in zip(
+        states.leader.tolist(),
+        states.leader_epoch.tolist(),
+        states.isr.tolist(),
+        states.recovery.tolist(),
+        strict=True,
+    ):
+        members = [broker for broker in isr if broker != NO_BROKER]
+        yield znodes.encode_state(leader, leader_epoch, members, controller_epoch, recovery)
+
+
+def _fill(
+    states: States,
+    positions: list[int],
+    decoded: list[tuple[int, int, int, int, int]],
+    isrs: list[list[int]],
+) -> States:
+    """Put what was decoded into the columns; a long ISR makes them wider."""
+    longest = max(map(len, isrs))
+    isr = states.isr
+    if longest > isr.shape[1]:
+        isr = np.pad(isr, ((0, 0), (0, longest - isr.shape[1])), constant_values=NO_BROKER)
+    table = np.array(decoded, np.int64)
+    states.leader[positions] = table[:, 0]
+    states.leader_epoch[positions] = table[:, 1]
+    states.controller_epoch[positions] = table[:, 2]
+    states.recovery[positions] = table[:, 3]
+    states.version[positions] = table[:, 4]
+    width = isr.shape[1]
+    isr[positions] = [members + [NO_BROKER] * (width - len(members)) for members in isrs]
+    return States(
+        states.row,
+        states.leader,
+        states.leader_epoch,
+        isr,
+        states.recovery,
+        states.controller_epoch,
+        states.version,
+    )
+
+
+def _topic_data(topic: effects.WriteTopic) -> bytes:
+    topic_id = None
+    if topic.topic_id is not None:
+        topic_id = znodes.decode_topic_id(znodes.topic_path(topic.name), topic.topic_id)
+    return znodes.encode_topic(
+        znodes.TopicAssignment(
+            topic_id,
+            {p: a.replicas for p, a in topic.partitions.items()},
+            {p: a.adding for p, a in topic.partitions.items()},
+            {p: a.removing for p, a in topic.partitions.items()},
+        )
+    )

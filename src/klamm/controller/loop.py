@@ -1,0 +1,340 @@
+"""The controller candidate: its events, one after the other, and its terms of office.
+
+One task takes events from the queue and carries each out to its end; watches, requests, channels
+and timers only add to the queue (EVT-1). While this node is not controller, events other than those
+about the role do nothing but answer that it is not (EVT-7).
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from klamm.controller import election
+from klamm.controller.channels import Channels
+from klamm.controller.interpreter import Interpreter
+from klamm.controller.queue import EventQueue, Queued
+from klamm.controller.watches import event_for
+from klamm.core.cluster import Cluster
+from klamm.core.context import Context, Settings
+from klamm.core.effects import Procedure
+from klamm.core.events import ControllerState, Event
+from klamm.core.procedures.dispatch import answer_when_not_active, handle
+from klamm.core.procedures.failover import take_office
+from klamm.errors import FencedError, SessionLostError
+from klamm.zookeeper.store import (
+    EventKind,
+    SessionExpired,
+    SessionStarted,
+    Store,
+    WatchEvent,
+)
+
+log = logging.getLogger("klamm.controller")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEvent(Event):
+    """An event about the role itself; it is handled whether or not this node has it."""
+
+    state = ControllerState.CONTROLLER_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Startup(RoleEvent):
+    """The broker is registered; the candidate may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChange(RoleEvent):
+    """`/controller` appeared or changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reelect(RoleEvent):
+    """`/controller` went away, or this node may run again after it had lost its session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire(RoleEvent):
+    """The session, and the role with it, is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(RoleEvent):
+    """The broker stops."""
+
+    state = ControllerState.CONTROLLER_SHUTDOWN
+
+
+class Recorder(Protocol):
+    """Keeps a record of each event: what the history is made from."""
+
+    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+        """An event is about to be handled."""
+        ...
+
+    def end(self, outcome: str, context: Context | None) -> None:
+        """It has been handled."""
+        ...
+
+
+class World(Protocol):
+    """What is not ZooKeeper and not the brokers: time and chance."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        ...
+
+    random: random.Random
+
+
+class SystemWorld:
+    """The real clock and a real random source."""
+
+    def __init__(self) -> None:
+        self.random: random.Random = random.SystemRandom()
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Controller:
+    """One node's candidate for the role, and the controller itself while it has it."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        settings: Settings,
+        store: Store,
+        channels: Channels,
+        interpreter: Interpreter,
+        recorder: Recorder,
+        world: World,
+        on_session_lost: Callable[[], None],
+    ) -> None:
+        self.broker_id = broker_id
+        self.settings = settings
+        self.active_id = election.NOBODY
+        self.context: Context | None = None
+        self.state = ControllerState.IDLE
+        self.queue = EventQueue(world.monotonic, self._preempt)
+        self._store = store
+        self._channels = channels
+        self._interpreter = interpreter
+        self._recorder = recorder
+        self._world = world
+        self._on_session_lost = on_session_lost
+        self._expiry_begun = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._after_event: list[Callable[[], None]] = []
+        interpreter.attach(self.queue, self._schedule)
+        channels.attach(self.queue)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node has the role (ELEC-10)."""
+        return self.active_id == self.broker_id
+
+    def after_each_event(self, callback: Callable[[], None]) -> None:
+        """Have something done after every event: gauges, and requests that wait for a state."""
+        self._after_event.append(callback)
+
+    # Input
+
+    def submit(self, event: Event, cause: str, answer: Callable[[Any], None]) -> None:
+        """Queue a request's event; the answer comes through the callback."""
+        self.queue.put(event, cause=cause, answer=answer)
+
+    def run_for_office(self) -> None:
+        """The broker is registered: take part in the election, for the first time or again."""
+        self.queue.put(Startup(), cause="broker registered")
+
+    async def follow_session(self) -> None:
+        """Turn what happens to the session and its watches into events, until it is closed."""
+        async for happened in self._store.events():
+            match happened:
+                case WatchEvent(kind, election.CONTROLLER):
+                    gone = kind is EventKind.DELETED
+                    self.queue.put(
+                        Reelect() if gone else ControllerChange(), cause="watch on /controller"
+                    )
+                case WatchEvent(_, election.MOVE):
+                    self.queue.put(Reelect(), cause="the move of the controller ended")
+                case WatchEvent():
+                    event = event_for(happened)
+                    if event is not None and self.is_active:
+                        self.queue.put(event, cause=f"watch on {happened.path}")
+                case SessionExpired():
+                    await self.expire("ZooKeeper session expired")
+                    self._on_session_lost()
+                case SessionStarted():
+                    log.info("[Controller id=%s] ZooKeeper session started", self.broker_id)
+                case _:
+                    pass
+
+    async def expire(self, cause: str) -> None:
+        """The session is lost, or has to count as lost: resign, then open a new one (ELEC-15)."""
+        self._expiry_begun.clear()
+        self.queue.clear_and_put(Expire(), cause=cause)
+        await self._expiry_begun.wait()
+        await self._store.renew()
+
+    def _preempt(self, queued: Queued) -> None:
+        if queued.answer is not None:
+            answer = answer_when_not_active(queued.event)
+            if answer is not None:
+                queued.answer(answer)
+
+    def _schedule(self, event: Event, delay_s: float) -> None:
+        def due() -> None:
+            self._timers.discard(handle)
+            self.queue.put(event, cause="timer")
+
+        handle = asyncio.get_running_loop().call_later(delay_s, due)
+        self._timers.add(handle)
+
+    # The loop
+
+    async def run(self) -> None:
+        """Handle events until shutdown."""
+        while True:
+            queued = await self.queue.take()
+            self.state = queued.event.state
+            self._recorder.begin(
+                queued, self.context.cluster.controller_epoch if self.context else 0,
+                self._world.now(),
+            )
+            outcome = "done"
+            try:
+                if isinstance(queued.event, Shutdown):
+                    self._resign()
+                    return
+                await self._handle(queued)
+            except FencedError as error:
+                outcome = f"fenced: {error}"
+                await self._on_moved()
+            except SessionLostError as error:
+                # The Expire that follows cleans up.
+                outcome = f"session lost: {error}"
+            except Exception as error:
+                outcome = f"failed: {error!r}"
+                log.exception(
+                    "[Controller id=%s] error while handling %s", self.broker_id, queued.event
+                )
+            finally:
+                self._recorder.end(outcome, self.context)
+                self._interpreter.flush_remarks(self.context)
+                self.state = ControllerState.IDLE
+                for callback in self._after_event:
+                    callback()
+
+    async def _handle(self, queued: Queued) -> None:
+        match queued.event:
+            case Startup():
+                await election.watch_controller(self._store)
+                await self._elect()
+            case ControllerChange():
+                await self._look_at_role()
+            case Reelect():
+                await self._look_at_role()
+            case Expire():
+                self._expiry_begun.set()
+                self.active_id = election.NOBODY
+                self._resign()
+            case event if self.is_active and self.context is not None:
+                await self._carry_out(handle(self.context, event), queued)
+            case _:
+                self._preempt(queued)
+
+    async def _carry_out(self, procedure: Procedure[Any], queued: Queued | None) -> None:
+        assert self.context is not None, "only in office"
+        await self._interpreter.run(procedure, self.context, queued)
+
+    # The role
+
+    async def _look_at_role(self) -> None:
+        """Re-arm the watch, resign if the role has gone, and run for it if nobody has it."""
+        was_active = self.is_active
+        self.active_id = await election.watch_controller(self._store)
+        if was_active and not self.is_active:
+            self._resign()
+        if self.active_id == election.NOBODY:
+            await self._elect()
+
+    async def _on_moved(self) -> None:
+        """A fence did not hold: find out who is controller now (EVT-8)."""
+        with contextlib.suppress(SessionLostError):
+            was_active = self.is_active
+            self.active_id = await election.watch_controller(self._store)
+            if was_active and not self.is_active:
+                self._resign()
+            if self.active_id == election.NOBODY:
+                self.queue.put(Reelect(), cause="fenced, and nobody is controller")
+
+    async def _elect(self) -> None:
+        """Run for the role, and take office if it is won (ELEC-2..9)."""
+        wanted = await election.named_by_operator(self._store)
+        if wanted not in (election.NOBODY, self.broker_id):
+            log.info("[Controller id=%s] standing back for %s", self.broker_id, wanted)
+            return
+        try:
+            result = await election.elect(
+                self._store, self.broker_id, lambda: int(self._world.now() * 1000)
+            )
+            if not isinstance(result, election.Won):
+                self.active_id = result
+                log.info("[Controller id=%s] controller is %s", self.broker_id, result)
+                # Watched again only now: a controller that has gone meanwhile is noticed.
+                if await election.watch_controller(self._store) == election.NOBODY:
+                    self.queue.put(Reelect(), cause="no controller after a lost election")
+                return
+            self.active_id = self.broker_id
+            await election.watch_controller(self._store)
+            cluster = Cluster()
+            cluster.controller_id = self.broker_id
+            cluster.controller_epoch = result.epoch
+            self.context = Context(cluster, self.settings)
+            self._interpreter.fence = result.fence
+            log.info(
+                "[Controller id=%s] elected, epoch %s, epoch zkVersion %s",
+                self.broker_id, result.epoch, result.fence.version,
+            )
+            await self._carry_out(take_office(self.context), None)
+        except (FencedError, SessionLostError):
+            raise
+        except Exception:
+            log.exception("[Controller id=%s] taking office failed", self.broker_id)
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Let another broker try: clean up, and delete `/controller` if it is still ours."""
+        fence = self._interpreter.fence
+        holder = await election.read_controller(self._store)
+        self._resign()
+        self.active_id = holder if holder != self.broker_id else election.NOBODY
+        if holder == self.broker_id and fence is not None:
+            with contextlib.suppress(FencedError):
+                await self._store.delete_recursive([election.CONTROLLER], fence)
+
+    def _resign(self) -> None:
+        """Drop everything that belongs to the office (RESIGN-1, RESIGN-2)."""
+        if self.context is not None:
+            log.info("[Controller id=%s] resigned", self.broker_id)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._channels.close_all()
+        self._interpreter.fence = None
+        self.context = None
