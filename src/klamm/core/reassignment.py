@@ -99,15 +99,15 @@ class Assignments:
         """The replicas after the move."""
         return keep(self.replicas, ~contains(self.removing, self.replicas))
 
-    def reassign_to(self, new: I32) -> "Assignments":
+    def reassign_to(self, new: I32) -> Self:
         """Aim for the rows of `new`, each as `Assignment.reassign_to` does."""
         origin = self.origin
-        both = np.concatenate([new, origin], axis=1)
-        is_first = np.ones(both.shape, np.bool_)
-        for slot in range(1, both.shape[1]):
-            is_first[:, slot] = (both[:, :slot] != both[:, slot, None]).all(axis=1)
-        replicas = keep(both, is_first)
-        return Assignments(
+        is_leaving = ~contains(new, origin)
+        replicas = keep(
+            np.concatenate([new, origin], axis=1),
+            np.concatenate([new != NO_BROKER, is_leaving], axis=1),
+        )
+        return type(self)(
             replicas,
             adding=keep(replicas, ~contains(origin, replicas)),
             removing=keep(replicas, ~contains(new, replicas)),
