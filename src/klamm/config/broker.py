@@ -38,6 +38,7 @@ _SECURITY_KEYS: Final = frozenset(
     }
 )
 _PROMISES_NOTHING: Final = frozenset({"", "none", "false", "0", "plaintext"})
+_KRAFT_KEYS: Final = frozenset({"process.roles", "zookeeper.metadata.migration.enable"})
 #: Settings of plug-ins begin with these; no table can know how they go on.
 _PLUGIN_PREFIXES: Final = ("rlmm.config.", "rsm.config.")
 #: Keys that are read, though not under a field of their own name.
@@ -147,7 +148,7 @@ class BrokerConfig:
         """Make sense of what an operator wrote, or say in one sentence why it makes none."""
         for name, text in properties.items():
             _check_known(name, text)
-        return cls._from_layers(Layers(dict(properties)))
+        return cls._from_layers(Layers(_with_both_ids(properties)))
 
     @classmethod
     def _from_layers(cls, layers: Layers) -> BrokerConfig:
@@ -202,8 +203,12 @@ _FIELD_KEYS: Final = {
 }
 #: Topic keys that are accepted, described and left alone.
 _TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset(
-    {"local.retention.bytes", "local.retention.ms", "message.downconversion.enable"}
-    | {"message.format.version"}
+    {
+        "local.retention.bytes",
+        "local.retention.ms",
+        "message.downconversion.enable",
+        "message.format.version",
+    }
 )
 KEYS_WITH_EFFECT: Final = frozenset(
     {*_FIELD_KEYS.values(), *_READ_BY_OTHER_NAMES}
@@ -234,8 +239,8 @@ def retention_ms(layers: Layers) -> int:
 def _check_known(name: str, text: str) -> None:
     if _promises_security(name, text):
         raise ConfigError(
-            f"{name}={text} promises protection that klamm does not implement, and a broker that"
-            " ignored it would serve everybody: remove the key, and keep to PLAINTEXT listeners"
+            f"{name} promises protection that klamm does not implement, and a broker that ignored"
+            " it would serve everybody: remove the key, and keep to PLAINTEXT listeners"
         )
     key = key_of(name)
     if key is not None:
@@ -245,10 +250,7 @@ def _check_known(name: str, text: str) -> None:
         raise ConfigError(
             f"{name} is not a key that Kafka or klamm knows; the nearest is {nearest}"
         )
-    if name in ("process.roles", "zookeeper.metadata.migration.enable") and text.strip() not in (
-        "",
-        "false",
-    ):
+    if name in _KRAFT_KEYS and text.strip().lower() not in ("", "false"):
         raise ConfigError(
             f"{name}={text} asks for KRaft; klamm works in ZooKeeper mode only: remove the key"
         )
@@ -261,6 +263,15 @@ def _promises_security(name: str, text: str) -> bool:
     # The settings of one SASL mechanism stand between the listener's prefix and the key.
     of_mechanism = base != name and ".sasl." in base
     return base.startswith(_SECURITY_PREFIXES) or base in _SECURITY_KEYS or of_mechanism
+
+
+def _with_both_ids(properties: Mapping[str, str]) -> dict[str, str]:
+    """`broker.id` and `node.id` are one number: giving the one gives the other."""
+    known = dict(properties)
+    for name, other in (("broker.id", "node.id"), ("node.id", "broker.id")):
+        if name in known:
+            known.setdefault(other, known[name])
+    return known
 
 
 def _special_values(layers: Layers) -> dict[str, Any]:
@@ -291,12 +302,9 @@ def _special_values(layers: Layers) -> dict[str, Any]:
 
 
 def _broker_id(layers: Layers) -> Value | None:
-    """`broker.id`, or `node.id` where only that is given; both have to agree."""
-    name = "broker.id" if layers.is_set("broker.id") else "node.id"
-    broker_id = layers.value(name)
-    if layers.is_set("node.id") and layers.value("node.id") != broker_id:
+    if layers.value("node.id") != layers.value("broker.id"):
         raise ConfigError("You must set `node.id` to the same value as `broker.id`.")
-    return broker_id
+    return layers.value("broker.id")
 
 
 def _log_dirs(layers: Layers) -> tuple[Path, ...]:

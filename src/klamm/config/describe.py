@@ -16,11 +16,11 @@ from klamm.config.topics import topic_value
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of a described resource."""
+    """One key of a described resource; the type of a plug-in's key is not known."""
 
     name: str
     value: str | None
-    type: ValueType
+    type: ValueType | None
     source: Source
     read_only: bool
     sensitive: bool
@@ -80,7 +80,7 @@ def _broker_entry(name: str, layers: Layers, text: str | None, only: Source | No
     return Entry(
         name=name,
         value=None if sensitive else _shown(key, text),
-        type=key.type if key else ValueType.STRING,
+        type=key.type if key else None,
         source=settings[0].source if settings else Source.DEFAULT,
         read_only=not is_dynamic(name),
         sensitive=sensitive,

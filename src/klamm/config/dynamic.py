@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from klamm.config.broker_keys import KEYS
+from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import Key, UpdateMode, ValueType
 from klamm.config.layers import base_name, key_of
 from klamm.errors import ConfigError
@@ -112,8 +112,8 @@ def sift(settings: Mapping[str, str], *, per_broker: bool) -> tuple[dict[str, st
 
 
 def is_dynamic(name: str) -> bool:
-    """Whether a broker key can be changed at all while the broker runs."""
-    return name in KEYS and KEYS[name].mode is not UpdateMode.READ_ONLY
+    """Whether a key of the file can also be changed while the broker runs."""
+    return name in KAFKA_KEYS and KAFKA_KEYS[name].mode is not UpdateMode.READ_ONLY
 
 
 def _refuse(reason: str, names: list[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from klamm.config.broker_keys import KEYS, SYNONYMS
+from klamm.config.broker_keys import DYNAMIC_ONLY_KEYS, KEYS, SYNONYMS
 from klamm.config.definitions import Key, Value
 
 _LISTENER_PREFIX: Final = "listener.name."
@@ -95,5 +95,6 @@ def _defaults(names: Iterable[str]) -> dict[str, str]:
     return {
         name: default
         for name in names
-        if name in KEYS and (default := KEYS[name].default) is not None
+        if name in KEYS and name not in DYNAMIC_ONLY_KEYS
+        if (default := KEYS[name].default) is not None
     }

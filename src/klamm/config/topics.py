@@ -10,10 +10,17 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from klamm.config.broker import BrokerConfig, duration_ms, retention_ms
+from klamm.config.broker_keys import KEYS
 from klamm.config.definitions import Value
 from klamm.config.layers import Layers
 from klamm.config.topic_keys import TOPIC_KEYS, TopicKey
 from klamm.errors import ConfigError
+
+#: The limits on a record's timestamp, which have an older key for both sides behind them.
+_TIMESTAMP_LIMITS: Final = {
+    "message_timestamp_after_max_ms": "message.timestamp.after.max.ms",
+    "message_timestamp_before_max_ms": "message.timestamp.before.max.ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +61,9 @@ class TopicConfig:
             field.name: topic_value(TOPIC_KEYS[field.name.replace("_", ".")], overrides, broker)
             for field in fields(cls)
         }
-        for side in ("before", "after"):
-            # The older key limits both sides, and each of the newer ones overrules it once set.
-            key = TOPIC_KEYS[f"message.timestamp.{side}.max.ms"]
-            if values[f"message_timestamp_{side}_max_ms"] == key.default_value:
-                values[f"message_timestamp_{side}_max_ms"] = topic_value(
+        for field_name, name in _TIMESTAMP_LIMITS.items():
+            if values[field_name] == TOPIC_KEYS[name].default_value:
+                values[field_name] = topic_value(
                     TOPIC_KEYS["message.timestamp.difference.max.ms"], overrides, broker
                 )
         return cls(**values)
@@ -109,6 +114,22 @@ def _flush_ms(layers: Layers) -> Value | None:
     return layers.value("log.flush.scheduler.interval.ms") if value is None else value
 
 
+def _timestamp_before_max_ms(layers: Layers) -> Value | None:
+    return _timestamp_limit(layers, "log.message.timestamp.before.max.ms")
+
+
+def _timestamp_after_max_ms(layers: Layers) -> Value | None:
+    return _timestamp_limit(layers, "log.message.timestamp.after.max.ms")
+
+
+def _timestamp_limit(layers: Layers, name: str) -> Value | None:
+    """One side's limit, or the older key for both sides where the newer is at its default."""
+    limit = layers.value(name)
+    if limit != KEYS[name].default_value:
+        return limit
+    return layers.value("log.message.timestamp.difference.max.ms")
+
+
 def _segment_ms(layers: Layers) -> Value | None:
     return duration_ms(layers, "log.roll.ms")
 
@@ -120,6 +141,8 @@ def _segment_jitter_ms(layers: Layers) -> Value | None:
 #: The keys whose broker setting has synonyms to look through.
 _DERIVED: Final[Mapping[str, Callable[[Layers], Value | None]]] = {
     "flush.ms": _flush_ms,
+    "message.timestamp.after.max.ms": _timestamp_after_max_ms,
+    "message.timestamp.before.max.ms": _timestamp_before_max_ms,
     "retention.ms": retention_ms,
     "segment.ms": _segment_ms,
     "segment.jitter.ms": _segment_jitter_ms,
