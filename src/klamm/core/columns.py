@@ -95,7 +95,7 @@ def is_one_of(rows: I32, brokers: ArrayLike) -> Mask:
 def tally(mask: Mask) -> I32:
     """The number of marked slots in each row."""
     # A product, because numpy is several times slower to sum a short inner axis.
-    marked: I32 = mask @ np.ones(mask.shape[1], np.int32)
+    marked: I32 = np.matmul(mask, np.ones(mask.shape[1], np.int32), dtype=np.int32)
     return marked
 
 
