@@ -72,18 +72,22 @@ class Link:
         finally:
             self._waiting.pop(number, None)
 
+    async def receive(self) -> tuple[Kind, int, bytes]:
+        """The next message, for whoever waits for one in particular before serving the rest."""
+        size, kind, number = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+        return Kind(kind), number, await self._reader.readexactly(size)
+
     async def serve(self, handler: Handler) -> None:
         """Hand messages to the handler, in order, until the other end goes away."""
         try:
             while True:
-                size, kind, number = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-                body = await self._reader.readexactly(size)
+                kind, number, body = await self.receive()
                 if kind == Kind.ANSWER:
                     waiting = self._waiting.get(number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(body)
                 else:
-                    await handler(Kind(kind), number, body)
+                    await handler(kind, number, body)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -516,7 +516,8 @@ def _is_gone(cluster: Cluster, name: str) -> bool:
 
 def _racks(cluster: Cluster) -> dict[int, str | None]:
     """Brokers that take replicas, in ascending order, with their racks."""
-    return {b: cluster.brokers[b].rack for b in cluster.placeable_brokers}
+    brokers = (cluster.brokers[b] for b in cluster.live_or_shutting_down)
+    return {broker.id: broker.rack for broker in brokers if not broker.controller_only}
 
 
 def _check_consistent(partitions: Mapping[int, Sequence[int]]) -> None:
