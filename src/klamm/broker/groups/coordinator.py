@@ -1,0 +1,479 @@
+"""The group coordinator of a broker: all groups whose partition of `__consumer_offsets` it leads.
+
+Each call comes with the time and returns effects to be carried out, in order. A request whose
+answer is not among them is parked: its answer comes with the effects of a later call. Time is in
+milliseconds since 1970, since it is stored, but must not go backwards, since timeouts hang on it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from klamm.broker.groups.config import GroupConfig
+from klamm.broker.groups.effects import Effect, Outbox, Ticket
+from klamm.broker.groups.group import Group, GroupState
+from klamm.broker.groups.membership import FIRST_SYNC_WITH_PROTOCOL, Membership
+from klamm.broker.groups.messages import (
+    UNKNOWN_MEMBER,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroupsAnswer,
+    DeleteOffsetsAnswer,
+    DeleteOffsetsRequest,
+    FetchAnswer,
+    FetchedOffset,
+    FetchRequest,
+    GroupDescription,
+    GroupList,
+    GroupListing,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    SyncAnswer,
+    SyncRequest,
+    TopicPartition,
+)
+from klamm.broker.groups.records import (
+    CommittedOffset,
+    OffsetKey,
+    Record,
+    group_tombstone,
+    is_storable,
+    offset_record,
+    offset_tombstone,
+)
+from klamm.broker.groups.replay import Replay, ReplayBatch
+from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.protocol.codes import ErrorCode
+
+#: `offsets.topic.num.partitions`, which counts as long as there is no `__consumer_offsets`.
+DEFAULT_PARTITION_COUNT: Final = 50
+#: The one type of groups there is here, as ListGroups names it.
+GROUP_TYPE: Final = "classic"
+
+#: What a client is told when the log refuses its offsets.
+_COMMIT_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+}
+#: As long as any: the ids of members end in one.
+_LONGEST_UUID: Final = "0" * 36
+_RETENTION: Final = Timer(TimerKind.RETENTION)
+
+
+class Loaded(NamedTuple):
+    """What a partition was found to hold."""
+
+    groups: int
+    offsets: int
+    ignored: int  # records that could not be understood
+
+
+class Census(NamedTuple):
+    """How many groups are in which state, and how many offsets they hold."""
+
+    groups: Mapping[GroupState, int]
+    offsets: int
+
+
+def group_partition(group_id: str, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` that a group lives in: Java's hash of its id."""
+    code_units = group_id.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(code_units[::2], code_units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFF_FFFF
+    signed = value - (1 << 32) if value >= 1 << 31 else value
+    # Java has no absolute value for its smallest integer, and Kafka takes zero.
+    return 0 if signed == -(1 << 31) else abs(signed) % partition_count
+
+
+class GroupCoordinator:
+    """Knows the groups of the partitions that this broker leads, and answers for them."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        new_uuid: Callable[[], str],
+        partition_count: int = DEFAULT_PARTITION_COUNT,
+    ) -> None:
+        self.partition_count = partition_count  # of __consumer_offsets, once that is known
+        self._config = config
+        self._outbox = Outbox(config.commit_required_acks, config.commit_timeout_ms)
+        self._timers = Timers()
+        self._membership = Membership(config, self._outbox, self._timers, new_uuid)
+        self._groups: dict[str, Group] = {}  # of owned partitions
+        self._owned: set[int] = set()
+        self._loading: dict[int, Replay] = {}
+        self._epochs: dict[int, int] = {}  # the latest leader epoch seen, by partition
+
+    # Partitions
+
+    def begin_load(self, partition: int, epoch: int) -> bool:
+        """This broker leads `partition` now; returns whether its log has to be replayed."""
+        if not self._is_current(partition, epoch) or partition in self._owned:
+            return False
+        loading = self._loading.get(partition)
+        if loading is not None and loading.epoch == epoch:
+            return False
+        self._loading[partition] = Replay(epoch)
+        return True
+
+    def load(self, partition: int, epoch: int, batches: Iterable[ReplayBatch]) -> bool:
+        """Take in more of the log; False says that the partition has moved on, so stop reading."""
+        replay = self._replay(partition, epoch)
+        if replay is None:
+            return False
+        for batch in batches:
+            replay.read(batch)
+        return True
+
+    def finish_load(self, partition: int, epoch: int, now_ms: int) -> Loaded | None:
+        """The end of the log is reached: serve. None if the partition has moved on."""
+        replay = self._replay(partition, epoch)
+        if replay is None:
+            return None
+        del self._loading[partition]
+        self._owned.add(partition)
+        groups = offsets = 0
+        for group_id, found in replay.groups():
+            group = (
+                Group(group_id, partition, state_since_ms=now_ms)
+                if found.stored is None
+                else Group.load(group_id, partition, found.stored)
+            )
+            group.offsets.load(found.offsets, found.open_transactions)
+            self._groups[group_id] = group
+            self._membership.start_sessions(group, now_ms)
+            groups, offsets = groups + 1, offsets + len(found.offsets)
+        if not self._timers.is_armed(_RETENTION):
+            self._arm_retention(now_ms)
+        return Loaded(groups, offsets, replay.ignored)
+
+    def unload(self, partition: int, epoch: int | None, now_ms: int) -> list[Effect]:
+        """Another broker leads `partition` now, or none; no epoch: the replica goes away."""
+        if epoch is not None and not self._is_current(partition, epoch):
+            return []
+        self._loading.pop(partition, None)
+        self._owned.discard(partition)
+        for group in [g for g in self._groups.values() if g.partition == partition]:
+            self._membership.end(group, ErrorCode.NOT_COORDINATOR, now_ms)
+            del self._groups[group.id]
+        if not self._owned:
+            self._timers.cancel(_RETENTION)
+        return self._outbox.drain()
+
+    # Requests that may be parked or that change what is stored
+
+    def join(self, ticket: Ticket, request: JoinRequest, now_ms: int) -> list[Effect]:
+        error = self._check_join(request)
+        group = self._groups.get(request.group_id)
+        if not error and group is None:
+            if request.member_id == UNKNOWN_MEMBER:
+                group = self._create(request.group_id, now_ms)
+            else:
+                error = ErrorCode.UNKNOWN_MEMBER_ID
+        if error or group is None:
+            self._outbox.answer(ticket, JoinAnswer(error=error, member_id=request.member_id))
+        else:
+            self._membership.join(group, ticket, request, now_ms)
+        return self._outbox.drain()
+
+    def sync(self, ticket: Ticket, request: SyncRequest, now_ms: int) -> list[Effect]:
+        error = self._check_sync(request)
+        group = self._groups.get(request.group_id)
+        if error or group is None:
+            error = error or ErrorCode.UNKNOWN_MEMBER_ID
+            self._outbox.answer(ticket, SyncAnswer(error=error))
+        else:
+            self._membership.sync(group, ticket, request, now_ms)
+        return self._outbox.drain()
+
+    def leave(self, ticket: Ticket, request: LeaveRequest, now_ms: int) -> list[Effect]:
+        error = self._check(request.group_id)
+        group = self._groups.get(request.group_id)
+        if error:
+            self._outbox.answer(ticket, LeaveAnswer(error=error))
+        elif group is None:
+            results = tuple((who, ErrorCode.UNKNOWN_MEMBER_ID) for who in request.members)
+            self._outbox.answer(ticket, LeaveAnswer(error=ErrorCode.NONE, members=results))
+        else:
+            self._membership.leave(group, ticket, request, now_ms)
+        return self._outbox.drain()
+
+    def commit_offsets(self, ticket: Ticket, request: CommitRequest, now_ms: int) -> list[Effect]:
+        error = self._check(request.group_id, may_be_empty=True)
+        group = self._groups.get(request.group_id)
+        if not error and group is None:
+            if request.generation < 0:
+                group = self._create(request.group_id, now_ms)
+            else:
+                error = ErrorCode.ILLEGAL_GENERATION
+        if not error and group is not None:
+            error = group.check_commit(request.member_id, request.instance_id, request.generation)
+        if error or group is None:
+            self._outbox.answer(ticket, CommitAnswer(errors=dict.fromkeys(request.offsets, error)))
+        else:
+            self._commit(group, ticket, request, now_ms)
+        return self._outbox.drain()
+
+    def delete_offsets(
+        self, ticket: Ticket, request: DeleteOffsetsRequest, now_ms: int
+    ) -> list[Effect]:
+        error = self._check(request.group_id)
+        group = self._groups.get(request.group_id)
+        if not error and group is None:
+            error = ErrorCode.GROUP_ID_NOT_FOUND
+        elif not error and group is not None and not group.has_deletable_offsets():
+            error = ErrorCode.NON_EMPTY_GROUP
+        if error or group is None:
+            answer = DeleteOffsetsAnswer(error=error)
+        else:
+            errors = {
+                partition: ErrorCode.NONE
+                if group.may_delete_offsets(partition.topic)
+                else ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                for partition in request.partitions
+            }
+            self._forget(group, [p for p, refused in errors.items() if not refused], now_ms)
+            answer = DeleteOffsetsAnswer(error=ErrorCode.NONE, errors=errors)
+        self._outbox.answer(ticket, answer)
+        return self._outbox.drain()
+
+    def delete_groups(self, ticket: Ticket, group_ids: Iterable[str], now_ms: int) -> list[Effect]:
+        errors = {group_id: self._delete_group(group_id, now_ms) for group_id in group_ids}
+        self._outbox.answer(ticket, DeleteGroupsAnswer(errors=errors))
+        return self._outbox.drain()
+
+    # Requests that are answered at once and write nothing
+
+    def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
+        error = self._check(request.group_id)
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return ErrorCode.NONE  # nobody has timed out yet, as far as we know
+        group = self._groups.get(request.group_id)
+        if error or group is None:
+            return error or ErrorCode.UNKNOWN_MEMBER_ID
+        return self._membership.heartbeat(group, request, now_ms)
+
+    def fetch_offsets(self, request: FetchRequest) -> FetchAnswer:
+        error = self._check(request.group_id, may_be_empty=True)
+        if error:
+            return FetchAnswer(error=error)
+        group = self._groups.get(request.group_id)
+        if group is None:
+            offsets = {partition: FetchedOffset() for partition in request.partitions or ()}
+        else:
+            wanted = group.offsets if request.partitions is None else request.partitions
+            offsets = {
+                partition: group.offsets.fetch(partition, require_stable=request.require_stable)
+                for partition in wanted
+            }
+        return FetchAnswer(error=ErrorCode.NONE, offsets=offsets)
+
+    def describe_group(self, group_id: str) -> GroupDescription:
+        error = self._check(group_id, may_be_empty=True)
+        if error:
+            return GroupDescription(error=error, group_id=group_id)
+        group = self._groups.get(group_id)
+        if group is None:
+            state = GroupState.DEAD.value
+            return GroupDescription(error=ErrorCode.NONE, group_id=group_id, state=state)
+        return group.describe()
+
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> GroupList:
+        """The groups of this broker in one of `states`, in any case of letters; none: all."""
+        wanted = {state.lower() for state in states}
+        if types and GROUP_TYPE not in {name.lower() for name in types}:
+            groups: tuple[GroupListing, ...] = ()
+        else:
+            groups = tuple(
+                GroupListing(group.id, group.protocol_type or "", group.state.value)
+                for group in self._groups.values()
+                if not wanted or group.state.value.lower() in wanted
+            )
+        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._loading else ErrorCode.NONE
+        return GroupList(error=error, groups=groups)
+
+    def census(self) -> Census:
+        """For the metrics."""
+        states = Counter(group.state for group in self._groups.values())
+        return Census(
+            {state: states[state] for state in GroupState},
+            sum(len(group.offsets) for group in self._groups.values()),
+        )
+
+    # What else happens
+
+    def appended(self, number: int, error: ErrorCode, now_ms: int) -> list[Effect]:
+        """The append `number` was acknowledged, or failed with `error`."""
+        self._outbox.report(number, error, now_ms)
+        return self._outbox.drain()
+
+    def partitions_deleted(
+        self, partitions: Collection[TopicPartition], now_ms: int
+    ) -> list[Effect]:
+        """These partitions are no more, and nor are the offsets of anyone in them."""
+        for group in list(self._groups.values()):
+            self._forget(group, partitions, now_ms)
+        return self._outbox.drain()
+
+    def next_deadline_ms(self) -> int | None:
+        """When to call `tick` next; None: not before something else happens."""
+        return self._timers.next_deadline_ms()
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Do what is due."""
+        for timer in self._timers.due(now_ms):
+            if timer == _RETENTION:
+                self._expire_offsets(now_ms)
+                continue
+            group = self._groups[timer.group_id]
+            match timer.kind:
+                case TimerKind.SESSION:
+                    self._membership.on_session_timeout(group, timer.member_id, now_ms)
+                case TimerKind.PENDING_MEMBER:
+                    self._membership.on_pending_timeout(group, timer.member_id, now_ms)
+                case TimerKind.JOIN:
+                    self._membership.on_join_timeout(group, now_ms)
+                case TimerKind.SYNC:
+                    self._membership.on_sync_timeout(group, now_ms)
+        return self._outbox.drain()
+
+    # Checks
+
+    def _check(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode:
+        """Whether this broker answers for the group.
+
+        Consumers without a group id, which are older than groups, keep offsets under the empty one.
+        """
+        if not (group_id or may_be_empty) or not is_storable(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        if group_id in self._groups:
+            return ErrorCode.NONE
+        partition = group_partition(group_id, self.partition_count)
+        if partition in self._loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.NONE if partition in self._owned else ErrorCode.NOT_COORDINATOR
+
+    def _check_join(self, request: JoinRequest) -> ErrorCode:
+        if error := self._check(request.group_id):
+            return error
+        low, high = self._config.min_session_timeout_ms, self._config.max_session_timeout_ms
+        if not low <= request.session_timeout_ms <= high:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        names = (protocol.name for protocol in request.protocols)
+        member_id = f"{request.instance_id or request.client_id}-{_LONGEST_UUID}"
+        if not is_storable(member_id, request.client_id, request.protocol_type, *names):
+            return ErrorCode.INVALID_REQUEST
+        return ErrorCode.NONE
+
+    def _check_sync(self, request: SyncRequest) -> ErrorCode:
+        names_protocol = request.protocol_type is not None and request.protocol is not None
+        if request.version >= FIRST_SYNC_WITH_PROTOCOL and not names_protocol:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        error = self._check(request.group_id)
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            # Whatever was being agreed on is lost, so the member should start over, and here.
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return error
+
+    def _is_current(self, partition: int, epoch: int) -> bool:
+        """Whether this is the latest news about `partition`; remembers it if so."""
+        if epoch < self._epochs.get(partition, epoch):
+            return False
+        self._epochs[partition] = epoch
+        return True
+
+    def _replay(self, partition: int, epoch: int) -> Replay | None:
+        replay = self._loading.get(partition)
+        return replay if replay is not None and replay.epoch == epoch else None
+
+    # Groups and offsets
+
+    def _create(self, group_id: str, now_ms: int) -> Group:
+        partition = group_partition(group_id, self.partition_count)
+        group = self._groups[group_id] = Group(group_id, partition, state_since_ms=now_ms)
+        return group
+
+    def _commit(self, group: Group, ticket: Ticket, request: CommitRequest, now_ms: int) -> None:
+        if request.member_id in group.members:
+            self._membership.touch(group, request.member_id, now_ms)
+        expire_ms = None if request.retention_ms is None else now_ms + request.retention_ms
+        errors = dict.fromkeys(request.offsets, ErrorCode.NONE)
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for partition, (offset, leader_epoch, given_metadata) in request.offsets.items():
+            metadata = given_metadata or ""
+            if len(metadata) > self._config.offset_metadata_max_bytes or not is_storable(metadata):
+                errors[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                continue
+            offsets[partition] = CommittedOffset(offset, leader_epoch, metadata, now_ms, expire_ms)
+        if not offsets:
+            self._outbox.answer(ticket, CommitAnswer(errors=errors))
+            return
+
+        def on_appended(error: ErrorCode, _: int) -> None:
+            if error:
+                group.offsets.fail_commit(offsets, number)
+                errors.update(dict.fromkeys(offsets, _COMMIT_ERRORS.get(error, error)))
+            else:
+                group.offsets.finish_commit(offsets, number)
+            self._outbox.answer(ticket, CommitAnswer(errors=errors))
+
+        records = [
+            offset_record(OffsetKey(group.id, *partition), committed)
+            for partition, committed in offsets.items()
+        ]
+        number = self._outbox.append(group.partition, records, now_ms, on_appended)
+        group.offsets.begin_commit(offsets, number)
+
+    def _delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
+        if error := self._check(group_id, may_be_empty=True):
+            return error
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state is not GroupState.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        self._bury(group, group.offsets.remove_all(), now_ms)
+        return ErrorCode.NONE
+
+    def _expire_offsets(self, now_ms: int) -> None:
+        for group in list(self._groups.values()):
+            expired = group.expired_offsets(now_ms, self._config.offsets_retention_ms)
+            self._forget(group, expired, now_ms)
+        self._arm_retention(now_ms)
+
+    def _arm_retention(self, now_ms: int) -> None:
+        self._timers.arm(_RETENTION, now_ms + self._config.retention_check_interval_ms)
+
+    def _forget(self, group: Group, partitions: Iterable[TopicPartition], now_ms: int) -> None:
+        """Drop offsets, and the group with them if nothing else is left of it."""
+        removed = group.offsets.remove(partitions)
+        if group.is_forgettable():
+            self._bury(group, removed, now_ms)
+        elif removed:
+            self._write_tombstones(group, _offset_tombstones(group, removed), now_ms)
+
+    def _bury(self, group: Group, removed: Iterable[TopicPartition], now_ms: int) -> None:
+        tombstones = _offset_tombstones(group, removed)
+        if group.generation > 0:  # otherwise nothing but offsets was ever written
+            tombstones.append(group_tombstone(group.id))
+        self._membership.end(group, ErrorCode.UNKNOWN_MEMBER_ID, now_ms)
+        del self._groups[group.id]
+        if tombstones:
+            self._write_tombstones(group, tombstones, now_ms)
+
+    def _write_tombstones(self, group: Group, tombstones: list[Record], now_ms: int) -> None:
+        self._outbox.append_unawaited(group.partition, tombstones, now_ms)
+
+
+def _offset_tombstones(group: Group, partitions: Iterable[TopicPartition]) -> list[Record]:
+    return [offset_tombstone(OffsetKey(group.id, *partition)) for partition in partitions]

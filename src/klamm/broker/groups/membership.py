@@ -1,0 +1,481 @@
+"""How members come, agree and go: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and their timeouts.
+
+A rebalance has two phases. In the join phase (PreparingRebalance) every member has to send
+JoinGroup and waits; when all have, or time is up, a generation begins and all are answered at
+once. In the sync phase (CompletingRebalance) they wait in SyncGroup until the leader's assignment
+is in the log.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from klamm.broker.groups.config import GroupConfig
+from klamm.broker.groups.effects import Continuation, Outbox, Ticket
+from klamm.broker.groups.group import Group, GroupState, Member
+from klamm.broker.groups.messages import (
+    UNKNOWN_MEMBER,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    MemberIdentity,
+    SyncAnswer,
+    SyncRequest,
+)
+from klamm.broker.groups.records import group_record
+from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.protocol.codes import ErrorCode
+
+#: A client that gave up on a long join phase asks again under a new id, and nothing tells the
+#: broker that the first attempt is void. So a first JoinGroup is not kept waiting for ever.
+NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
+
+#: From this version of JoinGroup on, a new member is told its id before it is let in (KIP-394).
+FIRST_JOIN_WITH_KNOWN_ID: Final = 4
+#: From this version on, a leader can be told to leave the assignment alone (KIP-814).
+FIRST_JOIN_WITH_SKIP: Final = 9
+FIRST_JOIN_WITH_REBALANCE_TIMEOUT: Final = 1
+#: From this version on, SyncGroup has to name the protocol that it is about (KIP-559).
+FIRST_SYNC_WITH_PROTOCOL: Final = 5
+
+#: What members are told when the log refuses the record of their generation.
+_STORE_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+_S = GroupState
+
+
+class Membership:
+    """Moves groups through their states, and tells everyone concerned."""
+
+    def __init__(
+        self, config: GroupConfig, outbox: Outbox, timers: Timers, new_uuid: Callable[[], str]
+    ) -> None:
+        self._config = config
+        self._outbox = outbox
+        self._timers = timers
+        self._new_uuid = new_uuid
+
+    # JoinGroup
+
+    def join(self, group: Group, ticket: Ticket, request: JoinRequest, now_ms: int) -> None:
+        """Let a member in, or in again; it waits for the end of the join phase."""
+        member = group.members.get(request.member_id)
+        if not self._has_room(group, member):
+            if member is not None:
+                self._discard(group, member)
+            self._refuse_join(ticket, UNKNOWN_MEMBER, ErrorCode.GROUP_MAX_SIZE_REACHED)
+        elif not group.supports(request.protocol_type, request.protocols):
+            self._refuse_join(ticket, request.member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        elif request.member_id == UNKNOWN_MEMBER:
+            self._join_without_id(group, ticket, request, now_ms)
+        elif request.member_id in group.pending_ids and request.instance_id is None:
+            self._timers.cancel(_pending_timer(group, request.member_id))
+            self._add_member(group, ticket, request, request.member_id, now_ms)
+        elif error := group.check_member(request.member_id, request.instance_id):
+            self._refuse_join(ticket, request.member_id, error)
+        else:
+            assert member is not None
+            self._rejoin(group, member, ticket, request, now_ms)
+        self._end_join_phase_if_complete(group, now_ms)
+
+    def _has_room(self, group: Group, member: Member | None) -> bool:
+        if group.state is _S.EMPTY:
+            return True
+        if group.state is _S.PREPARING_REBALANCE:
+            # Counting those who wait, rather than all, sheds the last to rejoin where a group has
+            # become larger than it may be.
+            is_waiting = member is not None and member.join_ticket is not None
+            return is_waiting or group.joined < self._config.max_size
+        return member is not None or len(group.members) < self._config.max_size
+
+    def _join_without_id(
+        self, group: Group, ticket: Ticket, request: JoinRequest, now_ms: int
+    ) -> None:
+        name = request.client_id if request.instance_id is None else request.instance_id
+        member_id = f"{name}-{self._new_uuid()}"
+        if request.instance_id is not None and request.instance_id in group.instances:
+            self._replace_static(group, ticket, request, member_id, now_ms)
+        elif request.instance_id is None and request.version >= FIRST_JOIN_WITH_KNOWN_ID:
+            group.pending_ids.add(member_id)
+            self._timers.arm(_pending_timer(group, member_id), now_ms + request.session_timeout_ms)
+            self._refuse_join(ticket, member_id, ErrorCode.MEMBER_ID_REQUIRED)
+        else:
+            self._add_member(group, ticket, request, member_id, now_ms)
+
+    def _add_member(
+        self, group: Group, ticket: Ticket, request: JoinRequest, member_id: str, now_ms: int
+    ) -> None:
+        member = Member(
+            id=member_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            rebalance_timeout_ms=_rebalance_timeout_ms(request),
+            session_timeout_ms=request.session_timeout_ms,
+            protocols=request.protocols,
+            is_new=True,
+        )
+        if not group.members:
+            group.protocol_type = request.protocol_type
+        if group.state is _S.PREPARING_REBALANCE and group.generation == 0:
+            group.more_may_come = True
+        group.add(member)
+        group.park_join(member, ticket)
+        self._restart_session(group, member, now_ms)
+        self._rebalance(group, now_ms)
+
+    def _rejoin(
+        self, group: Group, member: Member, ticket: Ticket, request: JoinRequest, now_ms: int
+    ) -> None:
+        is_unchanged = member.protocols == request.protocols
+        if is_unchanged and (
+            group.state is _S.COMPLETING_REBALANCE
+            # A leader that joins again wants the partitions divided anew: only it watches topics.
+            or (group.state is _S.STABLE and group.leader != member.id)
+        ):
+            # It may have missed its answer.
+            self._outbox.answer(ticket, group.join_answer(member))
+            self._restart_session(group, member, now_ms)
+            return
+        group.update(
+            member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms
+        )
+        self._park_join(group, member, ticket)
+        self._restart_session(group, member, now_ms)
+        self._rebalance(group, now_ms)
+
+    def _replace_static(
+        self, group: Group, ticket: Ticket, request: JoinRequest, member_id: str, now_ms: int
+    ) -> None:
+        """A static member is back without its id, after a restart: it takes its old place."""
+        assert request.instance_id is not None
+        member = group.members[group.instances[request.instance_id]]
+        old_leader = group.leader
+        self._answer_parked(group, member, member.id, ErrorCode.FENCED_INSTANCE_ID)
+        self._timers.cancel(_session_timer(group, member))
+        group.rename(member, member_id)
+        group.update(
+            member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms
+        )
+        group.park_join(member, ticket)
+        self._restart_session(group, member, now_ms)
+
+        if group.state is _S.STABLE and group.choose_protocol() == group.protocol:
+            assert old_leader is not None
+            self._store_replacement(group, member, request.version, old_leader, now_ms)
+        else:
+            # In CompletingRebalance the leader may be assigning partitions to the old id right now.
+            self._rebalance(group, now_ms)
+
+    def _store_replacement(
+        self, group: Group, member: Member, version: int, old_leader: str, now_ms: int
+    ) -> None:
+        """Let a replaced member go on with its assignment, once the log knows its new id."""
+        group.subscribed = group.compute_subscribed()
+        ticket = member.join_ticket
+
+        def on_stored(error: ErrorCode, stored_ms: int) -> None:
+            if group.state is not _S.STABLE or member.join_ticket != ticket:
+                return  # answered already, or waiting in a join phase that began meanwhile
+            if error:
+                answer = _join_refusal(UNKNOWN_MEMBER, error)
+            elif version >= FIRST_JOIN_WITH_SKIP:
+                answer = group.join_answer(member, skip_assignment=True)
+            else:
+                # It would divide the partitions if it heard that it leads, and nobody would
+                # listen, for the group is stable. Under its old id it takes itself for a follower.
+                answer = replace(group.join_answer(member), leader=old_leader, members=())
+            self._answer_join(group, member, answer)
+            self._restart_session(group, member, stored_ms)
+
+        assignments = {known.id: known.assignment for known in group.members.values()}
+        self._store(group, assignments, now_ms, on_stored)
+
+    # SyncGroup
+
+    def sync(self, group: Group, ticket: Ticket, request: SyncRequest, now_ms: int) -> None:
+        """Give a member its assignment, as soon as there is one."""
+        error = self._check_sync(group, request)
+        if error:
+            self._outbox.answer(ticket, SyncAnswer(error=error))
+            return
+        member = group.members[request.member_id]
+        group.unsynced.discard(member.id)
+        if not group.unsynced:
+            self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+        if group.state is _S.STABLE:
+            self._outbox.answer(ticket, group.sync_answer(member))
+            self._restart_session(group, member, now_ms)
+            return
+        self._answer_sync(member, SyncAnswer(error=ErrorCode.REBALANCE_IN_PROGRESS))
+        member.sync_ticket = ticket
+        # A leader that asks again while its first answer is being stored has to live with that one.
+        if member.id == group.leader and group.storing_generation != group.generation:
+            self._store_assignments(group, request.assignments, now_ms)
+
+    def _check_sync(self, group: Group, request: SyncRequest) -> ErrorCode:
+        if error := group.check_member(request.member_id, request.instance_id):
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if request.protocol_type not in (None, group.protocol_type):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.protocol not in (None, group.protocol):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if group.state is _S.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def _store_assignments(
+        self, group: Group, assignments: Mapping[str, bytes], now_ms: int
+    ) -> None:
+        generation = group.storing_generation = group.generation
+
+        def on_stored(error: ErrorCode, stored_ms: int) -> None:
+            if group.state is not _S.COMPLETING_REBALANCE or group.generation != generation:
+                return  # someone came or went; the next assignment is the one that counts
+            if error:
+                self._break_off_sync_phase(group, error, stored_ms)
+                self._rebalance(group, stored_ms)
+                return
+            for member in group.members.values():
+                member.assignment = assignments.get(member.id, b"")
+                if self._answer_sync(member, group.sync_answer(member)):
+                    self._restart_session(group, member, stored_ms)
+            group.enter(_S.STABLE, stored_ms)
+
+        self._store(group, assignments, now_ms, on_stored)
+
+    def _store(
+        self,
+        group: Group,
+        assignments: Mapping[str, bytes],
+        now_ms: int,
+        then: Continuation,
+    ) -> None:
+        self._outbox.append(
+            group.partition,
+            [group_record(group.id, group.stored(assignments))],
+            now_ms,
+            lambda error, at_ms: then(_STORE_ERRORS.get(error, error), at_ms),
+        )
+
+    # Heartbeat and LeaveGroup
+
+    def heartbeat(self, group: Group, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
+        """Note that a member lives, and tell it to join again if the others are doing so."""
+        if error := group.check_member(request.member_id, request.instance_id):
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        self.touch(group, request.member_id, now_ms)
+        if group.state is _S.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def touch(self, group: Group, member_id: str, now_ms: int) -> None:
+        """A member was heard of, in whatever way."""
+        self._restart_session(group, group.members[member_id], now_ms)
+
+    def leave(self, group: Group, ticket: Ticket, request: LeaveRequest, now_ms: int) -> None:
+        """Let members go at their own wish, or at an administrator's."""
+        results = tuple(
+            (identity, self._leave(group, identity, now_ms)) for identity in request.members
+        )
+        self._outbox.answer(ticket, LeaveAnswer(error=ErrorCode.NONE, members=results))
+
+    def _leave(self, group: Group, identity: MemberIdentity, now_ms: int) -> ErrorCode:
+        member_id, instance_id = identity
+        if member_id == UNKNOWN_MEMBER and instance_id is not None:
+            member_id = group.instances.get(instance_id, UNKNOWN_MEMBER)
+        if member_id in group.pending_ids:
+            self._drop_pending(group, member_id, now_ms)
+            return ErrorCode.NONE
+        if error := group.check_member(member_id, instance_id):
+            return error
+        self._remove(group, group.members[member_id], now_ms)
+        return ErrorCode.NONE
+
+    # Time
+
+    def on_session_timeout(self, group: Group, member_id: str, now_ms: int) -> None:
+        """A member has been silent for too long."""
+        member = group.members[member_id]
+        # One that waits for us cannot send heartbeats; its session starts anew with the answer.
+        if member.is_new or not member.is_parked:
+            self._remove(group, member, now_ms)
+
+    def on_pending_timeout(self, group: Group, member_id: str, now_ms: int) -> None:
+        """A member id was handed out, and its owner never came back."""
+        self._drop_pending(group, member_id, now_ms)
+
+    def on_join_timeout(self, group: Group, now_ms: int) -> None:
+        """The join phase has lasted long enough, unless members are still pouring in."""
+        left_ms = group.initial_delay_left_ms
+        if left_ms and group.more_may_come:
+            delay_ms = min(self._config.initial_rebalance_delay_ms, left_ms)
+            group.more_may_come = False
+            group.initial_delay_left_ms = left_ms - delay_ms
+            self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + delay_ms)
+        else:
+            self._end_join_phase(group, now_ms)
+
+    def on_sync_timeout(self, group: Group, now_ms: int) -> None:
+        """Some members were given a generation and did not ask for their part in it."""
+        for member_id in sorted(group.unsynced):
+            self._discard(group, group.members[member_id])
+        self._rebalance(group, now_ms)
+
+    # From one phase to the next
+
+    def start_sessions(self, group: Group, now_ms: int) -> None:
+        """Watch over the members of a group that was loaded from the log."""
+        for member in group.members.values():
+            self._restart_session(group, member, now_ms)
+        if len(group.members) > self._config.max_size:
+            # The limit was lowered. Members may commit before they join again and some are refused.
+            self._rebalance(group, now_ms)
+
+    def end(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+        """The group is not ours any more: whoever waits has to ask elsewhere."""
+        for member in group.members.values():
+            self._answer_parked(group, member, member.id, error)
+            self._timers.cancel(_session_timer(group, member))
+        for member_id in group.pending_ids:
+            self._timers.cancel(_pending_timer(group, member_id))
+        self._timers.cancel(Timer(TimerKind.JOIN, group.id))
+        self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+        group.enter(_S.DEAD, now_ms)
+
+    def _rebalance(self, group: Group, now_ms: int) -> None:
+        """Begin the join phase, if it has not begun."""
+        if group.state is _S.PREPARING_REBALANCE:
+            self._end_join_phase_if_complete(group, now_ms)
+            return
+        if group.state is _S.COMPLETING_REBALANCE:
+            self._break_off_sync_phase(group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
+        self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+        wait_ms = group.rebalance_timeout_ms
+        if group.state is _S.EMPTY:
+            # Consumers are often started together. Waiting a little saves a rebalance for each.
+            delay_ms = self._config.initial_rebalance_delay_ms
+            group.initial_delay_left_ms = max(wait_ms - delay_ms, 0)
+            wait_ms = delay_ms
+        group.enter(_S.PREPARING_REBALANCE, now_ms)
+        self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + wait_ms)
+        self._end_join_phase_if_complete(group, now_ms)
+
+    def _break_off_sync_phase(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+        for member in group.members.values():
+            member.assignment = b""
+            if self._answer_sync(member, SyncAnswer(error=error)):
+                self._restart_session(group, member, now_ms)
+
+    def _end_join_phase_if_complete(self, group: Group, now_ms: int) -> None:
+        if (
+            group.state is _S.PREPARING_REBALANCE
+            and group.initial_delay_left_ms is None
+            and group.everyone_joined
+        ):
+            self._end_join_phase(group, now_ms)
+
+    def _end_join_phase(self, group: Group, now_ms: int) -> None:
+        for member in list(group.members.values()):
+            if member.join_ticket is None and not member.is_static:
+                self._discard(group, member)
+        if group.members and not group.elect_joined_leader():
+            # Static members may be restarting. They have until their sessions end.
+            group.initial_delay_left_ms = None
+            self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + group.rebalance_timeout_ms)
+            return
+        self._timers.cancel(Timer(TimerKind.JOIN, group.id))
+        group.begin_generation(now_ms)
+        if not group.members:
+            # If this is lost, the generation before is loaded instead, whose members then time out.
+            self._outbox.append(
+                group.partition, [group_record(group.id, group.stored({}))], now_ms, then=None
+            )
+            return
+        self._timers.arm(Timer(TimerKind.SYNC, group.id), now_ms + group.rebalance_timeout_ms)
+        for member in group.members.values():
+            member.is_new = False
+            self._answer_join(group, member, group.join_answer(member))
+            self._restart_session(group, member, now_ms)
+
+    # Members, one by one
+
+    def _remove(self, group: Group, member: Member, now_ms: int) -> None:
+        """Let a member go, and divide its partitions among the others."""
+        self._discard(group, member)
+        self._rebalance(group, now_ms)
+
+    def _discard(self, group: Group, member: Member) -> None:
+        self._answer_parked(group, member, UNKNOWN_MEMBER, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._timers.cancel(_session_timer(group, member))
+        group.remove(member)
+
+    def _drop_pending(self, group: Group, member_id: str, now_ms: int) -> None:
+        self._timers.cancel(_pending_timer(group, member_id))
+        group.pending_ids.discard(member_id)
+        self._end_join_phase_if_complete(group, now_ms)
+
+    def _restart_session(self, group: Group, member: Member, now_ms: int) -> None:
+        timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.session_timeout_ms
+        self._timers.arm(_session_timer(group, member), now_ms + timeout_ms)
+
+    # Answers
+
+    def _park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
+        # The client has given up on an earlier request, if there is one: it sent this instead.
+        self._answer_join(group, member, _join_refusal(member.id, ErrorCode.REBALANCE_IN_PROGRESS))
+        group.park_join(member, ticket)
+
+    def _refuse_join(self, ticket: Ticket, member_id: str, error: ErrorCode) -> None:
+        self._outbox.answer(ticket, _join_refusal(member_id, error))
+
+    def _answer_parked(
+        self, group: Group, member: Member, member_id: str, error: ErrorCode
+    ) -> None:
+        self._answer_join(group, member, _join_refusal(member_id, error))
+        self._answer_sync(member, SyncAnswer(error=error))
+
+    def _answer_join(self, group: Group, member: Member, answer: JoinAnswer) -> None:
+        ticket = group.take_join(member)
+        if ticket is not None:
+            self._outbox.answer(ticket, answer)
+
+    def _answer_sync(self, member: Member, answer: SyncAnswer) -> bool:
+        ticket = member.take_sync()
+        if ticket is not None:
+            self._outbox.answer(ticket, answer)
+        return ticket is not None
+
+
+def _rebalance_timeout_ms(request: JoinRequest) -> int:
+    if request.version < FIRST_JOIN_WITH_REBALANCE_TIMEOUT:
+        return request.session_timeout_ms
+    return request.rebalance_timeout_ms
+
+
+def _join_refusal(member_id: str, error: ErrorCode) -> JoinAnswer:
+    return JoinAnswer(error=error, member_id=member_id)
+
+
+def _session_timer(group: Group, member: Member) -> Timer:
+    return Timer(TimerKind.SESSION, group.id, member.id)
+
+
+def _pending_timer(group: Group, member_id: str) -> Timer:
+    return Timer(TimerKind.PENDING_MEMBER, group.id, member_id)

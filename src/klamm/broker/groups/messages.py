@@ -1,0 +1,205 @@
+"""What the coordinator is asked and what it answers, free of wire formats and their versions.
+
+Where the version of a request changes what the coordinator does, and not only how the answer is
+written, the request carries it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from klamm.protocol.codes import ErrorCode
+
+NO_GENERATION: Final = -1
+NO_OFFSET: Final = -1
+NO_LEADER_EPOCH: Final = -1
+#: What a client sends that has no member id yet.
+UNKNOWN_MEMBER: Final = ""
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Protocol(NamedTuple):
+    """A way to divide partitions that a member supports, with what it tells the leader about it."""
+
+    name: str
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    group_id: str
+    member_id: str
+    protocol_type: str
+    protocols: tuple[Protocol, ...]  # in order of preference
+    session_timeout_ms: int
+    rebalance_timeout_ms: int  # means nothing in version 0, which has no such field
+    client_id: str
+    client_host: str  # "/" and the address, as Kafka stores and shows it
+    version: int
+    instance_id: str | None = None
+
+
+class JoinedMember(NamedTuple):
+    """What the leader is told about a member."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAnswer:
+    error: ErrorCode
+    member_id: str
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()  # empty for everyone but the leader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequest:
+    group_id: str
+    member_id: str
+    generation: int
+    version: int
+    instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignments: Mapping[str, bytes] = field(default_factory=dict)  # from the leader alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncAnswer:
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequest:
+    group_id: str
+    member_id: str
+    generation: int
+    instance_id: str | None = None
+
+
+class MemberIdentity(NamedTuple):
+    """Who leaves. An empty member id with an instance id means whoever holds that instance id."""
+
+    member_id: str
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest:
+    group_id: str
+    members: tuple[MemberIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAnswer:
+    error: ErrorCode
+    members: tuple[tuple[MemberIdentity, ErrorCode], ...] = ()  # as asked for, in that order
+
+
+class OffsetToCommit(NamedTuple):
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str | None = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    group_id: str
+    offsets: Mapping[TopicPartition, OffsetToCommit]  # of partitions that exist
+    member_id: str = UNKNOWN_MEMBER
+    generation: int = NO_GENERATION
+    instance_id: str | None = None
+    retention_ms: int | None = None  # None: as the broker is configured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitAnswer:
+    errors: Mapping[TopicPartition, ErrorCode]  # one for each offset of the request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    group_id: str
+    partitions: tuple[TopicPartition, ...] | None  # None: all that have an offset
+    require_stable: bool = False
+
+
+class FetchedOffset(NamedTuple):
+    error: ErrorCode = ErrorCode.NONE
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchAnswer:
+    error: ErrorCode
+    offsets: Mapping[TopicPartition, FetchedOffset] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOffsetsRequest:
+    group_id: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOffsetsAnswer:
+    error: ErrorCode
+    errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroupsAnswer:
+    errors: Mapping[str, ErrorCode]  # by group id
+
+
+class DescribedMember(NamedTuple):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription:
+    error: ErrorCode
+    group_id: str
+    state: str = ""
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[DescribedMember, ...] = ()
+
+
+class GroupListing(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupList:
+    error: ErrorCode
+    groups: tuple[GroupListing, ...] = ()
+
+
+#: What a request that may be parked, or that changes what is stored, is answered with.
+Response = (
+    JoinAnswer | SyncAnswer | LeaveAnswer | CommitAnswer | DeleteOffsetsAnswer | DeleteGroupsAnswer
+)

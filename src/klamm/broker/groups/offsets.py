@@ -1,0 +1,137 @@
+"""What one group has committed, is committing, and may forget.
+
+A commit counts once its record is safely in the log. Until then it is pending: readers see the
+offset before it, or are told to wait if they ask for stable offsets only.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from klamm.broker.groups.messages import FetchedOffset, TopicPartition
+from klamm.broker.groups.records import CommittedOffset
+from klamm.protocol.codes import ErrorCode
+
+#: Stands for the place in the log of everything that was there before this coordinator.
+LOADED: Final = 0
+
+
+class _Placed(NamedTuple):
+    """A committed offset and the append that wrote it, which tells older from newer."""
+
+    number: int
+    committed: CommittedOffset
+
+
+class GroupOffsets:
+    """The offsets of one group, by partition."""
+
+    def __init__(self) -> None:
+        self._committed: dict[TopicPartition, _Placed] = {}
+        self._pending: dict[TopicPartition, int] = {}  # the latest append that has yet to succeed
+        self._transactional: dict[int, set[TopicPartition]] = {}  # by producer id
+
+    def __len__(self) -> int:
+        return len(self._committed)
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._committed)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is committed or on its way."""
+        return not (self._committed or self._pending or self._transactional)
+
+    def committed(self) -> dict[TopicPartition, CommittedOffset]:
+        """Everything that readers see."""
+        return {partition: placed.committed for partition, placed in self._committed.items()}
+
+    def load(
+        self,
+        committed: Mapping[TopicPartition, CommittedOffset],
+        transactional: Mapping[int, Collection[TopicPartition]],
+    ) -> None:
+        """Take over what a replay of the log has found; transactions are those still open."""
+        self._committed = {
+            partition: _Placed(LOADED, offset) for partition, offset in committed.items()
+        }
+        self._transactional = {
+            producer_id: set(partitions) for producer_id, partitions in transactional.items()
+        }
+
+    def begin_commit(self, partitions: Iterable[TopicPartition], number: int) -> None:
+        """Offsets of these partitions are being written by append `number`."""
+        self._pending.update(dict.fromkeys(partitions, number))
+
+    def finish_commit(self, offsets: Mapping[TopicPartition, CommittedOffset], number: int) -> None:
+        """Append `number` succeeded."""
+        for partition, committed in offsets.items():
+            if partition not in self._pending:
+                continue  # deleted in the meantime, and so it stays
+            previous = self._committed.get(partition)
+            # Reports may overtake each other; the log's order decides.
+            if previous is None or previous.number < number:
+                self._committed[partition] = _Placed(number, committed)
+            self._end_pending(partition, number)
+
+    def fail_commit(self, partitions: Iterable[TopicPartition], number: int) -> None:
+        """Append `number` failed; what was committed before still counts."""
+        for partition in partitions:
+            self._end_pending(partition, number)
+
+    def fetch(self, partition: TopicPartition, *, require_stable: bool) -> FetchedOffset:
+        """What a reader is told about a partition."""
+        if require_stable and self._is_unstable(partition):
+            return FetchedOffset(ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        placed = self._committed.get(partition)
+        if placed is None:
+            return FetchedOffset()
+        committed = placed.committed
+        return FetchedOffset(
+            ErrorCode.NONE, committed.offset, committed.leader_epoch, committed.metadata
+        )
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Forget these, finished or not; returns those whose records need a tombstone."""
+        removed = [
+            partition
+            for partition in partitions
+            if partition in self._committed or partition in self._pending
+        ]
+        for partition in removed:
+            self._committed.pop(partition, None)
+            self._pending.pop(partition, None)
+        return removed
+
+    def remove_all(self) -> list[TopicPartition]:
+        """Forget everything; returns what needs a tombstone."""
+        self._transactional.clear()
+        return self.remove([*self._committed, *(self._pending.keys() - self._committed.keys())])
+
+    def expired(
+        self,
+        now_ms: int,
+        retention_ms: int,
+        counts_from_ms: Callable[[CommittedOffset], int],
+        subscribed: Collection[str] = (),
+    ) -> list[TopicPartition]:
+        """Partitions that were committed too long ago and are not of a subscribed topic."""
+        return [
+            partition
+            for partition, (_, committed) in self._committed.items()
+            if partition.topic not in subscribed
+            and partition not in self._pending
+            and now_ms
+            >= (
+                counts_from_ms(committed) + retention_ms
+                if committed.expire_timestamp_ms is None
+                else committed.expire_timestamp_ms
+            )
+        ]
+
+    def _is_unstable(self, partition: TopicPartition) -> bool:
+        return partition in self._pending or any(
+            partition in partitions for partitions in self._transactional.values()
+        )
+
+    def _end_pending(self, partition: TopicPartition, number: int) -> None:
+        if self._pending.get(partition) == number:
+            del self._pending[partition]

@@ -1,0 +1,86 @@
+"""Many deadlines, most of which are moved before they are reached."""
+
+import enum
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class TimerKind(enum.Enum):
+    """What is due when the time has come."""
+
+    SESSION = enum.auto()  # a member has been silent for too long
+    PENDING_MEMBER = enum.auto()  # a member id was handed out and never used
+    JOIN = enum.auto()  # the join phase ends, whoever is missing
+    SYNC = enum.auto()  # members that did not fetch their assignment are given up
+    RETENTION = enum.auto()  # offsets that nobody needs any more are dropped
+
+
+class Timer(NamedTuple):
+    """Names one deadline; arming it again moves it."""
+
+    kind: TimerKind
+    group_id: str = ""
+    member_id: str = ""
+
+
+class Timers:
+    """Deadlines by name.
+
+    A heartbeat moves a deadline further away every few seconds, so the heap is left alone when
+    that happens: its entry comes up early, is found to be out of date, and goes back with the
+    deadline that holds by then.
+    """
+
+    def __init__(self) -> None:
+        self._deadline_ms: dict[Timer, int] = {}
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._queued_ms: dict[Timer, int] = {}  # the earliest heap entry of each timer
+        self._sequence = 0  # timers due at the same time fire in the order of arming
+
+    def arm(self, timer: Timer, at_ms: int) -> None:
+        """Let `timer` be due at `at_ms`, and at no other time."""
+        self._deadline_ms[timer] = at_ms
+        queued_ms = self._queued_ms.get(timer)
+        if queued_ms is None or at_ms < queued_ms:
+            self._queue(timer, at_ms)
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget `timer`, if it was armed."""
+        self._deadline_ms.pop(timer, None)
+
+    def is_armed(self, timer: Timer) -> bool:
+        """Whether `timer` has a deadline."""
+        return timer in self._deadline_ms
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline; None if there is none."""
+        while self._heap:
+            at_ms, _, timer = self._heap[0]
+            if self._is_current(at_ms, timer):
+                return at_ms
+            self._requeue_first()
+        return None
+
+    def due(self, now_ms: int) -> Iterator[Timer]:
+        """Disarm and give out what is due, one by one: acting on one may move or end the others."""
+        while (at_ms := self.next_deadline_ms()) is not None and at_ms <= now_ms:
+            _, _, timer = heapq.heappop(self._heap)
+            del self._queued_ms[timer], self._deadline_ms[timer]
+            yield timer
+
+    def _is_current(self, at_ms: int, timer: Timer) -> bool:
+        return self._deadline_ms.get(timer) == at_ms == self._queued_ms.get(timer)
+
+    def _requeue_first(self) -> None:
+        at_ms, _, timer = heapq.heappop(self._heap)
+        if self._queued_ms.get(timer) != at_ms:
+            return  # an earlier entry took its place
+        del self._queued_ms[timer]
+        if timer in self._deadline_ms:
+            self._queue(timer, self._deadline_ms[timer])
+
+    def _queue(self, timer: Timer, at_ms: int) -> None:
+        self._queued_ms[timer] = at_ms
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_ms, self._sequence, timer))
