@@ -8,13 +8,25 @@ A *row* is a partition. Rows are handed out once and reused after a topic is gon
 is NO_TOPIC for a free one. A *slot* is a position in a row's replica list.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from klamm.core.columns import I8, I32, NO_BROKER, Mask, is_one_of, padded, unpad, widen
+from klamm.core.balance import is_imbalanced
+from klamm.core.columns import (
+    I8,
+    I32,
+    NO_BROKER,
+    Mask,
+    is_one_of,
+    padded,
+    tally,
+    unpad,
+    widen,
+)
 from klamm.core.elections import RECOVERED
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
@@ -50,6 +62,39 @@ class Broker:
     #: A node that only competes for the controller's role: placement skips it.
     controller_only: bool = False
 
+    def supports(self, finalized: Mapping[str, int]) -> bool:
+        """Whether the broker can live with the levels that the cluster's features are at."""
+        known = {name: (lowest, highest) for name, lowest, highest in self.features}
+        return all(
+            name in known and known[name][0] <= level <= known[name][1]
+            for name, level in finalized.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    """What a topic's znode says: its id, if it has one, and replicas by partition number.
+
+    `adding` and `removing` name only partitions that are being reassigned. A topic whose znode is
+    missing or unreadable has no partitions.
+    """
+
+    topic_id: str | None
+    replicas: Mapping[int, Sequence[int]]
+    adding: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    removing: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def only(self, partitions: Iterable[int]) -> "TopicRead":
+        """The same topic with these of its partitions."""
+        chosen = set(partitions)
+        return TopicRead(
+            self.topic_id,
+            *(
+                {number: brokers for number, brokers in lists.items() if number in chosen}
+                for lists in (self.replicas, self.adding, self.removing)
+            ),
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Topic:
@@ -60,6 +105,15 @@ class Topic:
     id: str | None
     rows: I32 = field(default_factory=lambda: np.empty(0, np.int32))
     numbers: I32 = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def add(self, rows: I32, numbers: I32) -> None:
+        """Note rows for more partitions, given in the order of their numbers."""
+        if len(self.numbers):
+            rows = np.concatenate([self.rows, rows])
+            numbers = np.concatenate([self.numbers, numbers])
+            order = np.argsort(numbers)
+            rows, numbers = rows[order], numbers[order]
+        self.rows, self.numbers = rows, numbers
 
     def row_of(self, partition: int) -> int | None:
         """The row of a partition, if the topic has it."""
@@ -99,7 +153,7 @@ class States:
 
 
 class Cluster:
-    """Everything the controller has in memory; empty unless it is in office (RESIGN-2)."""
+    """Everything the controller has in memory; a new one is made for each term of office."""
 
     def __init__(self, width: int = 3, capacity: int = 64) -> None:
         self.controller_id = NO_BROKER
@@ -109,6 +163,8 @@ class Cluster:
         self.shutting_down: set[int] = set()
         #: For each broker the rows it last called KAFKA_STORAGE_ERROR.
         self.offline_dirs: dict[int, set[int]] = {}
+        #: Levels of the cluster's features; brokers that do not support them are left out.
+        self.finalized_features: Mapping[str, int] = {}
 
         self.topics: dict[str, Topic] = {}
         self.topic_names: dict[str, str] = {}  # by topic id
@@ -124,6 +180,8 @@ class Cluster:
         self.being_reassigned: set[int] = set()
         self.adding: dict[int, tuple[int, ...]] = {}
         self.removing: dict[int, tuple[int, ...]] = {}
+        #: States of replicas (row, broker) that are no longer assigned and not yet forgotten.
+        self.leaving: dict[tuple[int, int], ReplicaState] = {}
 
         self._used = 0
         self._free_rows: list[int] = []
@@ -140,6 +198,9 @@ class Cluster:
         self.replicas: I32 = np.full((capacity, width), NO_BROKER, np.int32)
         self.isr: I32 = np.full((capacity, width), NO_BROKER, np.int32)
         self.replica_state: I8 = np.full((capacity, width), ReplicaState.NON_EXISTENT, np.int8)
+        #: Which partitions the gauge of imbalanced ones counts, and how many those are.
+        self.imbalanced: Mask = np.zeros(capacity, np.bool_)
+        self.imbalanced_count = 0
 
     # Brokers
 
@@ -163,14 +224,6 @@ class Cluster:
         """Is the cached leader of each row an online replica?"""
         leader = self.leader[rows][:, None]
         return (is_one_of(leader, list(self.live)) & ~self._on_offline_dir(rows, leader))[:, 0]
-
-    def is_online(self, row: int, broker: int) -> bool:
-        """The same question about one replica."""
-        return (
-            broker in self.brokers
-            and broker not in self.shutting_down
-            and row not in self.offline_dirs.get(broker, ())
-        )
 
     def _on_offline_dir(self, rows: I32, brokers: I32) -> Mask:
         offline = np.zeros(brokers.shape, np.bool_)
@@ -201,67 +254,69 @@ class Cluster:
             self.topic_names[topic_id] = name
         return topic
 
-    def set_topic_id(self, name: str, topic_id: str) -> None:
-        """Record the id that a topic without one was given."""
-        topic = self.topics[name]
-        if topic.id is not None:
-            del self.topic_names[topic.id]
-        topic.id = topic_id
-        self.topic_names[topic_id] = name
+    def add_partitions(self, reads: Mapping[str, TopicRead]) -> I32:
+        """Give rows to partitions of known topics, of many topics at once.
 
-    def add_partitions(self, name: str, assignments: Mapping[int, Assignment]) -> I32:
-        """Give rows to partitions of a known topic; their order is that of the partition ids."""
-        topic = self.topics[name]
-        numbers = sorted(assignments)
-        rows = self._take_rows(len(numbers))
-        if not numbers:
-            return rows
-        replicas = padded([assignments[n].replicas for n in numbers])
+        The rows come back topic by topic, each in the order of its partition numbers.
+        """
+        sizes = np.fromiter((len(read.replicas) for read in reads.values()), np.int64, len(reads))
+        total = int(sizes.sum())
+        numbers = np.fromiter(
+            chain.from_iterable(read.replicas for read in reads.values()), np.int32, total
+        )
+        replicas = padded(chain.from_iterable(read.replicas.values() for read in reads.values()))
+        topics = [self.topics[name] for name in reads]
+        owner = np.repeat(np.arange(len(topics), dtype=np.int32), sizes)
+        if not np.all((np.diff(owner) > 0) | (np.diff(numbers) > 0)):
+            order = np.lexsort((numbers, owner))
+            numbers, replicas = numbers[order], replicas[order]
+        rows = self._take_rows(total)
         self._ensure_width(replicas.shape[1])
-        self.topic_of[rows] = topic.index
+        self.topic_of[rows] = np.array([topic.index for topic in topics], np.int32)[owner]
         self.partition[rows] = numbers
-        self.state[rows] = PartitionState.NON_EXISTENT
-        self.has_leadership[rows] = False
-        self.leader[rows] = NO_BROKER
-        self.isr[rows] = NO_BROKER
         self.replicas[rows] = widen(replicas, self.width)
-        self.replica_state[rows] = ReplicaState.NON_EXISTENT
-        for row, number in zip(rows.tolist(), numbers, strict=True):
-            if assignments[number].is_being_reassigned:
-                self.adding[row] = tuple(assignments[number].adding)
-                self.removing[row] = tuple(assignments[number].removing)
-        all_rows = np.concatenate([topic.rows, rows])
-        all_numbers = np.concatenate([topic.numbers, np.array(numbers, np.int32)])
-        order = np.argsort(all_numbers)
-        topic.rows, topic.numbers = all_rows[order], all_numbers[order]
+        end = 0
+        for topic, read, size in zip(topics, reads.values(), sizes.tolist(), strict=True):
+            start, end = end, end + size
+            topic.add(rows[start:end], numbers[start:end])
+            for number in read.adding.keys() | read.removing.keys():
+                row = topic.row_of(number)
+                if row is not None:
+                    self.adding[row] = tuple(read.adding.get(number, ()))
+                    self.removing[row] = tuple(read.removing.get(number, ()))
         return rows
 
     def remove_topic(self, name: str) -> None:
-        """Forget a topic and everything about its partitions."""
-        topic = self.topics.pop(name)
-        if topic.id is not None:
-            self.topic_names.pop(topic.id, None)
-        rows = topic.rows
-        self.topic_of[rows] = NO_TOPIC
-        self.state[rows] = PartitionState.NON_EXISTENT
-        self.has_leadership[rows] = False
-        self.replicas[rows] = NO_BROKER
-        self.isr[rows] = NO_BROKER
-        self.leader[rows] = NO_BROKER
-        self.replica_state[rows] = ReplicaState.NON_EXISTENT
-        gone = rows.tolist()
-        for row in gone:
-            self.adding.pop(row, None)
-            self.removing.pop(row, None)
-        self.being_reassigned.difference_update(gone)
-        for lost in self.offline_dirs.values():
-            lost.difference_update(gone)
-        self._free_rows.extend(gone)
-        self._topic_at[topic.index] = None
-        self._free_topics.append(topic.index)
+        """Forget a topic and everything about its partitions; an unknown one is forgotten too."""
         self.queued_for_deletion.discard(name)
         self.ineligible_for_deletion.discard(name)
         self.deletion_started.discard(name)
+        topic = self.topics.pop(name, None)
+        if topic is None:
+            return
+        if topic.id is not None:
+            self.topic_names.pop(topic.id, None)
+        rows = topic.rows
+        self._discount(rows)
+        for column, empty in _EMPTY.items():
+            getattr(self, column)[rows] = empty
+        gone = set(rows.tolist())
+        if self.adding.keys() & gone:
+            self.adding = {r: a for r, a in self.adding.items() if r not in gone}
+            self.removing = {r: b for r, b in self.removing.items() if r not in gone}
+        self.leaving = {k: state for k, state in self.leaving.items() if k[0] not in gone}
+        self.being_reassigned -= gone
+        for lost in self.offline_dirs.values():
+            lost -= gone
+        self._free_rows.extend(gone)
+        self._topic_at[topic.index] = None
+        self._free_topics.append(topic.index)
+
+    def queue_for_deletion(self, names: Iterable[str]) -> None:
+        """Accept topics for deletion; they no longer count as imbalanced (DEL-6)."""
+        names = set(names)
+        self.queued_for_deletion |= names
+        self._discount(self.rows_of(names))
 
     def all_rows(self) -> I32:
         """Every partition."""
@@ -290,6 +345,18 @@ class Cluster:
     def name(self, row: int) -> TopicPartition:
         """Topic and partition number of a row, for answers and messages."""
         return self.topic(row).name, int(self.partition[row])
+
+    def topic_names_of(self, rows: I32) -> set[str]:
+        """The names of the rows' topics."""
+        return {self.topic_at(index).name for index in np.unique(self.topic_of[rows]).tolist()}
+
+    def topics_by_row(self, rows: I32) -> Iterator[tuple[Topic, I32]]:
+        """The rows grouped by topic, each group in the order of partition numbers."""
+        order = rows[np.lexsort((self.partition[rows], self.topic_of[rows]))]
+        index = self.topic_of[order]
+        for chunk in np.split(order, np.flatnonzero(np.diff(index)) + 1):
+            if len(chunk):
+                yield self.topic(int(chunk[0])), chunk
 
     def is_queued(self, rows: I32) -> Mask:
         """Which rows belong to topics queued for deletion?"""
@@ -320,17 +387,29 @@ class Cluster:
         return {number: self.assignment(row) for number, row in pairs}
 
     def set_assignment(self, row: int, assignment: Assignment) -> None:
-        """Replace a replica list; a replica that stays keeps its state, a new one has none yet."""
-        before = dict(
-            zip(self.replicas[row].tolist(), self.replica_state[row].tolist(), strict=True)
-        )
-        replicas = list(assignment.replicas)
+        """Replace a replica list.
+
+        A replica that stays keeps its state, and so does one that is no longer assigned, until it
+        is forgotten. A new one has no state yet.
+        """
+        states = {
+            broker: ReplicaState(state)
+            for broker, state in zip(
+                self.replicas[row].tolist(), self.replica_state[row].tolist(), strict=True
+            )
+            if broker != NO_BROKER
+        }
+        replicas = assignment.replicas
+        for broker in states.keys() - set(replicas):
+            if states[broker] != ReplicaState.NON_EXISTENT:
+                self.leaving[row, broker] = states[broker]
         self._ensure_width(len(replicas))
         self.replicas[row] = NO_BROKER
         self.replica_state[row] = ReplicaState.NON_EXISTENT
         self.replicas[row, : len(replicas)] = replicas
         self.replica_state[row, : len(replicas)] = [
-            before.get(broker, ReplicaState.NON_EXISTENT) for broker in replicas
+            states.get(broker) or self.leaving.pop((row, broker), ReplicaState.NON_EXISTENT)
+            for broker in replicas
         ]
         if assignment.is_being_reassigned:
             self.adding[row] = tuple(assignment.adding)
@@ -338,30 +417,69 @@ class Cluster:
         else:
             self.adding.pop(row, None)
             self.removing.pop(row, None)
+        self._recount(np.array([row], np.int32))
 
     def hosted_by(self, brokers: Iterable[int], rows: I32 | None = None) -> tuple[I32, I32]:
         """Replicas (row, broker) that the brokers are assigned, among the rows or among all."""
         rows = self.all_rows() if rows is None else rows
-        at, slot = np.nonzero(is_one_of(self.replicas[rows], list(brokers)))
-        found = rows[at]
-        return found.astype(np.int32), self.replicas[found, slot]
+        return self._replicas_at(rows, is_one_of(self.replicas[rows], list(brokers)))
 
     def replicas_of(self, rows: I32) -> tuple[I32, I32]:
         """All assigned replicas (row, broker) of the rows."""
-        at, slot = np.nonzero(self.replicas[rows] != NO_BROKER)
+        return self._replicas_at(rows, self.replicas[rows] != NO_BROKER)
+
+    def replicas_in(self, rows: I32, state: ReplicaState) -> tuple[I32, I32]:
+        """The assigned replicas (row, broker) of the rows that are in a state."""
+        return self._replicas_at(rows, self.replica_state[rows] == state)
+
+    def _replicas_at(self, rows: I32, mask: Mask) -> tuple[I32, I32]:
+        at, slot = np.nonzero(mask)
         found = rows[at]
-        return found.astype(np.int32), self.replicas[found, slot]
+        return found, self.replicas[found, slot]
 
     def states_of(self, row: I32, broker: I32) -> I8:
-        """State of each replica (row, broker); NON_EXISTENT where the broker is not assigned."""
-        match = self.replicas[row] == broker[:, None]
-        found = np.where(match, self.replica_state[row], 0).max(axis=1, initial=0)
-        return np.where(match.any(axis=1), found, ReplicaState.NON_EXISTENT).astype(np.int8)
+        """State of each replica (row, broker); NON_EXISTENT where none is known."""
+        states = np.full(len(row), ReplicaState.NON_EXISTENT, np.int8)
+        for slot in range(self.width):
+            np.copyto(
+                states, self.replica_state[row, slot], where=self.replicas[row, slot] == broker
+            )
+        for k in self._positions_leaving(row, broker):
+            states[k] = self.leaving[int(row[k]), int(broker[k])]
+        return states
 
     def set_replica_state(self, row: I32, broker: I32, state: ReplicaState) -> None:
         """Record the new state of replicas (row, broker)."""
-        at, slot = np.nonzero(self.replicas[row] == broker[:, None])
-        self.replica_state[row[at], slot] = state
+        for slot in range(self.width):
+            self.replica_state[row[self.replicas[row, slot] == broker], slot] = state
+        for k in self._positions_leaving(row, broker):
+            self.leaving[int(row[k]), int(broker[k])] = state
+
+    def forget_replicas(self, row: I32, broker: I32) -> None:
+        """Take replicas out of the assignments in memory, with their states (RSM-22)."""
+        for k in self._positions_leaving(row, broker):
+            del self.leaving[int(row[k]), int(broker[k])]
+        rows, inverse = np.unique(row, return_inverse=True)
+        stays = self.replicas[rows] != NO_BROKER
+        for slot in range(self.width):
+            stays[inverse[self.replicas[row, slot] == broker], slot] = False
+        states = np.full(stays.shape, ReplicaState.NON_EXISTENT, np.int8)
+        packed = np.arange(self.width) < tally(stays)[:, None]
+        states[packed] = self.replica_state[rows][stays]
+        replicas = np.full(stays.shape, NO_BROKER, np.int32)
+        replicas[packed] = self.replicas[rows][stays]
+        self.replicas[rows], self.replica_state[rows] = replicas, states
+        for r, b in zip(row.tolist(), broker.tolist(), strict=True) if self.adding else ():
+            if r in self.adding:
+                self.set_assignment(r, self.assignment(r).without(b))
+        self._recount(rows)
+
+    def _positions_leaving(self, row: I32, broker: I32) -> list[int]:
+        """Where in the columns replicas are named that are no longer assigned."""
+        if not self.leaving:
+            return []
+        replicas = zip(row.tolist(), broker.tolist(), strict=True)
+        return [k for k, replica in enumerate(replicas) if replica in self.leaving]
 
     # Leadership
 
@@ -388,20 +506,43 @@ class Cluster:
         self.decided_in[row] = states.controller_epoch
         self.partition_epoch[row] = states.version
         self.has_leadership[row] = True
+        self._recount(row)
+
+    def _recount(self, rows: I32) -> None:
+        """Look again at whether (different) rows are led by their preferred replica."""
+        adding = padded((self.adding.get(row, ()) for row in rows.tolist()) if self.adding else ())
+        if not len(adding):
+            adding = np.full((len(rows), 1), NO_BROKER, np.int32)
+        after = is_imbalanced(
+            self.replicas[rows],
+            adding,
+            self.leader[rows],
+            self.isr[rows],
+            self.has_leadership[rows],
+        )
+        after &= ~self.is_queued(rows)
+        before = np.count_nonzero(self.imbalanced[rows])
+        self.imbalanced[rows] = after
+        self.imbalanced_count += int(np.count_nonzero(after)) - int(before)
+
+    def _discount(self, rows: I32) -> None:
+        self.imbalanced_count -= int(np.count_nonzero(self.imbalanced[rows]))
+        self.imbalanced[rows] = False
 
     # Storage of the columns
 
     def _take_rows(self, count: int) -> I32:
-        """Rows for new partitions, in one ascending run unless freed rows must be reused."""
+        """Rows for new partitions, in ascending order; those that were freed come first."""
         reuse = min(count, len(self._free_rows))
         taken = sorted(self._free_rows[len(self._free_rows) - reuse :])
         del self._free_rows[len(self._free_rows) - reuse :]
         fresh = count - reuse
         if self._used + fresh > len(self.topic_of):
             self._grow(max(self._used + fresh, len(self.topic_of) * 3 // 2))
-        taken.extend(range(self._used, self._used + fresh))
+        rows = np.arange(self._used - reuse, self._used + fresh, dtype=np.int32)
+        rows[:reuse] = taken
         self._used += fresh
-        return np.array(taken, np.int32)
+        return rows
 
     def _grow(self, capacity: int) -> None:
         more = capacity - len(self.topic_of)
@@ -412,28 +553,21 @@ class Cluster:
 
     def _ensure_width(self, width: int) -> None:
         if width > self.width:
+            missing = ((0, 0), (0, width - self.width))
             self.width = width
             self.replicas = widen(self.replicas, width)
             self.isr = widen(self.isr, width)
-            states = np.full((len(self.replicas), width), ReplicaState.NON_EXISTENT, np.int8)
-            states[:, : self.replica_state.shape[1]] = self.replica_state
-            self.replica_state = states
+            self.replica_state = np.pad(
+                self.replica_state, missing, constant_values=ReplicaState.NON_EXISTENT
+            )
 
-    def reserve(self, partitions: int, width: int) -> None:
-        """Make room at once for that many partitions, before a whole cluster is loaded."""
-        self._ensure_width(width)
-        if partitions > len(self.topic_of):
-            self._grow(partitions)
-
-    def topics_by_row(self, rows: I32) -> Iterator[tuple[Topic, I32]]:
-        """The rows grouped by topic, each group in the order of partition numbers."""
-        order = rows[np.lexsort((self.partition[rows], self.topic_of[rows]))]
-        index = self.topic_of[order]
-        for chunk in np.split(order, np.flatnonzero(np.diff(index)) + 1):
-            if len(chunk):
-                yield self.topic(int(chunk[0])), chunk
+    @property
+    def nbytes(self) -> int:
+        """The size of all columns."""
+        return sum(getattr(self, name).nbytes for name in _EMPTY)
 
 
+#: Each column, with what it holds in rows that are free.
 _EMPTY: Final = {
     "topic_of": NO_TOPIC,
     "partition": 0,
@@ -447,4 +581,5 @@ _EMPTY: Final = {
     "replicas": NO_BROKER,
     "isr": NO_BROKER,
     "replica_state": ReplicaState.NON_EXISTENT,
+    "imbalanced": False,
 }

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from klamm.core.cluster import Broker, States, TopicPartition
+from klamm.core.cluster import TopicRead as TopicRead
 from klamm.core.columns import I8, I32, Mask
 from klamm.core.reassignment import Assignment
 
@@ -88,14 +89,6 @@ Outcomes = I8
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRead:
-    """A topic znode: its id, if it has one, and its partitions (none if it was unreadable)."""
-
-    topic_id: str | None
-    partitions: Mapping[int, Assignment]
-
-
-@dataclass(frozen=True, slots=True)
 class ReadTopicNames(Effect):
     """Children of `/brokers/topics`, with a watch. Reply: `set[str]`."""
 
@@ -153,7 +146,11 @@ class UnreadableConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(Effect):
-    """Delete `/brokers/topics/T` with all below, `/config/topics/T`, `/admin/delete_topics/T`."""
+    """Delete `/brokers/topics/T` with all below, `/config/topics/T`, `/admin/delete_topics/T`.
+
+    In this order, so that a successor finds the request as long as anything is left (DEL-16).
+    Reply: None.
+    """
 
     name: str
 
@@ -163,6 +160,20 @@ class ForgetTopicWatch(Effect):
     """Ignore what a topic's data watch may still report. Reply: None."""
 
     names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchStates(Effect):
+    """Arm data watches on `state` znodes, for leaders that write those themselves. Reply: None."""
+
+    rows: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForgetStateWatch(Effect):
+    """Ignore what data watches on `state` znodes may still report. Reply: None."""
+
+    rows: I32
 
 
 # Deletion requests, notifications, other requests in ZooKeeper
@@ -234,7 +245,10 @@ class DropLogDirNotifications(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SetUpFeatures(Effect):
-    """Bring `/feature` into the form of FAILOVER-1."""
+    """Bring `/feature` into the form of FAILOVER-1.
+
+    Reply: `dict[str, int]`, the finalized features and their levels.
+    """
 
 
 # Brokers and channels

@@ -5,7 +5,7 @@ from. Events that come from a request carry what was asked; their answers are gi
 `Answer` effect. Kafka's error codes appear here as plain integers, since the core knows no wire.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -152,13 +152,14 @@ class TopicUncleanElectionEnabled(Event):
 class LeaderAndIsrAnswered(Event):
     """A broker's answer: a top-level error, and errors by partition (those without are left out).
 
-    `answered` names all partitions of the request, so that those without error are known as well.
+    `answered` says whether a partition was in the answer at all, with an error or without. It is
+    asked only about partitions that had an error before, so it need not be a list of them all.
     """
 
     broker: int
     error: int
     errors: Mapping[TopicPartition, int]
-    answered: Sequence[TopicPartition]
+    answered: Container[TopicPartition]
     state = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
 
 
@@ -234,7 +235,7 @@ class AlterPartition(Event):
 class ApiReassignment(Event):
     """Reassign partitions; None cancels. Answer: `(top-level error, dict of errors)`.
 
-    An error is a pair of code and message.
+    An error is a pair of code and message; without a message it is the code's own.
     """
 
     targets: Mapping[TopicPartition, Sequence[int] | None]
@@ -260,7 +261,8 @@ class ElectionType(IntEnum):
 class ElectLeaders(Event):
     """Elect leaders. Answer: `dict` from partition to `(error, message, new leader or -1)`.
 
-    None as partitions means all that are known.
+    None as partitions means all that are known; those that need no election are then left out.
+    Without a message it is the error's own.
     """
 
     kind: ElectionType
