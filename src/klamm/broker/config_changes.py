@@ -1,0 +1,87 @@
+"""Configuration that changes while the broker runs: `/config/changes` and what it points at.
+
+Each notification names an entity, which is read again; the last one processed is remembered, so
+that nothing is applied twice and nothing is missed (CFG-2, CFG-3).
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from klamm.errors import MalformedZnodeError
+from klamm.zookeeper import znodes
+from klamm.zookeeper.store import NoNodeError, Store
+
+log = logging.getLogger("klamm.broker.config")
+_KEPT_MS: Final = 15 * 60 * 1000
+
+#: Called with the path of an entity below `/config` and its settings as they are now.
+Apply = Callable[[str, dict[str, str]], Awaitable[None]]
+
+
+async def read_config(store: Store, entity_path: str) -> dict[str, str]:
+    """The settings of an entity; none if it has no node, or one that cannot be read."""
+    path = znodes.config_path(entity_path)
+    try:
+        return znodes.decode_config(path, (await store.get(path)).data)
+    except NoNodeError:
+        return {}
+    except MalformedZnodeError as error:
+        log.error("%s", error)
+        return {}
+
+
+async def write_config(store: Store, entity_path: str, settings: dict[str, str]) -> None:
+    """Write the settings of an entity and tell every broker (CFG-2)."""
+    path = znodes.config_path(entity_path)
+    data = znodes.encode_config(settings)
+    try:
+        await store.set(path, data)
+    except NoNodeError:
+        await store.ensure_path(path.rpartition("/")[0])
+        await store.create(path, data)
+    change = znodes.encode_config_change(entity_path)
+    await store.create(znodes.CONFIG_CHANGE_PREFIX, change, sequential=True)
+
+
+class ConfigChanges:
+    """Follows the notifications of one session after the other."""
+
+    def __init__(self, store: Store, apply: Apply) -> None:
+        self._store = store
+        self._apply = apply
+        self._processed = -1
+
+    async def process(self) -> None:
+        """Read the notifications, arming the watch, and apply those that are new."""
+        names = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
+        for name in sorted(names, key=znodes.sequence_number):
+            number = znodes.sequence_number(name)
+            if number > self._processed:
+                self._processed = number
+                await self._process(f"{znodes.CONFIG_CHANGES}/{name}")
+        await self._remove_old(names)
+
+    async def _process(self, path: str) -> None:
+        try:
+            data = (await self._store.get(path)).data
+            entity_path = znodes.decode_config_change(path, data)
+        except NoNodeError:
+            return
+        except MalformedZnodeError as error:
+            log.error("%s", error)
+            return
+        settings = await read_config(self._store, entity_path)
+        log.info("configuration of %s is now %s", entity_path, settings)
+        await self._apply(entity_path, settings)
+
+    async def _remove_old(self, names: list[str]) -> None:
+        now_ms = int(time.time() * 1000)
+        for name in names:
+            path = f"{znodes.CONFIG_CHANGES}/{name}"
+            stat = await self._store.exists(path)
+            if stat is not None and now_ms - stat.ctime > _KEPT_MS:
+                with contextlib.suppress(NoNodeError):
+                    await self._store.delete(path)
