@@ -1,0 +1,44 @@
+"""What can go wrong with a log.
+
+KlammError
+  AppendError            a batch was refused: carries the Kafka error and the records at fault
+  OffsetOutOfRangeError  an offset outside of the log was named
+  CorruptLogError        a stored batch cannot be read
+  StorageError           the disk failed, or the log directory was given up before
+"""
+
+from __future__ import annotations
+
+from klamm.errors import KlammError
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.produce import RecordError
+
+
+class AppendError(KlammError):
+    """A batch was refused, and nothing of it is in the log."""
+
+    def __init__(
+        self, code: ErrorCode, message: str, record_errors: tuple[RecordError, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.record_errors = record_errors
+
+
+class OffsetOutOfRangeError(KlammError):
+    """An offset below the log's start or beyond its end."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class CorruptLogError(KlammError):
+    """What is stored is not a batch; the message names the file and the position."""
+
+    code = ErrorCode.CORRUPT_MESSAGE
+
+
+class StorageError(KlammError):
+    """The log's directory is offline, be it just now or from before."""
+
+    code = ErrorCode.KAFKA_STORAGE_ERROR

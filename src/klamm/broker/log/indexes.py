@@ -1,0 +1,222 @@
+"""The sparse indexes of a segment: offset to file position, and timestamp to offset.
+
+Entries are appended with plain writes, so a full disk is an error of this call and not a signal
+that ends the process, and a file is never longer than its entries. Kafka, which preallocates and
+maps its indexes, opens such files as they are; the unused zeros at the end of a file that Kafka
+left behind in a crash are cut off when it is opened here.
+
+Only the newest entries of a segment that is being written stay in memory. Older ones are found by
+binary search in the file, which the page cache makes cheap, so that many open segments cost
+neither memory nor, once they are sealed, file descriptors.
+
+One thread at a time may append or cut; any thread may look something up meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+
+from klamm.broker.log.files import Files, OpenFile
+
+#: What a search reads in one piece, in entries.
+_BLOCK: Final = 512
+#: How many of the newest entries an index that is being written remembers, at least.
+_REMEMBERED: Final = 32
+
+
+class Entry(NamedTuple):
+    """One entry: `key` is what is searched, `value` what is found."""
+
+    key: int
+    value: int
+
+
+class _Index:
+    """Entries of one size whose keys increase; stored relative to two bases."""
+
+    _form: ClassVar[struct.Struct]
+
+    def __init__(self, path: Path, files: Files, *, key_base: int, value_base: int) -> None:
+        self.path = path
+        self._files = files
+        self._key_base = key_base
+        self._value_base = value_base
+        self._file: OpenFile | None = None
+        self._recent: list[Entry] = []
+        size = path.stat().st_size if path.exists() else 0
+        self.is_aligned = size % self._form.size == 0
+        self.entries = size // self._form.size
+
+    @property
+    def size(self) -> int:
+        return self.entries * self._form.size
+
+    def is_full(self, max_bytes: int) -> bool:
+        """Whether an entry and the closing one of a time index would not both fit."""
+        return self.entries >= max_bytes // self._form.size - 1
+
+    def open_for_append(self) -> None:
+        """Keep the file open, created if need be, and its newest entries in memory."""
+        self._file = self._files.open_file(self.path, writable=True)
+        start = max(0, self.entries - _REMEMBERED)
+        self._recent = self._read(self._file, start, self.entries)
+
+    def seal(self) -> None:
+        """Let go of file and memory; entries can still be found."""
+        self._recent, self._file = [], None
+
+    def last(self) -> Entry | None:
+        if self._recent:
+            return self._recent[-1]
+        if not self.entries:
+            return None
+        return self._read(self._opened(), self.entries - 1, self.entries)[0]
+
+    def floor(self, key: int) -> Entry | None:
+        """The last entry whose key is not above `key`."""
+        recent = self._recent
+        if recent and recent[0].key <= key:
+            return recent[bisect_right(recent, key, key=_key) - 1]
+        return self._search(key) if self.entries else None
+
+    def cut(self, rows: int) -> None:
+        """Keep the first `rows` entries only."""
+        file = self._file or self._files.open_file(self.path, writable=True)
+        self._files.ftruncate(file.fd, rows * self._form.size)
+        self.entries = rows
+        self.is_aligned = True
+        if self._file:
+            self.open_for_append()
+
+    def cut_where(self, is_beyond: Callable[[Entry], bool]) -> None:
+        """Drop the entries at the end for which `is_beyond` holds."""
+        low, high = 0, self.entries
+        if low < high:
+            file = self._opened()
+            while low < high:
+                middle = (low + high) // 2
+                if is_beyond(self._read(file, middle, middle + 1)[0]):
+                    high = middle
+                else:
+                    low = middle + 1
+        if low != self.entries or not self.is_aligned:
+            self.cut(low)
+
+    def sync(self) -> None:
+        self._files.sync_path(self.path)
+
+    def rename(self, path: Path) -> None:
+        if self.path.exists():
+            self._files.replace(self.path, path)
+        self.path = path
+
+    def delete(self) -> None:
+        self.seal()
+        self._files.delete(self.path)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._read(self._opened(), 0, self.entries) if self.entries else ())
+
+    def _append(self, entry: Entry) -> None:
+        assert self._file is not None, "a sealed index takes no entries"
+        packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
+        self._files.write_all(self._file.fd, [packed], self.entries * self._form.size)
+        self.entries += 1
+        recent = self._recent
+        recent.append(entry)
+        if len(recent) >= 2 * _REMEMBERED:
+            # A new list, because another thread may be searching the old one.
+            self._recent = recent[_REMEMBERED:]
+
+    def _search(self, key: int) -> Entry | None:
+        file, form = self._opened(), self._form
+        relative = key - self._key_base
+        low, high = 0, self.entries
+        while high - low > _BLOCK:
+            middle = (low + high) // 2
+            if form.unpack(os.pread(file.fd, form.size, middle * form.size))[0] <= relative:
+                low = middle
+            else:
+                high = middle
+        block = os.pread(file.fd, (high - low) * form.size, low * form.size)
+        # Rows below `low` have keys not above ours, rows from `high` on have larger ones.
+        low, high = 0, len(block) // form.size
+        while low < high:
+            middle = (low + high) // 2
+            if form.unpack_from(block, middle * form.size)[0] <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return None
+        found, value = form.unpack_from(block, (low - 1) * form.size)
+        return Entry(found + self._key_base, value + self._value_base)
+
+    def _opened(self) -> OpenFile:
+        return self._file or self._files.open_file(self.path, writable=False)
+
+    def _read(self, file: OpenFile, start: int, end: int) -> list[Entry]:
+        size = self._form.size
+        content = os.pread(file.fd, (end - start) * size, start * size)
+        key_base, value_base = self._key_base, self._value_base
+        return [
+            Entry(key + key_base, value + value_base)
+            for key, value in self._form.iter_unpack(content)
+        ]
+
+
+class OffsetIndex(_Index):
+    """The last offset of a batch, and the position in the file where that batch begins."""
+
+    _form = struct.Struct(">ii")
+
+    def __init__(self, path: Path, base_offset: int, files: Files) -> None:
+        super().__init__(path, files, key_base=base_offset, value_base=0)
+
+    def append(self, last_offset: int, position: int) -> None:
+        self._append(Entry(last_offset, position))
+
+    def is_sane(self, log_size: int) -> bool:
+        """Whether the entries can belong to a log of that size, after cutting unused zeros."""
+        if not self.is_aligned:
+            return False
+        last = self.last()
+        if last is not None and last.value == 0:
+            self.cut_where(lambda entry: entry.value == 0)
+            last = self.last()
+        return last is None or (last.key >= self._key_base and 0 < last.value < log_size)
+
+
+class TimeIndex(_Index):
+    """The largest timestamp so far, and the last offset of the batch that brought it."""
+
+    _form = struct.Struct(">qi")
+
+    def __init__(self, path: Path, base_offset: int, files: Files) -> None:
+        super().__init__(path, files, key_base=0, value_base=base_offset)
+
+    def append_if_larger(self, timestamp: int, offset: int) -> None:
+        """Timestamps strictly increase, so one that was seen before adds nothing."""
+        last = self.last()
+        if timestamp > (last.key if last else -1):
+            self._append(Entry(timestamp, offset))
+
+    def is_sane(self) -> bool:
+        """Whether the entries can be a time index at all, after cutting unused zeros."""
+        if not self.is_aligned:
+            return False
+        unused = Entry(0, self._value_base)
+        last = self.last()
+        if last == unused:
+            self.cut_where(lambda entry: entry == unused)
+            last = self.last()
+        return last is None or (last.key >= 0 and last.value >= self._value_base)
+
+
+def _key(entry: Entry) -> int:
+    return entry.key

@@ -1,0 +1,519 @@
+"""The log of one partition on this broker.
+
+What may run where: `append_*`, `read`, `advance_high_watermark`, `raise_start_offset` and the
+properties touch the page cache only and are made for the event loop. `flush`, `truncate_*`, `close`,
+`delete_old_segments`, `delete_expired_files` and the lookups by time may wait for the disk or read
+a lot; they can run in another thread beside appends and reads. Changes of the log exclude one
+another by a lock that is held for microseconds, except by a truncation; reads take no lock at all.
+
+The log knows offsets, bytes and epochs. Who leads, who follows and what is committed is decided
+elsewhere: the high watermark is a number that it keeps within its bounds.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from klamm.broker.log.aborted import AbortedTransaction
+from klamm.broker.log.batches import HEADER_SIZE, BatchHeader, iter_records
+from klamm.broker.log.checkpoints import write_topic_id
+from klamm.broker.log.directory import LogDirectory
+from klamm.broker.log.epochs import LeaderEpochs
+from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
+from klamm.broker.log.files import Buffer, Files
+from klamm.broker.log.names import DELETED, TopicPartition
+from klamm.broker.log.producers import NO_PRODUCER, ProducerStates
+from klamm.broker.log.replay import note_batch, rebuild_producers
+from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
+from klamm.broker.log.retention import expired_segments
+from klamm.broker.log.segment import Segment, Segments
+from klamm.broker.log.settings import LogConfig
+from klamm.broker.log.validation import (
+    Origin,
+    ReplicatedBatch,
+    validate_batch,
+    validate_replicated,
+)
+from klamm.protocol.codes import ErrorCode
+
+
+class Log:
+    """Batches in segments, with what is known about them."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        path: Path,
+        directory: LogDirectory,
+        config: LogConfig,
+        files: Files,
+        *,
+        segments: Iterable[Segment],
+        epochs: LeaderEpochs,
+        producers: ProducerStates,
+        start_offset: int,
+        end_offset: int,
+        recovery_point: int,
+        high_watermark: int,
+        topic_id: uuid.UUID | None,
+        on_roll: Callable[[Log], None],
+    ) -> None:
+        self.partition = partition
+        self.path = path
+        self.directory = directory
+        self.config = config
+        self.epochs = epochs
+        self.producers = producers
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+        self.recovery_point = recovery_point
+        self.high_watermark = max(start_offset, min(high_watermark, end_offset))
+        self.topic_id = topic_id
+        self._files = files
+        self._segments = Segments(segments)
+        self._active = self._segments.items[-1]
+        self._active.open_for_append()
+        self._on_roll = on_roll
+        self._lock = threading.RLock()
+        self._truncations = 0
+        self._doomed: list[tuple[int, Segment]] = []
+        self._last_flush_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Log {self.partition} [{self.start_offset}, {self.end_offset})>"
+
+    # -- what is there
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self._segments.items
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self._segments.items)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset that a reader of committed transactions may not see."""
+        unstable = self.producers.first_unstable_offset
+        if unstable is None:
+            return self.high_watermark
+        return min(max(unstable, self.start_offset), self.high_watermark)
+
+    def advance_high_watermark(self, offset: int) -> int:
+        """Set the high watermark as near to `offset` as the log's bounds allow, and return it."""
+        self.high_watermark = max(self.start_offset, min(offset, self.end_offset))
+        self.producers.settle(self.high_watermark)
+        return self.high_watermark
+
+    def assign_topic_id(self, topic_id: uuid.UUID) -> None:
+        """Store the id of the topic with the log. It is given once."""
+        with self._storage():
+            write_topic_id(self.path, topic_id, self._files)
+        self.topic_id = topic_id
+
+    # -- appending
+
+    def append_as_leader(
+        self,
+        records: Buffer,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        origin: Origin = Origin.CLIENT,
+    ) -> AppendResult:
+        """Append one batch, with offsets and epoch of our own; AppendError if it is refused."""
+        if not self.directory.is_online:
+            raise self.directory.refusal()
+        config = self.config
+        batch = validate_batch(records, config, now_ms, origin)
+        header = batch.header
+        has_producer = header.producer_id != NO_PRODUCER
+        with self._lock:
+            if has_producer and not header.is_control:
+                if origin is Origin.CLIENT:
+                    duplicate = self.producers.find_duplicate(header)
+                    if duplicate is not None:
+                        return AppendResult(
+                            duplicate.first_offset,
+                            duplicate.last_offset,
+                            duplicate.timestamp if config.stamps_on_append else -1,
+                            self.start_offset,
+                            is_duplicate=True,
+                        )
+                self.producers.check(header, sequence=origin is Origin.CLIENT)
+            first = self.end_offset
+            last = first + header.last_offset_delta
+            try:
+                segment = self._roll_if_due(header, first, last, now_ms)
+                segment.append(batch.placed_at(first, leader_epoch), header.size)
+                segment.extend(header.size, last, header.max_timestamp, config.index_interval_bytes)
+                self.epochs.assign(leader_epoch, first)
+                if has_producer:
+                    note_batch(self.producers, segment, header, first, batch.body)
+            except OSError as error:
+                raise self.directory.fail(error) from error
+            self.end_offset = last + 1
+        return AppendResult(
+            first, last, now_ms if config.stamps_on_append else -1, self.start_offset
+        )
+
+    def append_as_follower(self, records: Buffer, *, now_ms: int) -> int:
+        """Append the leader's batches as they are and return the number of bytes taken.
+
+        A last batch that is cut short is left out; it comes whole with the next fetch.
+        """
+        if not self.directory.is_online:
+            raise self.directory.refusal()
+        view = memoryview(records)
+        with self._lock:
+            batches = list(validate_replicated(view))
+            if not batches:
+                return 0
+            try:
+                self._meet(batches[0].header, now_ms)
+                for run in self._runs(batches, now_ms):
+                    self._append_run(view, run)
+            except OSError as error:
+                raise self.directory.fail(error) from error
+            last = batches[-1]
+            return last.position + last.header.size
+
+    def _meet(self, first: BatchHeader, now_ms: int) -> None:
+        """Make the log end where the leader's first batch begins, if that loses nothing."""
+        if first.base_offset >= self.end_offset:
+            return
+        if self.end_offset == self.start_offset and first.last_offset >= self.end_offset:
+            # The leader's log starts inside of this batch, and so would an empty log of ours.
+            self.truncate_fully_and_start_at(first.base_offset, now_ms=now_ms)
+            return
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"{self.partition} ends at {self.end_offset}, but the batch of the leader begins at "
+            f"{first.base_offset}",
+        )
+
+    def _runs(self, batches: list[ReplicatedBatch], now_ms: int) -> Iterator[list[ReplicatedBatch]]:
+        """Portions that each go into the segment that is active when they are taken."""
+        run: list[ReplicatedBatch] = []
+        size = 0
+        for batch in batches:
+            header = batch.header
+            if self._is_roll_due(header, header.last_offset, now_ms, pending=size):
+                if run:
+                    yield run
+                self._roll(header.base_offset, now_ms)
+                run, size = [], 0
+            run.append(batch)
+            size += header.size
+        yield run
+
+    def _append_run(self, view: memoryview, run: list[ReplicatedBatch]) -> None:
+        start = run[0].position
+        end = run[-1].position + run[-1].header.size
+        segment, interval = self._active, self.config.index_interval_bytes
+        segment.append([view[start:end]], end - start)
+        for position, header in run:
+            base, size = header.base_offset, header.size
+            segment.extend(size, header.last_offset, header.max_timestamp, interval)
+            self.epochs.assign(header.partition_leader_epoch, base)
+            if header.producer_id != NO_PRODUCER:
+                body = view[position + HEADER_SIZE : position + size]
+                note_batch(self.producers, segment, header, base, body)
+            self.end_offset = header.last_offset + 1
+
+    def _roll_if_due(self, header: BatchHeader, first: int, last: int, now_ms: int) -> Segment:
+        if self._is_roll_due(header, last, now_ms):
+            self._roll(first, now_ms)
+        return self._active
+
+    def _is_roll_due(
+        self, header: BatchHeader, last_offset: int, now_ms: int, pending: int = 0
+    ) -> bool:
+        segment, config = self._active, self.config
+        if not segment.size + pending:
+            return False
+        if not segment.has_room(
+            pending + header.size,
+            last_offset,
+            segment_bytes=config.segment_bytes,
+            index_bytes=config.segment_index_bytes,
+        ):
+            return True
+        age_ms = segment.age_ms(header.max_timestamp, now_ms)
+        return age_ms > config.segment_ms - self._jitter_ms(segment)
+
+    def _jitter_ms(self, segment: Segment) -> int:
+        """Different for each segment, so that those begun together do not all end together."""
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        if not jitter_ms:
+            return 0
+        return zlib.crc32(f"{self.partition} {segment.base_offset}".encode()) % jitter_ms
+
+    def roll(self, now_ms: int) -> None:
+        """Begin a new segment at the end of the log, unless the active one is empty."""
+        with self._lock, self._storage():
+            if self._active.size:
+                self._roll(self.end_offset, now_ms)
+
+    def _roll(self, base_offset: int, now_ms: int) -> None:
+        self._active.seal()
+        self.producers.take_snapshot(base_offset)
+        self._become_active(Segment(self.path, base_offset, self._files, created_ms=now_ms))
+        self._on_roll(self)
+
+    def _become_active(self, segment: Segment, after: Iterable[Segment] | None = None) -> None:
+        segment.open_for_append()
+        self._active = segment
+        before = self._segments.items if after is None else after
+        self._segments = Segments([*before, segment])
+
+    # -- reading
+
+    def read(
+        self, offset: int, max_bytes: int, upper_offset: int, *, at_least_one: bool = False
+    ) -> Slice:
+        """What is stored from the batch that holds `offset` on, below `upper_offset`.
+
+        With `at_least_one` the first batch comes whole even if it exceeds `max_bytes`; without,
+        a first batch that does not fit means nothing at all.
+        """
+        end = self.end_offset
+        if not self.start_offset <= offset <= end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.partition} is not within [{self.start_offset}, {end}]"
+            )
+        if offset >= upper_offset or offset == end:
+            return EMPTY_SLICE
+        if not self.directory.is_online:
+            raise self.directory.refusal()
+        try:
+            segments = self._segments
+            row = segments.floor(offset)
+            segment = segments.items[row]
+            found = segment.locate(offset)
+            while found is None:
+                # Compaction may have left nothing from here to the end of the segment.
+                row += 1
+                if row == len(segments.items):
+                    return EMPTY_SLICE
+                segment = segments.items[row]
+                found = segment.locate(offset)
+            limit = segment.size
+            following = row + 1
+            if upper_offset < (
+                segments.bases[following] if following < len(segments.bases) else end
+            ):
+                first_hidden = segment.locate(upper_offset)
+                if first_hidden is not None:
+                    limit = first_hidden.position
+            file = segment.file
+        except FileNotFoundError as error:
+            raise OffsetOutOfRangeError(f"offset {offset} was just deleted") from error
+        except OSError as error:
+            raise self.directory.fail(error) from error
+        if found.size > max_bytes:
+            if not at_least_one:
+                return EMPTY_SLICE
+            max_bytes = found.size
+        size = min(limit - found.position, max_bytes)
+        return Slice(file, found.position, size) if size > 0 else EMPTY_SLICE
+
+    def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions with data in [offset, upper_offset)."""
+        found = []
+        for segment in self._segments.from_offset(offset):
+            for entry in segment.aborted_index:
+                if entry.last_offset >= offset and entry.first_offset < upper_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= upper_offset:
+                    return found
+        return found
+
+    def offset_for_timestamp(self, timestamp: int, upper_offset: int) -> TimestampedOffset | None:
+        """The first record below `upper_offset` that is not older than `timestamp`."""
+        start = self.start_offset
+        with self._storage():
+            for segment in self._segments.items:
+                if segment.max_timestamp < timestamp:
+                    continue
+                for batch in segment.batches_since(timestamp, start):
+                    found = _first_in(batch, timestamp, start)
+                    if found is not None:
+                        return found if found.offset < upper_offset else None
+        return None
+
+    def offset_of_max_timestamp(self) -> TimestampedOffset | None:
+        """The first record that has the largest timestamp of all; None for an empty log."""
+        with self._storage():
+            newest = max(self._segments.items, key=lambda segment: segment.max_timestamp)
+            for batch in newest.batches_since(newest.max_timestamp, self.start_offset):
+                return _first_in(batch, newest.max_timestamp, self.start_offset)
+        return None
+
+    # -- truncation
+
+    def truncate_to(self, offset: int, *, now_ms: int) -> bool:
+        """Remove every batch that holds `offset` or a later one; say whether there was any.
+
+        Leader epochs that begin at or after `offset` go in any case.
+        """
+        with self._lock, self._storage():
+            if offset >= self.end_offset:
+                self.epochs.truncate_from(offset)
+                return False
+            if offset < self._segments.bases[0]:
+                self.truncate_fully_and_start_at(offset, now_ms=now_ms)
+                return True
+            self._truncations += 1
+            row = self._segments.floor(offset)
+            kept, removed = self._segments.items[: row + 1], self._segments.items[row + 1 :]
+            self._segments = Segments(kept)
+            self._active = kept[-1]
+            self._doom(removed, now_ms)
+            self._active.open_for_append()
+            end = self._active.truncate_to(offset)
+            self.end_offset = end
+            self.start_offset = min(self.start_offset, end)
+            self.recovery_point = min(self.recovery_point, end)
+            self.epochs.truncate_from(end)
+            self.producers.delete_snapshots_above(end)
+            rebuild_producers(self.producers, self._segments.items, end, now_ms)
+            self.advance_high_watermark(self.high_watermark)
+            return True
+
+    def truncate_fully_and_start_at(self, offset: int, *, now_ms: int) -> None:
+        """Drop everything; the next record will have `offset`."""
+        with self._lock, self._storage():
+            self._truncations += 1
+            removed = self._segments.items
+            self._doom(removed, now_ms)
+            self.epochs.clear()
+            self.producers.clear()
+            self.producers.delete_snapshots_above(-1)
+            fresh = Segment(self.path, offset, self._files, created_ms=now_ms)
+            self.start_offset = self.end_offset = offset
+            self._become_active(fresh, after=())
+            self.recovery_point = min(self.recovery_point, offset)
+            self.advance_high_watermark(offset)
+
+    # -- the old end
+
+    def raise_start_offset(self, offset: int) -> bool:
+        """Hide what lies before `offset`, which must be committed; say whether anything did."""
+        with self._lock, self._storage():
+            if offset > self.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{self.partition} cannot start at {offset}: the high watermark is "
+                    f"{self.high_watermark}"
+                )
+            if offset <= self.start_offset:
+                return False
+            self.start_offset = offset
+            self.epochs.truncate_before(offset)
+            return True
+
+    def delete_old_segments(self, now_ms: int) -> int:
+        """Drop the segments that retention no longer wants, and say how many those were."""
+        with self._lock, self._storage():
+            expired = expired_segments(
+                self._segments.items,
+                self.config,
+                start_offset=self.start_offset,
+                high_watermark=self.high_watermark,
+                end_offset=self.end_offset,
+                now_ms=now_ms,
+            )
+            if not expired:
+                return 0
+            if expired[-1] is self._active:
+                self._roll(self.end_offset, now_ms)
+            kept = self._segments.items[len(expired) :]
+            # Readers must learn that the offsets are gone before the data is.
+            self.raise_start_offset(max(self.start_offset, kept[0].base_offset))
+            self._segments = Segments(kept)
+            self._doom(expired, now_ms)
+            return len(expired)
+
+    def _doom(self, segments: Iterable[Segment], now_ms: int) -> None:
+        """Rename files so that they no longer count, and delete them later: some may be read."""
+        for segment in segments:
+            segment.seal()
+            segment.change_suffix("", DELETED)
+            self.producers.delete_snapshot(segment.base_offset)
+            self._doomed.append((now_ms + self.config.file_delete_delay_ms, segment))
+
+    def delete_expired_files(self, now_ms: int) -> None:
+        """Remove the files of segments that were dropped long enough ago."""
+        with self._lock:
+            due = [segment for deadline, segment in self._doomed if deadline <= now_ms]
+            self._doomed = [entry for entry in self._doomed if entry[0] > now_ms]
+        with self._storage():
+            for segment in due:
+                segment.delete()
+
+    # -- the disk
+
+    def flush(self, *, now_ms: int, up_to: int | None = None) -> None:
+        """Sync what lies below `up_to`, all if not given, and move the recovery point there."""
+        with self._lock:
+            target = self.end_offset if up_to is None else up_to
+            self._last_flush_ms = now_ms
+            if target <= self.recovery_point:
+                return
+            unflushed = [
+                segment
+                for segment in self._segments.from_offset(self.recovery_point)
+                if segment.base_offset < target
+            ]
+            truncations = self._truncations
+        with self._storage():
+            for segment in unflushed:
+                segment.sync()
+            for segment in unflushed[1:]:
+                self.producers.sync_snapshot(segment.base_offset)
+            self.epochs.sync()
+            self._files.sync_directory(self.path)
+        with self._lock:
+            # What was synced may have been replaced by a truncation and later appends.
+            if truncations == self._truncations:
+                self.recovery_point = max(self.recovery_point, target)
+
+    def is_flush_due(self, now_ms: int) -> bool:
+        """Whether the topic's own settings ask for a flush now."""
+        unflushed = self.end_offset - self.recovery_point
+        return unflushed > 0 and (
+            unflushed >= self.config.flush_messages
+            or now_ms - self._last_flush_ms >= self.config.flush_ms
+        )
+
+    def close(self, *, now_ms: int) -> None:
+        """Flush and leave the directory as a clean start wants to find it."""
+        with self._lock, self._storage():
+            self.producers.take_snapshot(self.end_offset)
+            self._active.seal()
+            self.flush(now_ms=now_ms)
+            self.producers.sync_snapshot(self.end_offset)
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Let a failing disk take its directory offline."""
+        if not self.directory.is_online:
+            raise self.directory.refusal()
+        try:
+            yield
+        except OSError as error:
+            raise self.directory.fail(error) from error
+
+
+def _first_in(batch: memoryview, timestamp: int, offset: int) -> TimestampedOffset | None:
+    header = BatchHeader.parse(batch)
+    for record in iter_records(batch):
+        if record.timestamp >= timestamp and record.offset >= offset:
+            return TimestampedOffset(record.timestamp, record.offset, header.partition_leader_epoch)
+    return None

@@ -1,0 +1,75 @@
+"""How directories and files of logs are named.
+
+<log dir>/<topic>-<partition>/                    a replica
+<log dir>/<topic>-<partition>.<32 hex>-delete/    one that was removed, its files still to go
+<log dir>/<topic>-<partition>.<32 hex>-future/    one that is being moved here
+<log dir>/<topic>-<partition>.<32 hex>-stray/     one that the cluster does not know
+<replica>/00000000000000000042.log                a segment whose first offset is 42
+<replica>/00000000000000000042.log.deleted        the same, on its way out
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Final, NamedTuple
+
+LOG: Final = ".log"
+OFFSET_INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+ABORTED_INDEX: Final = ".txnindex"
+PRODUCER_SNAPSHOT: Final = ".snapshot"
+SEGMENT_SUFFIXES: Final = (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
+
+DELETED: Final = ".deleted"
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+
+_REPLICA: Final = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
+_MARKED: Final = re.compile(r"(?P<replica>.+-\d+)\.[0-9a-f]{32}-(?P<mark>delete|future|stray)")
+#: Kafka shortens the topic in a marked name so that the whole stays within a file name's limit.
+_NAME_MAX: Final = 255
+
+
+class TopicPartition(NamedTuple):
+    """A partition, as it is named in directories and checkpoint files."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def parse_replica(name: str) -> TopicPartition | None:
+    """The partition that a directory of this name belongs to; None for marked and foreign names."""
+    if _MARKED.fullmatch(name):
+        return None
+    found = _REPLICA.fullmatch(name)
+    return TopicPartition(found["topic"], int(found["partition"])) if found else None
+
+
+def parse_mark(name: str) -> str | None:
+    """`delete`, `future` or `stray` if the directory's name carries such a mark."""
+    found = _MARKED.fullmatch(name)
+    return found["mark"] if found else None
+
+
+def marked_for_deletion(partition: TopicPartition) -> str:
+    """A fresh name for the directory of a replica that is to go."""
+    suffix = f"-{partition.partition}.{uuid.uuid4().hex}-delete"
+    return partition.topic[: _NAME_MAX - len(suffix)] + suffix
+
+
+def segment_name(base_offset: int) -> str:
+    """The base offset in 20 digits, so that names sort as offsets do."""
+    return f"{base_offset:020d}"
+
+
+def parse_segment_file(path: Path) -> tuple[int, str] | None:
+    """Base offset and suffix, `.log` or `.index.swap`; None for files that are no segment's."""
+    stem, dot, suffix = path.name.partition(".")
+    if len(stem) != 20 or not stem.isdigit() or not dot:
+        return None
+    return int(stem), dot + suffix

@@ -1,0 +1,206 @@
+"""Opening a replica's directory, however its broker ended.
+
+After a clean stop the files are believed. After any other, what lies beyond the recovery point is
+read batch by batch and cut where it stops making sense. Nothing here needs the checkpoints to be
+right, only to be right or absent: the log itself is the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from klamm.broker.log.batches import HEADER_SIZE, BatchHeader
+from klamm.broker.log.checkpoints import read_topic_id
+from klamm.broker.log.directory import LogDirectory
+from klamm.broker.log.epochs import LeaderEpochs
+from klamm.broker.log.files import Files
+from klamm.broker.log.log import Log
+from klamm.broker.log.names import (
+    ABORTED_INDEX,
+    CLEANED,
+    DELETED,
+    LOG,
+    OFFSET_INDEX,
+    SWAP,
+    TIME_INDEX,
+    TopicPartition,
+    parse_segment_file,
+)
+from klamm.broker.log.producers import ProducerStates
+from klamm.broker.log.replay import collect_epochs, note_batch, rebuild_producers
+from klamm.broker.log.segment import Segment
+from klamm.broker.log.settings import LogConfig
+
+logger = logging.getLogger(__name__)
+
+_CHECKED_FROM: Final = 21
+_INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """What the checkpoints of the log directory said about one partition."""
+
+    was_clean: bool
+    recovery_point: int = 0
+    start_offset: int = 0
+    high_watermark: int = 0
+
+
+def load_log(
+    path: Path,
+    partition: TopicPartition,
+    directory: LogDirectory,
+    config: LogConfig,
+    files: Files,
+    checkpointed: Checkpointed,
+    *,
+    now_ms: int,
+    producer_expiration_ms: int,
+    on_roll: Callable[[Log], None],
+) -> Log:
+    """Open the log in `path`, which may be empty. Reads as much as it must: slow."""
+    _finish_swaps(path, files)
+    segments = _open_segments(path, files, config, now_ms)
+    epochs, has_epochs = LeaderEpochs.load(path, files)
+    producers = ProducerStates(path, files, producer_expiration_ms)
+    if not has_epochs:
+        collect_epochs(epochs, segments)
+    if not checkpointed.was_clean:
+        segments = _recover(
+            segments, checkpointed.recovery_point, config, epochs, producers, now_ms
+        )
+    end_offset = segments[-1].end_offset() if segments else 0
+    if not segments or end_offset < checkpointed.start_offset:
+        for segment in segments:
+            logger.warning("%s ends before the log's start and is deleted", segment.path)
+            segment.delete()
+        end_offset = checkpointed.start_offset
+        segments = [Segment(path, end_offset, files, created_ms=now_ms)]
+        producers.clear()
+    elif checkpointed.was_clean:
+        rebuild_producers(producers, segments, end_offset, now_ms)
+    producers.delete_snapshots_above(end_offset)
+    start_offset = max(checkpointed.start_offset, segments[0].base_offset)
+    epochs.truncate_from(end_offset)
+    epochs.truncate_before(start_offset)
+    return Log(
+        partition,
+        path,
+        directory,
+        config,
+        files,
+        segments=segments,
+        epochs=epochs,
+        producers=producers,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        recovery_point=(
+            end_offset if checkpointed.was_clean else min(checkpointed.recovery_point, end_offset)
+        ),
+        high_watermark=checkpointed.high_watermark,
+        topic_id=read_topic_id(path),
+        on_roll=on_roll,
+    )
+
+
+def _finish_swaps(path: Path, files: Files) -> None:
+    """Bring what a compaction had begun to an end: forward if its result was complete."""
+    found = [(file, parse_segment_file(file)) for file in sorted(path.iterdir())]
+    for file, _ in found:
+        if file.name.endswith((DELETED, ".tmp")):
+            files.delete(file)
+    cleaned = [parsed[0] for _, parsed in found if parsed and parsed[1].endswith(CLEANED)]
+    swaps = [(file, parsed[0]) for file, parsed in found if parsed and parsed[1].endswith(SWAP)]
+    for file, parsed in found:
+        # A swap file from where on results are still incomplete is itself part of such a result.
+        is_incomplete = (
+            parsed and parsed[1].endswith(SWAP) and cleaned and parsed[0] >= min(cleaned)
+        )
+        if is_incomplete or (parsed and parsed[1].endswith(CLEANED)):
+            files.delete(file)
+    swaps = [(file, base) for file, base in swaps if not cleaned or base < min(cleaned)]
+    replaced = [
+        range(base, _end_of(path, base, files)) for file, base in swaps if file.suffixes[0] == LOG
+    ]
+    for file, parsed in found:
+        is_segment = parsed and parsed[1] in (LOG, *_INDEXES)
+        if is_segment and parsed and any(parsed[0] in offsets for offsets in replaced):
+            files.delete(file)
+    for file, _ in swaps:
+        files.replace(file, file.with_name(file.name.removesuffix(SWAP)))
+    if swaps:
+        files.sync_directory(path)
+
+
+def _end_of(path: Path, base_offset: int, files: Files) -> int:
+    swapped = Segment(path, base_offset, files, created_ms=0, suffix=SWAP)
+    return max(base_offset + 1, swapped.end_offset())
+
+
+def _open_segments(path: Path, files: Files, config: LogConfig, now_ms: int) -> list[Segment]:
+    """All segments in order, with indexes that can be used."""
+    found = [(file, parse_segment_file(file)) for file in sorted(path.iterdir())]
+    bases = {parsed[0] for _, parsed in found if parsed and parsed[1] == LOG}
+    for file, parsed in found:
+        if parsed and parsed[1] in _INDEXES and parsed[0] not in bases:
+            files.delete(file)
+    segments = [Segment(path, base, files, created_ms=now_ms) for base in sorted(bases)]
+    for segment in segments:
+        if not segment.has_sane_indexes():
+            logger.warning("the indexes of %s are missing or damaged and are rebuilt", segment.path)
+            segment.rebuild(config.index_interval_bytes, _is_batch)
+    return segments
+
+
+def _recover(
+    segments: list[Segment],
+    recovery_point: int,
+    config: LogConfig,
+    epochs: LeaderEpochs,
+    producers: ProducerStates,
+    now_ms: int,
+) -> list[Segment]:
+    """Read what may not have reached the disk; keep what is whole up to the first damage."""
+    flushed = max(0, bisect_right(segments, recovery_point, key=_base) - 1)
+    if not segments:
+        return segments
+    expected = segments[flushed].base_offset
+    producers.delete_snapshots_above(expected)
+    rebuild_producers(producers, segments[:flushed], expected, now_ms)
+    for row in range(flushed, len(segments)):
+        segment = segments[row]
+        segment.aborted_index.cut_from(segment.base_offset)
+
+        def is_next(header: BatchHeader, batch: memoryview, segment: Segment = segment) -> bool:
+            nonlocal expected
+            if not _is_batch(header, batch) or not segment.may_hold(header, expected):
+                return False
+            expected = header.last_offset + 1
+            epochs.assign_if_newer(header.partition_leader_epoch, header.base_offset)
+            note_batch(producers, segment, header, header.base_offset, batch[HEADER_SIZE:])
+            return True
+
+        expected = max(expected, segment.base_offset)
+        cut = segment.rebuild(config.index_interval_bytes, is_next)
+        if cut:
+            logger.warning("%s ends in %d bytes that are no batch; cut", segment.path, cut)
+            for later in segments[row + 1 :]:
+                later.delete()
+            return segments[: row + 1]
+    return segments
+
+
+def _is_batch(header: BatchHeader, batch: memoryview) -> bool:
+    return header.magic == 2 and crc32c(batch[_CHECKED_FROM:]) == header.crc
+
+
+def _base(segment: Segment) -> int:
+    return segment.base_offset

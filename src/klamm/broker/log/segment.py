@@ -1,0 +1,359 @@
+"""One segment: a file of batches, its indexes, and how to find something in it.
+
+One thread at a time may append or cut; any thread may read meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from klamm.broker.log.aborted import AbortedIndex
+from klamm.broker.log.batches import HEADER_SIZE, BatchHeader
+from klamm.broker.log.errors import CorruptLogError
+from klamm.broker.log.files import Buffer, Files, OpenFile
+from klamm.broker.log.indexes import OffsetIndex, TimeIndex
+from klamm.broker.log.names import ABORTED_INDEX, LOG, OFFSET_INDEX, TIME_INDEX, segment_name
+
+NO_TIMESTAMP: Final = -1
+#: What precedes the part of a batch that its length field counts.
+LENGTH_OVERHEAD: Final = 12
+_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+#: Base offset, length and last offset delta: enough to step from batch to batch.
+_SPAN: Final = struct.Struct(">qi11xi")
+#: How much is read at once to step through batches, to read headers, and to read whole batches.
+_STEP_BYTES: Final = 4096
+_HEADERS_BYTES: Final = 65_536
+_BATCHES_BYTES: Final = 1_048_576
+
+
+class Found(NamedTuple):
+    """Where a batch stands in the file."""
+
+    position: int
+    size: int
+    base_offset: int
+
+
+class Segment:
+    """The batches from `base_offset` up to the next segment's."""
+
+    def __init__(
+        self,
+        replica: Path,
+        base_offset: int,
+        files: Files,
+        *,
+        created_ms: int,
+        suffix: str = "",
+    ) -> None:
+        stem = replica / segment_name(base_offset)
+        self.base_offset: Final = base_offset
+        self.path = Path(f"{stem}{LOG}{suffix}")
+        self.offset_index = OffsetIndex(Path(f"{stem}{OFFSET_INDEX}{suffix}"), base_offset, files)
+        self.time_index = TimeIndex(Path(f"{stem}{TIME_INDEX}{suffix}"), base_offset, files)
+        self.aborted_index = AbortedIndex(Path(f"{stem}{ABORTED_INDEX}{suffix}"), files)
+        self.size = self.path.stat().st_size if self.path.exists() else 0
+        self.created_ms = created_ms
+        self._files = files
+        self._file: OpenFile | None = None
+        self._since_index_entry = 0
+        self._first_timestamp: int | None = None
+        self._max_timestamp: int | None = None
+        self._max_timestamp_offset = base_offset
+
+    # -- writing
+
+    def open_for_append(self) -> None:
+        """Create the files that are missing and keep them open."""
+        if self._file is None:
+            self._file = self._files.open_file(self.path, writable=True)
+        self.offset_index.open_for_append()
+        self.time_index.open_for_append()
+
+    def append(self, buffers: Sequence[Buffer], size: int) -> int:
+        """Write `buffers`, `size` bytes in all, at the end, and say where they begin.
+
+        They count only once `extend` has been told what they are.
+        """
+        assert self._file is not None, "a sealed segment takes no batches"
+        position = self.size
+        if self._files.pwritev(self._file.fd, buffers, position) != size:
+            self._files.write_all(self._file.fd, buffers, position)
+        return position
+
+    def extend(
+        self, size: int, last_offset: int, max_timestamp: int, index_interval_bytes: int
+    ) -> None:
+        """Let the next batch of what `append` wrote be part of the segment."""
+        if max_timestamp > self.max_timestamp:
+            self._max_timestamp = max_timestamp
+            self._max_timestamp_offset = last_offset
+        if self._first_timestamp is None and not self.size:
+            self._first_timestamp = max_timestamp
+        if self._since_index_entry > index_interval_bytes:
+            self.offset_index.append(last_offset, self.size)
+            self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
+            self._since_index_entry = 0
+        self._since_index_entry += size
+        self.size += size
+
+    def has_room(
+        self,
+        size: int,
+        last_offset: int,
+        *,
+        segment_bytes: int,
+        index_bytes: int,
+    ) -> bool:
+        """Whether a batch fits. An empty segment takes a batch of any size."""
+        return (
+            (self.size + size <= segment_bytes or not self.size)
+            and last_offset - self.base_offset <= _MAX_RELATIVE_OFFSET
+            and not self.offset_index.is_full(index_bytes)
+            and not self.time_index.is_full(index_bytes)
+        )
+
+    def may_hold(self, header: BatchHeader, expected: int) -> bool:
+        """Whether a batch can stand here, where the one before it ended at `expected`."""
+        return (
+            expected <= header.base_offset <= header.last_offset
+            and header.last_offset - self.base_offset <= _MAX_RELATIVE_OFFSET
+        )
+
+    def age_ms(self, max_timestamp: int, now_ms: int) -> int:
+        """How long the segment has been filled, by its records' clock if they have one."""
+        if not self.size:
+            return 0
+        first = self._first_batch_timestamp()
+        if first != NO_TIMESTAMP:
+            return max_timestamp - first
+        return now_ms - self.created_ms
+
+    def seal(self) -> None:
+        """Complete the indexes and let go of what only a writer needs."""
+        if self.size and self._file is not None:
+            self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
+        self.offset_index.seal()
+        self.time_index.seal()
+        self.aborted_index.seal()
+
+    def truncate_to(self, offset: int) -> int:
+        """Drop every batch that holds `offset` or a later one; say where the segment now ends.
+
+        A batch that begins before `offset` and ends after it goes as a whole, and then the end
+        is its base offset.
+        """
+        found = self.locate(offset)
+        if found is None:
+            return offset
+        self.cut(found.position, offset)
+        return min(offset, found.base_offset)
+
+    def cut(self, size: int, offset: int) -> None:
+        """Shorten the file to `size`, where `offset` is the first that is no longer in it."""
+        self._files.ftruncate(self.file.fd, size)
+        self.size = size
+        self.offset_index.cut_where(lambda entry: entry.value >= size)
+        self.time_index.cut_where(lambda entry: entry.value >= offset)
+        self.aborted_index.cut_from(offset)
+        self._since_index_entry = 0
+        self._first_timestamp = None
+        self._rescan_max_timestamp()
+
+    def has_sane_indexes(self) -> bool:
+        """Whether both indexes are there and look as if they belonged to this file."""
+        if not self.size:
+            return True
+        return (
+            self.offset_index.path.exists()
+            and self.time_index.path.exists()
+            and self.offset_index.is_sane(self.size)
+            and self.time_index.is_sane()
+        )
+
+    def rebuild(
+        self, index_interval_bytes: int, is_valid: Callable[[BatchHeader, memoryview], bool]
+    ) -> int:
+        """Index the batches anew, cut the file before the first that is not valid, and seal it.
+
+        The answer is the number of bytes that were cut off. Slow: it reads the whole file.
+        """
+        file_size = self.size
+        batches = self._batches(0, file_size)
+        self.open_for_append()
+        self.offset_index.cut(0)
+        self.time_index.cut(0)
+        self.size = self._since_index_entry = 0
+        self._max_timestamp, self._first_timestamp = NO_TIMESTAMP, None
+        for _, batch in batches:
+            header = BatchHeader.parse(batch)
+            if not is_valid(header, batch):
+                break
+            self.extend(header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
+        if self.size < file_size:
+            self._files.ftruncate(self.file.fd, self.size)
+        self.seal()
+        return file_size - self.size
+
+    def sync(self) -> None:
+        """Make the content durable. Slow: it waits for the disk."""
+        self._files.fsync(self.file.fd)
+        self.offset_index.sync()
+        self.time_index.sync()
+        self.aborted_index.sync()
+
+    def change_suffix(self, old: str, new: str) -> None:
+        """Rename all files. The log goes first: by its name a crash is told how far it got."""
+        path = Path(str(self.path).removesuffix(old) + new)
+        self._files.replace(self.path, path)
+        self.path = path
+        for index in (self.offset_index, self.time_index, self.aborted_index):
+            index.rename(Path(str(index.path).removesuffix(old) + new))
+
+    def delete(self) -> None:
+        """Remove the files; whoever reads from them can go on."""
+        self._files.delete(self.path)
+        self.offset_index.delete()
+        self.time_index.delete()
+        self.aborted_index.delete()
+
+    # -- reading
+
+    @property
+    def file(self) -> OpenFile:
+        """The file of batches, opened when it is first needed."""
+        if self._file is None:
+            self._file = self._files.open_file(self.path, writable=True)
+        return self._file
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp of any batch, -1 if none has one."""
+        if self._max_timestamp is None:
+            # Sealing made the last entry of the time index the largest of all.
+            entry = self.time_index.last()
+            self._max_timestamp = entry.key if entry else NO_TIMESTAMP
+            self._max_timestamp_offset = entry.value if entry else self.base_offset
+        return self._max_timestamp
+
+    @property
+    def newest_ms(self) -> int:
+        """What retention goes by: the largest timestamp, or the file's own if there is none."""
+        if self.max_timestamp >= 0:
+            return self.max_timestamp
+        return int(self.path.stat().st_mtime * 1000)
+
+    def locate(self, offset: int) -> Found | None:
+        """The first batch that ends at or after `offset`; None if all end before it."""
+        entry = self.offset_index.floor(offset)
+        position = entry.value if entry else 0
+        fd, end = self.file.fd, self.size
+        while position < end:
+            chunk = os.pread(fd, _STEP_BYTES, position)
+            at, stop = 0, len(chunk) - _SPAN.size
+            while at <= stop:
+                base, length, delta = _SPAN.unpack_from(chunk, at)
+                size = length + LENGTH_OVERHEAD
+                if size < HEADER_SIZE:
+                    raise CorruptLogError(f"{self.path}: no batch at {position + at}")
+                if base + delta >= offset:
+                    return Found(position + at, size, base)
+                at += size
+            if not at:
+                return None  # The file was cut while we looked.
+            position += at
+        return None
+
+    def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of each batch from `position` on."""
+        fd, end = self.file.fd, self.size
+        while position < end:
+            chunk = os.pread(fd, min(_HEADERS_BYTES, end - position), position)
+            at = 0
+            while at + HEADER_SIZE <= len(chunk):
+                header = BatchHeader.parse(chunk, at)
+                if header.size < HEADER_SIZE:
+                    raise CorruptLogError(f"{self.path}: no batch at {position + at}")
+                yield position + at, header
+                at += header.size
+            if not at:
+                return
+            position += at
+
+    def batches(self, position: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """Position and content of each whole batch from `position` on, checked for its length only.
+
+        A last batch that the file does not hold completely is not among them.
+        """
+        return self._batches(position, self.size)
+
+    def _batches(self, position: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        fd = self.file.fd
+        chunk, at = memoryview(b""), 0
+        while position + HEADER_SIZE <= end:
+            if len(chunk) - at < HEADER_SIZE:
+                chunk, at = memoryview(os.pread(fd, _BATCHES_BYTES, position)), 0
+            size = _SPAN.unpack_from(chunk, at)[1] + LENGTH_OVERHEAD
+            if size < HEADER_SIZE or position + size > end:
+                return
+            if len(chunk) - at < size:
+                chunk, at = memoryview(os.pread(fd, max(size, _BATCHES_BYTES), position)), 0
+            yield position, chunk[at : at + size]
+            position += size
+            at += size
+
+    def end_offset(self) -> int:
+        """The offset after the last batch; found from the last index entry on."""
+        entry = self.offset_index.last()
+        end = self.base_offset
+        for _, header in self.headers(entry.value if entry else 0):
+            end = header.last_offset + 1
+        return end
+
+    def batches_since(self, timestamp: int, offset: int) -> Iterator[memoryview]:
+        """The batches that reach `timestamp` and end at or after `offset`, in order."""
+        # An entry's offset is where its timestamp was first reached: all before it are older.
+        entry = self.time_index.floor(timestamp)
+        near = self.offset_index.floor(entry.value) if entry else None
+        for position, header in self.headers(near.value if near else 0):
+            if header.max_timestamp >= timestamp and header.last_offset >= offset:
+                yield memoryview(os.pread(self.file.fd, header.size, position))
+
+    def _first_batch_timestamp(self) -> int:
+        if self._first_timestamp is None:
+            first = next(self.headers(), None)
+            self._first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
+        return self._first_timestamp
+
+    def _rescan_max_timestamp(self) -> None:
+        """Take it from the time index and from the batches that came after its last entry."""
+        entry = self.time_index.last()
+        largest, at = (entry.key, entry.value) if entry else (NO_TIMESTAMP, self.base_offset)
+        near = self.offset_index.floor(at)
+        for _, header in self.headers(near.value if near else 0):
+            if header.max_timestamp > largest:
+                largest, at = header.max_timestamp, header.last_offset
+        self._max_timestamp, self._max_timestamp_offset = largest, at
+
+
+class Segments:
+    """Segments in offset order, never changed in place, so that a reader sees one state."""
+
+    __slots__ = ("bases", "items")
+
+    def __init__(self, items: Iterable[Segment]) -> None:
+        self.items = tuple(items)
+        self.bases = [segment.base_offset for segment in self.items]
+
+    def floor(self, offset: int) -> int:
+        """The row of the segment that `offset` falls into."""
+        return max(0, bisect_right(self.bases, offset) - 1)
+
+    def from_offset(self, offset: int) -> tuple[Segment, ...]:
+        return self.items[self.floor(offset) :]
