@@ -1,0 +1,1 @@
+"""The broker's requests, a module for each family: messages in, messages out."""

@@ -1,0 +1,225 @@
+"""What there is: ApiVersions, Metadata and DescribeCluster (sections 1 and 7)."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.identity import Identity
+from klamm.broker.metadata import ClusterSnapshot, MetadataCache, TopicMetadata
+from klamm.broker.metadata_records import PartitionMetadata
+from klamm.broker.topic_names import is_internal, is_legal
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codes import ErrorCode
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_NOT_ASKED: Final = -(1 << 31)
+#: Operations that an unrestricted client may do, one bit for each of Kafka's codes: READ 3,
+#: WRITE 4, CREATE 5, DELETE 6, ALTER 7, DESCRIBE 8, DESCRIBE_CONFIGS 10, ALTER_CONFIGS 11 on a
+#: topic; CREATE 5, ALTER 7, DESCRIBE 8, CLUSTER_ACTION 9, DESCRIBE_CONFIGS 10, ALTER_CONFIGS 11,
+#: IDEMPOTENT_WRITE 12 on the cluster.
+TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+_BROKER_ENDPOINTS: Final = 1
+
+
+class AutoCreate(Protocol):
+    """Creates a topic because a client asked for it (META-6)."""
+
+    def __call__(self, topic: str) -> Awaitable[ErrorCode]:
+        """The error that the client gets for the topic this time."""
+        ...
+
+
+class ClusterHandlers:
+    """Answers from the metadata cache; knows nothing that the controller has not told."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        metadata: MetadataCache,
+        served: Callable[[], Sequence[int]],
+        auto_create: AutoCreate | None,
+    ) -> None:
+        self._identity = identity
+        self._metadata = metadata
+        self._served = served
+        self._auto_create = auto_create
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.METADATA: self._answer_metadata,
+            ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
+        }
+
+    # ApiVersions
+
+    def _api_versions(self, call: Call) -> Body:
+        if call.body is None:
+            # From the future: the answer is in version 0 and names the one API (API-5).
+            return {
+                "error_code": ErrorCode.UNSUPPORTED_VERSION,
+                "api_keys": [_version_range(ApiKey.API_VERSIONS)],
+            }
+        if call.header.api_version >= 3:
+            names = (call.body.client_software_name, call.body.client_software_version)
+            if not all(_SOFTWARE.fullmatch(name) for name in names):
+                return {"error_code": ErrorCode.INVALID_REQUEST, "api_keys": []}
+        return {
+            "error_code": ErrorCode.NONE,
+            "api_keys": [_version_range(key) for key in self._served()],
+        }
+
+    # Metadata
+
+    def _answer_metadata(self, call: Call) -> Body | Awaitable[Body]:
+        snapshot = self._metadata.snapshot
+        body = call.body
+        version = call.header.api_version
+        wanted = body.topics
+        if wanted is None or (version == 0 and not wanted):
+            topics = [self._known(call, snapshot, topic) for topic in snapshot.topics()]
+            return self._metadata_body(call, snapshot, topics)
+        if 10 <= version < 12 and any(t.topic_id is not None or t.name is None for t in wanted):
+            names = [_unknown_topic(t.name or "", ErrorCode.INVALID_REQUEST) for t in wanted]
+            return self._metadata_body(call, snapshot, names)
+        may_create = self._auto_create is not None and getattr(
+            body, "allow_auto_topic_creation", True
+        )
+        answers: list[Any] = []
+        for topic in wanted:
+            found = self._lookup(call, snapshot, topic)
+            is_creatable = (
+                may_create
+                and found["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                and found["name"] is not None
+            )
+            answers.append(self._create(found["name"]) if is_creatable else found)
+        if any(asyncio.iscoroutine(answer) for answer in answers):
+            return self._metadata_after_creation(call, snapshot, answers)
+        return self._metadata_body(call, snapshot, answers)
+
+    async def _metadata_after_creation(
+        self, call: Call, snapshot: ClusterSnapshot, answers: list[Any]
+    ) -> Body:
+        topics = [
+            await answer if asyncio.iscoroutine(answer) else answer for answer in answers
+        ]
+        return self._metadata_body(call, snapshot, topics)
+
+    async def _create(self, name: str) -> Body:
+        assert self._auto_create is not None
+        return _unknown_topic(name, await self._auto_create(name))
+
+    def _metadata_body(self, call: Call, snapshot: ClusterSnapshot, topics: list[Body]) -> Body:
+        asks = getattr(call.body, "include_cluster_authorized_operations", False)
+        return {
+            "brokers": [
+                {"node_id": node.id, "host": node.host, "port": node.port, "rack": node.rack}
+                for node in snapshot.nodes(call.connection.listener)
+            ],
+            "cluster_id": self._identity.cluster_id,
+            "controller_id": snapshot.controller_id,
+            "topics": topics,
+            "cluster_authorized_operations": CLUSTER_OPERATIONS if asks else _NOT_ASKED,
+        }
+
+    def _lookup(self, call: Call, snapshot: ClusterSnapshot, wanted: Any) -> Body:
+        topic_id: uuid.UUID | None = getattr(wanted, "topic_id", None)
+        name = wanted.name
+        if name is None:
+            name = None if topic_id is None else snapshot.topic_name(topic_id)
+            if name is None:
+                return _unknown_topic(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id)
+        topic = snapshot.topic(name)
+        if topic is not None:
+            return self._known(call, snapshot, topic)
+        legal = is_legal(name)
+        return _unknown_topic(
+            str(name),
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if legal else ErrorCode.INVALID_TOPIC_EXCEPTION,
+        )
+
+    def _known(self, call: Call, snapshot: ClusterSnapshot, topic: TopicMetadata) -> Body:
+        asks = getattr(call.body, "include_topic_authorized_operations", False)
+        return {
+            "error_code": ErrorCode.NONE,
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "is_internal": is_internal(topic.name),
+            "partitions": [
+                _partition(call, snapshot, partition) for partition in topic.partitions()
+            ],
+            "topic_authorized_operations": TOPIC_OPERATIONS if asks else _NOT_ASKED,
+        }
+
+    # DescribeCluster
+
+    def _describe_cluster(self, call: Call) -> Body:
+        body = call.body
+        snapshot = self._metadata.snapshot
+        endpoint_type = getattr(body, "endpoint_type", _BROKER_ENDPOINTS)
+        asks = body.include_cluster_authorized_operations
+        answer = {
+            "error_code": ErrorCode.NONE,
+            "error_message": None,
+            "endpoint_type": _BROKER_ENDPOINTS,
+            "cluster_id": self._identity.cluster_id,
+            "controller_id": snapshot.controller_id,
+            "brokers": [
+                {"broker_id": node.id, "host": node.host, "port": node.port, "rack": node.rack}
+                for node in snapshot.nodes(call.connection.listener)
+            ],
+            "cluster_authorized_operations": CLUSTER_OPERATIONS if asks else _NOT_ASKED,
+        }
+        if endpoint_type != _BROKER_ENDPOINTS:
+            known = endpoint_type == 2
+            code = (
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            )
+            answer |= {"error_code": code, "error_message": code.message, "brokers": []}
+        return answer
+
+
+def _version_range(key: int) -> Body:
+    api = APIS[key]
+    return {
+        "api_key": int(key),
+        "min_version": api.min_version,
+        "max_version": api.max_version,
+    }
+
+
+def _partition(call: Call, snapshot: ClusterSnapshot, partition: PartitionMetadata) -> Body:
+    """One partition; a leader that cannot be reached is not named (META-4)."""
+    error, leader = ErrorCode.NONE, partition.leader
+    if not snapshot.is_alive(leader):
+        error, leader = ErrorCode.LEADER_NOT_AVAILABLE, -1
+    elif snapshot.node(leader, call.connection.listener) is None:
+        is_new = call.header.api_version >= 6
+        error = ErrorCode.LISTENER_NOT_FOUND if is_new else ErrorCode.LEADER_NOT_AVAILABLE
+        leader = -1
+    return {
+        "error_code": error,
+        "partition_index": partition.partition,
+        "leader_id": leader,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.isr,
+        "offline_replicas": partition.offline_replicas,
+    }
+
+
+def _unknown_topic(name: str | None, code: ErrorCode, topic_id: uuid.UUID | None = None) -> Body:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": name is not None and is_internal(name),
+        "partitions": [],
+        "topic_authorized_operations": _NOT_ASKED,
+    }
