@@ -1,0 +1,68 @@
+# Every target sets up what it needs; `make help` lists them.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Settings for single runs: make test PYTEST="-k listeners", make bench BENCH=kernels
+PYTEST ?= -n auto --maxprocesses 4
+BENCH ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help machine setup demo test fmt lint types bench wheel-test conformance docs lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+
+# Before anything else: is there a Python and a Java that will do?
+machine:
+	@tools/check-machine >/dev/null
+
+$(INSTALLED): requirements.lock pyproject.toml | machine
+	@$(BIN)/python -c '' 2>/dev/null || "$$(tools/check-machine)" -m venv --clear $(VENV)
+	@echo "Installing what requirements.lock pins into $(VENV) (once)." >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --editable .
+	@touch $@
+
+setup: machine $(INSTALLED) ## make the virtual environment in .venv, from requirements.lock
+
+demo: setup ## the main job: a tour that checks every step it shows
+	@$(BIN)/klamm demo
+
+test: lint types ## the linter, the type checker and the tests
+	@$(BIN)/python -m pytest $(PYTEST)
+
+fmt: setup ## format the code and mend what the linter can
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+lint: setup ## the linter, and whether the code is formatted
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: setup ## the type checker
+	@$(BIN)/mypy
+
+bench: setup ## measure; BENCH=kernels for one benchmark of bench/
+	@$(BIN)/python -m bench $(BENCH)
+
+wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
+	@$(BIN)/python tools/wheel_test.py
+
+conformance: setup ## print which rules of the specifications are shown by which tests
+	@$(BIN)/python tools/conformance.py
+
+docs: setup ## make the generated documents anew
+	@$(BIN)/python tools/conformance.py --write
+
+lock: setup ## resolve the dependencies anew and write requirements.lock
+	@$(BIN)/python tools/lock.py
+
+clean: ## remove the environment and everything that was built
+	@rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		src/klamm.egg-info spark-warehouse
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,82 @@
+"""The commands that run a process in the foreground: `klamm zookeeper` and `klamm broker`.
+
+They parse with the standard library alone, and import what they run only once they run it.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the console script; `run` takes the arguments that follow its name."""
+
+    summary: str
+    run: Callable[[Sequence[str]], None]
+
+
+def run_zookeeper(arguments: Sequence[str]) -> None:
+    """Run a ZooKeeper server until it is told to stop."""
+    parser = _parser("zookeeper", "klamm zookeeper --port 2181 --data-dir data/zookeeper")
+    parser.add_argument("--port", type=int, default=2181, help="0 takes any free one (2181)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="where the data stays; temporary unless it is given"
+    )
+    parser.add_argument("--heap", default="512m", help="the Java heap (512m)")
+    options = parser.parse_args(arguments)
+    from klamm.zookeeper.server import run_foreground
+
+    run_foreground(options.port, options.data_dir, options.heap)
+
+
+def run_broker(arguments: Sequence[str]) -> None:
+    """Run a broker with its controller candidate until it is told to stop."""
+    parser = _parser("broker", "klamm broker server.properties --override broker.id=2")
+    parser.add_argument("file", type=Path, help="a server.properties, as Kafka has it")
+    parser.add_argument(
+        "--override",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that replaces the file's; may be given several times",
+    )
+    options = parser.parse_args(arguments)
+    from klamm.config.broker import BrokerConfig
+
+    config = BrokerConfig.load(options.file, dict(options.override))
+    if config.without_effect:
+        listed = ", ".join(config.without_effect)
+        print(f"klamm: known, but without effect here: {listed}", file=sys.stderr)
+    from klamm.broker.node import run
+
+    run(config)
+
+
+def _parser(name: str, example: str) -> ArgumentParser:
+    return ArgumentParser(
+        prog=f"klamm {name}",
+        description=COMMANDS[name].summary,
+        epilog=f"example:\n  {example}",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key.strip(), value
+
+
+COMMANDS: Final = {
+    "zookeeper": Command("Run a real ZooKeeper server in the foreground.", run_zookeeper),
+    "broker": Command("Run one broker, with its controller candidate.", run_broker),
+}

@@ -1,0 +1,251 @@
+"""What must not erode: the direction of imports, no dead module, nothing tied to one machine."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+
+#: Imports point from a later line to an earlier one. Neighbours on a line of leaves do not know
+#: each other; the controller and the broker on the same node do.
+LAYERS = (
+    ("errors",),
+    ("config", "processes"),
+    ("core", "protocol", "zookeeper"),
+    ("controller", "broker"),
+    ("local", "pipeline"),
+    ("cli",),
+)
+LEAVES = frozenset({"core", "protocol", "zookeeper"})
+#: third-party package: the only parts of klamm that may know it.
+KNOWN_ONLY_TO = {
+    "kazoo": {"zookeeper"},
+    "kio": {"protocol"},
+    "typer": {"cli"},
+    "pyspark": {"pipeline", "local"},
+}
+IMPURE = frozenset(
+    {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "shutil"}
+    | {"socket", "subprocess", "tempfile", "threading", "time", "uuid"}
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of one module by another, wherever in the file it stands."""
+
+    module: str
+    imported: str
+
+
+@cache
+def modules() -> dict[str, Path]:
+    names = {}
+    for path in sorted((SRC / "klamm").rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(
+        Import(module, imported)
+        for module, path in modules().items()
+        for imported in _imported_by(module, ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+def _imported_by(module: str, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            assert node.module is not None
+            yield node.module
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in modules():
+                    yield f"{node.module}.{alias.name}"
+
+
+def part_of(module: str) -> str | None:
+    """The part of klamm that a module belongs to; the package itself belongs to none."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "klamm" and len(parts) > 1 else None
+
+
+def rank(part: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if part in layer)
+
+
+def test_every_part_has_its_place():
+    parts = {part for module in modules() if (part := part_of(module)) is not None}
+    assert parts <= {part for layer in LAYERS for part in layer}
+
+
+def test_imports_point_one_way():
+    wrong = []
+    for each in imports():
+        importer, imported = part_of(each.module), part_of(each.imported)
+        if importer is None or imported is None or importer == imported:
+            continue
+        are_strangers = importer in LEAVES and imported in LEAVES
+        if rank(imported) > rank(importer) or are_strangers:
+            wrong.append(f"{each.module} imports {each.imported}")
+    assert not wrong
+
+
+def test_third_party_packages_stay_where_they_belong():
+    wrong = [
+        f"{each.module} imports {each.imported}"
+        for each in imports()
+        if (home := KNOWN_ONLY_TO.get(each.imported.partition(".")[0])) is not None
+        and part_of(each.module) not in home
+    ]
+    assert not wrong
+
+
+def test_the_core_is_pure():
+    allowed = (sys.stdlib_module_names - IMPURE) | {"klamm", "numpy"}
+    wrong = [
+        f"{each.module} imports {each.imported}"
+        for each in imports()
+        if part_of(each.module) == "core" and each.imported.partition(".")[0] not in allowed
+    ]
+    wrong += [
+        f"{each.module} imports {each.imported}"
+        for each in imports()
+        if part_of(each.module) == "core" and each.imported.startswith("numpy.random")
+    ]
+    assert not wrong
+
+
+def test_configuration_needs_nothing_but_the_standard_library():
+    allowed = sys.stdlib_module_names | {"klamm"}
+    wrong = [
+        f"{each.module} imports {each.imported}"
+        for each in imports()
+        if part_of(each.module) == "config" and each.imported.partition(".")[0] not in allowed
+    ]
+    assert not wrong
+
+
+def entry_points() -> set[str]:
+    """Where a run can begin: what the package offers, and the modules that are run as processes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["scripts"], *project.get("entry-points", {}).values()]
+    begun = {target.partition(":")[0] for group in groups for target in group.values()}
+    begun |= {
+        name
+        for name, path in modules().items()
+        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    }
+    return begun | {"klamm"}
+
+
+def test_no_module_is_dead():
+    reached: set[str] = set()
+    queue = sorted(entry_points())
+    while queue:
+        module = queue.pop()
+        if module in reached or module not in modules():
+            continue
+        reached.add(module)
+        # Importing a module runs the packages around it as well.
+        queue.append(module.rpartition(".")[0])
+        queue += [each.imported for each in imports() if each.module == module]
+    # A part that is still empty is a place kept free, not a dead module.
+    empty = {name for name, path in modules().items() if not path.read_text().strip()}
+    assert sorted(set(modules()) - reached - empty) == []
+
+
+_SKIPPED = frozenset(
+    {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    | {"__pycache__", "build", "dist", "out", "spark-warehouse"}
+)
+
+
+def own_files() -> list[Path]:
+    """The files of the project as text, without what is installed or made from others."""
+
+    def below(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.name in _SKIPPED or path.name.endswith(".egg-info"):
+                continue
+            if path.is_dir():
+                yield from below(path)
+            elif path.suffix not in (".png", ".parquet", ".arrow", ".bin"):
+                yield path
+
+    return list(below(ROOT))
+
+
+#: Said in pieces, so that this file does not find itself.
+_FORBIDDEN = {
+    "a path of one machine": re.compile(
+        r"(?<![\w.~}])/(?:home|root|Users|work|opt|private|mnt|srv|tmp)" + r"/(?!kafka-logs\b)\w"
+    ),
+    "the host of a registry": re.compile(
+        r"pypi\.org|pythonhosted\.org|repo\d?\.maven\.(?:org|apache)" + r"|registry\.npmjs"
+    ),
+    "work left for later": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b"),
+}
+
+
+@pytest.mark.parametrize("what", list(_FORBIDDEN))
+def test_no_file_mentions(what: str):
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in own_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if _FORBIDDEN[what].search(line)
+    ]
+    assert not found
+
+
+def test_the_lock_pins_every_dependency_by_version_and_hash_and_names_no_host():
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    entries = re.findall(
+        r"^(\S+)==\S+(?: ;[^\\\n]*)? \\\n((?:    --hash=.*\n)+)", lock, re.MULTILINE
+    )
+    pinned = {name for name, _ in entries}
+    assert len(re.findall(r"^[a-z]", lock, re.MULTILINE)) == len(entries)
+    assert "://" not in lock
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
+    names = {re.split(r"[^A-Za-z0-9_-]", requirement)[0].lower() for requirement in asked}
+    assert names <= pinned
+
+
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    listed = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    # The check of the machine comes before every other target and is not one to ask for.
+    assert listed == set(phony[1].split()) - {"machine"}
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"^make demo\b", readme, re.MULTILINE)
+    assert re.search(r"^make test\b", readme, re.MULTILINE)
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1] == "make test"
+
+
+def test_decision_records_are_listed_in_their_index():
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    records = {path.name for path in folder.glob("[0-9]*.md")}
+    assert set(re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", index)) == records
+    numbers = [name[:4] for name in sorted(records)]
+    assert len(numbers) == len(set(numbers))
