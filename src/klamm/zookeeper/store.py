@@ -34,6 +34,8 @@ class Code(IntEnum):
     """ZooKeeper's result codes, as far as klamm meets them."""
 
     OK = 0
+    #: Also stands for every code that is not listed here.
+    SYSTEM_ERROR = -1
     #: In a failed transaction: not tried, because an earlier operation had failed.
     RUNTIME_INCONSISTENCY = -2
     CONNECTION_LOSS = -4
@@ -51,6 +53,10 @@ class Code(IntEnum):
     INVALID_ACL = -114
     AUTH_FAILED = -115
     SESSION_MOVED = -118
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Code":
+        return cls.SYSTEM_ERROR
 
 
 class NodeError(KlammError):
@@ -298,11 +304,6 @@ class Store(Protocol):
     @property
     def session_id(self) -> int:
         """The id of the current session, or of the one just lost."""
-        ...
-
-    @property
-    def session_timeout_ms(self) -> int:
-        """The session timeout that the server granted."""
         ...
 
     def events(self) -> AsyncIterator[Event]:

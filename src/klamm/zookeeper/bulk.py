@@ -1,0 +1,239 @@
+"""Bulk writes: many rows in few transactions, and a loser costs little more than itself.
+
+ZooKeeper carries out a transaction as a whole or not at all, and names the first operation that
+failed. So rows are packed into large transactions, several of which are under way at a time; when
+one fails, the row to blame is taken out and the rest goes out again, cut up into smaller ones, so
+that a transaction with many losers is not sent again for each of them.
+
+Nothing here knows how a transaction is carried out: the simulation packs and retries in the same
+way as the real store.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
+
+from klamm.errors import FencedError
+from klamm.zookeeper.store import (
+    NO_VERSION,
+    Check,
+    Code,
+    Create,
+    Delete,
+    Fence,
+    Op,
+    Row,
+    RowOutcome,
+    SetData,
+    Store,
+    TransactionResult,
+)
+
+#: A transaction is closed when it has reached one of these; the server's limit is 1 MB.
+TRANSACTION_BYTES: Final = 512 * 1024
+TRANSACTION_ROWS: Final = 1000
+#: What an operation takes up besides its path and data: headers, lengths, ACL.
+_OVERHEAD_BYTES: Final = 64
+
+#: Transactions under way at a time.
+_WINDOW: Final = 4
+#: What remains of a failed transaction goes out in this many pieces.
+_PIECES: Final = 8
+
+
+class Written(NamedTuple):
+    """What became of a transaction, as far as bulk writes want to know."""
+
+    code: Code
+    failed: int | None  # index of the operation that made it fail
+    version: list[int]  # after each operation: of the data set or created, else NO_VERSION
+
+    @classmethod
+    def of(cls, result: TransactionResult) -> "Written":
+        """The same, from the full results."""
+        version = [
+            r.stat.version if r.stat else NO_VERSION if r.path is None else 0
+            for r in result.results
+        ]
+        return cls(result.code, result.failed, version)
+
+
+Transact: TypeAlias = Callable[[Sequence[Op]], Awaitable[Written]]
+
+
+async def write_rows(
+    rows: Iterable[Row], fence: Fence | None, transact: Transact
+) -> list[RowOutcome]:
+    """Write all rows; see `Store.write_many`."""
+    return await _Writer(fence, transact).write(rows)
+
+
+class _Batch:
+    """Rows that share a transaction, and where they stood among all rows."""
+
+    __slots__ = ("index", "nodes", "parents", "rows")
+
+    def __init__(self, index: Sequence[int], rows: Sequence[Row]) -> None:
+        self.index = index
+        self.rows = rows
+        self.nodes = {op.path for row in rows for op in row}
+        self.parents = {path[: path.rindex("/")] for path in self.nodes}
+
+    def depends_on(self, other: "_Batch") -> bool:
+        """Whether the outcome may hang on the other's: same nodes, or parents and children."""
+        return not (
+            self.nodes.isdisjoint(other.nodes)
+            and self.nodes.isdisjoint(other.parents)
+            and self.parents.isdisjoint(other.nodes)
+        )
+
+
+class _Writer:
+    def __init__(self, fence: Fence | None, transact: Transact) -> None:
+        self._fence = [] if fence is None else [Check(fence.path, fence.version)]
+        self._transact = transact
+        self._outcomes: list[RowOutcome] = []
+        #: To be sent next, before anything new: what is left of failed transactions.
+        self._again: deque[_Batch] = deque()
+        self._under_way: deque[tuple[_Batch, asyncio.Future[Written]]] = deque()
+        #: By row, the places of operations that were left out because they may fail.
+        self._left_out: dict[int, list[int]] = {}
+
+    async def write(self, rows: Iterable[Row]) -> list[RowOutcome]:
+        new = self._pack(rows)
+        waiting = next(new, None)
+        try:
+            while waiting or self._again or self._under_way:
+                batch = self._again[0] if self._again else waiting
+                if batch is not None and self._may_send(batch):
+                    self._send(batch)
+                    if self._again:
+                        self._again.popleft()
+                    else:
+                        waiting = next(new, None)
+                else:
+                    batch, written = self._under_way[0]
+                    self._settle(batch, await written)
+                    self._under_way.popleft()
+        finally:
+            for _, written in self._under_way:
+                written.cancel()
+        return self._outcomes
+
+    def _pack(self, rows: Iterable[Row]) -> Iterator[_Batch]:
+        batch: list[Row] = []
+        first, size = 0, 0
+        for row in rows:
+            row_size = 0
+            for op in row:
+                path = op.path
+                row_size += _OVERHEAD_BYTES + len(path if path.isascii() else path.encode())
+                if (type(op) is SetData or type(op) is Create) and op.data is not None:
+                    row_size += len(op.data)
+            if batch and (size + row_size > TRANSACTION_BYTES or len(batch) >= TRANSACTION_ROWS):
+                yield self._new_batch(first, batch)
+                first += len(batch)
+                batch, size = [], 0
+            batch.append(row)
+            size += row_size
+        if batch:
+            yield self._new_batch(first, batch)
+
+    def _new_batch(self, first: int, rows: list[Row]) -> _Batch:
+        self._outcomes += [_won(NO_VERSION)] * len(rows)
+        return _Batch(range(first, first + len(rows)), rows)
+
+    def _may_send(self, batch: _Batch) -> bool:
+        # Transactions are carried out in the order in which they are sent, but one that fails is
+        # sent again, after those behind it. So none may be behind one that it depends on.
+        return len(self._under_way) < _WINDOW and not any(
+            batch.depends_on(other) for other, _ in self._under_way
+        )
+
+    def _send(self, batch: _Batch) -> None:
+        ops: list[Op] = [*self._fence]
+        for row in batch.rows:
+            ops += row
+        self._under_way.append((batch, asyncio.ensure_future(self._transact(ops))))
+
+    def _settle(self, batch: _Batch, written: Written) -> None:
+        skip = len(self._fence)
+        if written.failed is None:
+            at = skip - 1
+            for i, row in zip(batch.index, batch.rows, strict=True):
+                at += len(row)
+                self._outcomes[i] = _won(written.version[at])
+        elif written.failed < skip:
+            raise FencedError(
+                f"{self._fence[0].path} is no longer at version {self._fence[0].version}: "
+                "another controller has taken over."
+            )
+        else:
+            self._lose(batch, written.failed - skip, written.code)
+
+    def _lose(self, batch: _Batch, failed: int, code: Code) -> None:
+        """Take the row to blame out, or only its operation if that may fail, and go on."""
+        at = 0
+        while failed >= len(batch.rows[at]):
+            failed -= len(batch.rows[at])
+            at += 1
+        loser, i = batch.rows[at], batch.index[at]
+        rows, index = list(batch.rows[at + 1 :]), list(batch.index[at + 1 :])
+        if not _may_fail(loser[failed], code):
+            self._outcomes[i] = RowOutcome(code, NO_VERSION, self._original_place(i, failed))
+        elif len(loser) > 1:
+            self._left_out.setdefault(i, []).append(self._original_place(i, failed))
+            rows.insert(0, [*loser[:failed], *loser[failed + 1 :]])
+            index.insert(0, i)
+        size = max(1, len(batch.rows) // _PIECES)
+        pieces = [
+            _Batch(index[start : start + size], rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        if at:
+            # The rows before the loser were all acceptable.
+            pieces.insert(0, _Batch(batch.index[:at], batch.rows[:at]))
+        self._again.extendleft(reversed(pieces))
+
+    def _original_place(self, i: int, place: int) -> int:
+        for left_out in sorted(self._left_out.get(i, ())):
+            place += left_out <= place
+        return place
+
+
+@lru_cache(maxsize=1024)
+def _won(version: int) -> RowOutcome:
+    return RowOutcome(Code.OK, version)
+
+
+def _may_fail(op: Op, code: Code) -> bool:
+    if type(op) is Create:
+        return op.exist_ok and code is Code.NODE_EXISTS
+    return type(op) is Delete and op.missing_ok and code is Code.NO_NODE
+
+
+async def delete_subtrees(store: Store, roots: Iterable[str], fence: Fence | None) -> None:
+    """Delete nodes with all that is below them; see `Store.delete_recursive`."""
+    remaining = list(roots)
+    while remaining:
+        levels = [remaining]
+        while levels[-1]:
+            levels.append(await _children_of(store, levels[-1]))
+        deletes = (Delete(path, missing_ok=True) for level in reversed(levels) for path in level)
+        outcomes = await store.write_many(([delete] for delete in deletes), fence)
+        # Somebody may have put new children below nodes that had been listed already.
+        root_outcomes = outcomes[len(outcomes) - len(remaining) :]
+        remaining = [
+            root for root, outcome in zip(remaining, root_outcomes, strict=True) if not outcome.ok
+        ]
+
+
+async def _children_of(store: Store, paths: list[str]) -> list[str]:
+    found = []
+    async for chunk in store.children_many(paths):
+        for path, names in zip(chunk.path, chunk.children, strict=True):
+            prefix = path.rstrip("/")
+            found += [f"{prefix}/{name}" for name in names or ()]
+    return found

@@ -1,0 +1,406 @@
+"""One ZooKeeper session, carried by kazoo: the bridge between its thread and our event loop.
+
+kazoo connects, pings, reconnects and notices expiry, in a thread of its own. Requests are our own
+(see `wire.py`) and are handed to its connection as they are. Everything that comes back, whether
+reply, watch or change of the connection, is passed to the event loop by that one thread, so it
+arrives in the order in which the server sent it.
+
+Watches are kept here rather than by kazoo, which forgets them all when a connection breaks. They
+are armed again with one `setWatches` request, before anything else is sent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import select
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss, KazooException, SessionExpiredError
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from klamm.errors import LocalProtocolError, SessionLostError
+from klamm.zookeeper import wire
+from klamm.zookeeper.store import (
+    Code,
+    Event,
+    EventKind,
+    SessionExpired,
+    SessionResumed,
+    SessionStarted,
+    SessionSuspended,
+    WatchEvent,
+    node_error,
+)
+from klamm.zookeeper.wire import Opcode
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: Paths of one setWatches request, with room to spare below the server's limit.
+_SET_WATCHES_BYTES: Final = 512 * 1024
+
+
+class Connection:
+    """A session from its first connection to its end; there is no life after that.
+
+    `on_event` is called on the event loop. The last event of a session that was not closed by us
+    is `SessionExpired`.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        chroot: str,
+        session_timeout_ms: int,
+        max_in_flight: int,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.chroot = chroot
+        self.session_id = 0
+        self._loop = asyncio.get_running_loop()
+        self._on_event = on_event
+        self._watches = _Watches()
+        #: Set while requests can be sent, and when none ever can be again.
+        self._usable = asyncio.Event()
+        self._started = False
+        self._ended = False
+        self._in_flight = asyncio.Semaphore(max_in_flight)
+        self._unanswered: set[asyncio.Future[bytes | None]] = set()
+        self._client = _Client(hosts, session_timeout_ms, self._watch_fired)
+        self._client.add_listener(self._state_changed)
+
+    # --- on the event loop ---
+
+    async def open(self) -> None:
+        """Connect; waits for as long as nobody answers."""
+        self._client.start_async()
+        await self._usable.wait()
+        if self._ended:
+            raise self._lost()
+
+    async def close(self) -> None:
+        """End the session and fail what has not been answered."""
+        self._end()
+        # kazoo waits for its thread, which waits for the server's farewell.
+        await asyncio.to_thread(self._close_client)
+
+    def _close_client(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    async def request(
+        self, opcode: Opcode, payload: bytes, path: str = "", *, watch: EventKind | None = None
+    ) -> bytes | None:
+        """Send a request until it is answered; None is the answer to `exists` about no node.
+
+        `watch` names what the request arms a watch for: CHILDREN of `path`, or else its data.
+        """
+        if len(payload) > wire.REQUEST_BYTES_MAX - 8:
+            # The server would cut the connection, and sending it again would end in the same way.
+            raise LocalProtocolError(
+                f"A request of {len(payload)} bytes about {path or 'many nodes'} is more than "
+                f"the {wire.REQUEST_BYTES_MAX} that ZooKeeper takes."
+            )
+        async with self._in_flight:
+            while True:
+                await self._usable.wait()
+                if self._ended:
+                    raise self._lost()
+                reply: asyncio.Future[bytes | None] = self._loop.create_future()
+                self._unanswered.add(reply)
+                try:
+                    self._client.send(_Request(opcode, payload), _Reply(self, reply, path, watch))
+                    return await reply
+                except ConnectionLoss:
+                    continue
+                except SessionExpiredError:
+                    raise self._lost() from None
+                except KazooException as error:
+                    raise node_error(
+                        Code(getattr(error, "code", Code.SYSTEM_ERROR)), path
+                    ) from None
+                finally:
+                    self._unanswered.discard(reply)
+
+    async def watch_data(self, paths: Sequence[str], since_zxid: int) -> None:
+        """Arm data watches with as few requests as the size limit allows."""
+        full = [wire.full_path(self.chroot, path) for path in paths]
+        for batch in _batches(full):
+            # Before sending: what fires at once does so before the request is answered.
+            self._watches.add_data(batch)
+            await self.request(
+                Opcode.SET_WATCHES, wire.encode_set_watches(since_zxid, batch, (), ())
+            )
+
+    def _end(self) -> None:
+        self._ended = True
+        self._usable.set()
+        for reply in self._unanswered:
+            if not reply.done():
+                reply.set_exception(self._lost())
+
+    def _lost(self) -> SessionLostError:
+        return SessionLostError(f"ZooKeeper session {self.session_id:#x} is gone.")
+
+    def _publish(self, event: Event) -> None:
+        if self._ended:
+            return
+        match event:
+            case SessionStarted(session_id):
+                self.session_id = session_id
+                self._usable.set()
+            case SessionResumed():
+                self._usable.set()
+            case SessionSuspended():
+                self._usable.clear()
+            case SessionExpired():
+                self._end()
+        self._on_event(event)
+
+    def _resolve(self, reply: "asyncio.Future[bytes | None]", value: bytes | None) -> None:
+        if not reply.done():
+            reply.set_result(value)
+
+    def _fail(self, reply: "asyncio.Future[bytes | None]", error: Exception) -> None:
+        if isinstance(error, ConnectionLoss) and not self._ended:
+            # Nothing is sent again before the connection is back, though kazoo would queue it.
+            self._usable.clear()
+        if not reply.done():
+            reply.set_exception(error)
+
+    # --- in kazoo's thread ---
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        # The loop may have been closed by one who forgot about us: then nobody is there to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.SUSPENDED:
+            self._post(self._publish, SessionSuspended())
+        elif state == KazooState.CONNECTED and not self._started:
+            self._started = True
+            self._post(self._publish, SessionStarted(self._client.session_id))
+        elif state == KazooState.CONNECTED:
+            self._rearm_watches()
+            self._post(self._publish, SessionResumed())
+        elif not self._client.is_stopped and self._started:
+            self._post(self._publish, SessionExpired(self._client.session_id))
+            # kazoo would now open a new session. There is one only after somebody asked for it
+            # (ELEC-15), and then on a client of its own; so this thread has nothing left to do.
+            self._client.wait_until_stopped()
+
+    def _rearm_watches(self) -> None:
+        requests = self._watches.requests(self._client.last_zxid)
+        for i, payload in enumerate(requests):
+            is_last = i == len(requests) - 1
+            reply = _Rearmed(self._watches if is_last else None)
+            self._client.send_first(_Request(Opcode.SET_WATCHES, payload), reply, position=i)
+
+    def _watch_fired(self, event: bytes, offset: int) -> None:
+        kind, path = wire.decode_event(event, offset)
+        self._watches.fired(kind, path)
+        self._post(self._publish, WatchEvent(kind, path[len(self.chroot) :] or "/"))
+
+
+class _Watches:
+    """The watches that are armed, by full path, so that they can be armed on a new connection."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._data: set[str] = set()
+        self._exist: set[str] = set()
+        self._children: set[str] = set()
+        #: Since when changes are to be reported, while arming them again has not been answered.
+        self._since_zxid: int | None = None
+
+    def add(self, watch: EventKind, path: str, found: bool) -> None:
+        with self._lock:
+            if watch is EventKind.CHILDREN:
+                self._children.add(path)
+            elif found:
+                self._data.add(path)
+            else:
+                self._exist.add(path)
+
+    def add_data(self, paths: Sequence[str]) -> None:
+        with self._lock:
+            self._data.update(paths)
+
+    def fired(self, kind: EventKind, path: str) -> None:
+        with self._lock:
+            if kind is not EventKind.CHILDREN:
+                self._data.discard(path)
+                self._exist.discard(path)
+            if kind is EventKind.CHILDREN or kind is EventKind.DELETED:
+                self._children.discard(path)
+
+    def requests(self, last_zxid: int) -> list[bytes]:
+        """The setWatches requests that arm all of them again, as of what has been seen."""
+        with self._lock:
+            data, exist, children = list(self._data), list(self._exist), list(self._children)
+            if not (data or exist or children):
+                return []
+            # What was seen while arming them was still under way says nothing about them.
+            since = self._since_zxid = self._since_zxid or last_zxid
+        return [
+            *(wire.encode_set_watches(since, paths, (), ()) for paths in _batches(data)),
+            *(wire.encode_set_watches(since, (), paths, ()) for paths in _batches(exist)),
+            *(wire.encode_set_watches(since, (), (), paths) for paths in _batches(children)),
+        ]
+
+    def armed(self) -> None:
+        """All of them are armed again: from here on, what was seen last counts."""
+        with self._lock:
+            self._since_zxid = None
+
+
+def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
+    """The paths in lists that each fit into a setWatches request."""
+    batch: list[str] = []
+    size = 0
+    for path in paths:
+        if size > _SET_WATCHES_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(path)
+        size += 4 + wire.text_bytes(path)
+    if batch:
+        yield batch
+
+
+# --- what kazoo is given --------------------------------------------------------------------------
+
+
+class _Request:
+    """A request in the form in which kazoo's connection wants it."""
+
+    def __init__(self, opcode: Opcode, payload: bytes) -> None:
+        self.type = int(opcode)
+        self._payload = payload
+
+    def serialize(self) -> bytes:
+        return self._payload
+
+    def deserialize(self, reply: bytes, offset: int) -> tuple[bytes]:
+        # A tuple, because kazoo goes through the results of transactions in search of paths.
+        # Decoding is left to the event loop: this thread has the next reply to receive.
+        return (reply,)
+
+
+class _Reply:
+    """Where kazoo's thread puts the answer to a request."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        future: "asyncio.Future[bytes | None]",
+        path: str,
+        watch: EventKind | None,
+    ) -> None:
+        self._connection = connection
+        self._future = future
+        self._path = path
+        self._watch = watch
+
+    def set(self, value: Sequence[bytes] | None) -> None:
+        connection = self._connection
+        if self._watch is not None:
+            full = wire.full_path(connection.chroot, self._path)
+            connection._watches.add(self._watch, full, found=value is not None)
+        reply = None if value is None else value[0]
+        connection._post(connection._resolve, self._future, reply)
+
+    def set_exception(self, error: Exception) -> None:
+        self._connection._post(self._connection._fail, self._future, error)
+
+
+class _Rearmed:
+    """The answer to a setWatches request after a reconnection."""
+
+    def __init__(self, watches: _Watches | None) -> None:
+        self._watches = watches
+
+    def set(self, value: object) -> None:
+        if self._watches is not None:
+            self._watches.armed()
+
+    def set_exception(self, error: Exception) -> None:
+        """Nothing to do: the connection broke again, and the next one begins with arming all."""
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """kazoo, for the life of one session."""
+
+    def __init__(
+        self, hosts: str, session_timeout_ms: int, watch_fired: Callable[[bytes, int], None]
+    ) -> None:
+        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.5)
+        super().__init__(
+            hosts=hosts,
+            timeout=session_timeout_ms / 1000,
+            handler=_Handler(),
+            connection_retry=retry,
+            logger=_LOG,
+        )
+        self.watch_fired = watch_fired
+        self._connection = _KazooConnection(self, self._conn_retry.copy(), logger=_LOG)
+
+    @property
+    def session_id(self) -> int:
+        session_id: int = self._session_id
+        return session_id
+
+    @property
+    def is_stopped(self) -> bool:
+        stopped: bool = self._stopped.is_set()
+        return stopped
+
+    def wait_until_stopped(self) -> None:
+        self._stopped.wait()
+
+    def send(self, request: _Request, reply: _Reply) -> None:
+        self._call(request, reply)
+
+    def send_first(self, request: _Request, reply: _Rearmed, position: int) -> None:
+        """Send ahead of all that waits. For kazoo's own thread, which is the one that sends."""
+        self._queue.insert(position, (request, reply))
+        self._connection._write_sock.send(b"\0")
+
+
+class _KazooConnection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection; events go to us as they come, not to watchers that it has on record."""
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        self.client.watch_fired(buffer, offset)
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's view of threads. It needs none besides its connection's: nobody is called back."""
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def select(
+        self, rlist: Sequence[Any], wlist: Sequence[Any], xlist: Sequence[Any], timeout: float
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        # kazoo's own sets up and tears down an epoll object for each of its calls.
+        poll = select.poll()
+        for sock in rlist:
+            poll.register(sock, select.POLLIN)
+        for sock in wlist:
+            poll.register(sock, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(timeout * 1000)}
+        return (
+            [sock for sock in rlist if sock.fileno() in ready],
+            [sock for sock in wlist if sock.fileno() in ready],
+            [],
+        )

@@ -1,0 +1,434 @@
+"""Real ZooKeeper servers, run from the jars that the pyspark package carries.
+
+A server is a child process that ends with this one, however this one ends. Nothing here speaks
+ZooKeeper's protocol, apart from the question whether a server is ready.
+"""
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+from klamm.errors import ConfigError, UnavailableError
+from klamm.zookeeper.java import find_java
+
+#: The jars that a server loads classes from. Each one more would lengthen the start.
+_JARS: Final = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    "slf4j-api-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "commons-io-*.jar",
+)
+#: What it takes to get a log, which costs more than half of the time to start and 25 MB.
+_LOGGING_JARS: Final = ("log4j-api-*.jar", "log4j-core-*.jar", "log4j-slf4j2-impl-*.jar")
+
+_JVM_OPTIONS: Final = (
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",
+    "-Xshare:auto",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Djava.awt.headless=true",
+    "-Dzookeeper.jmx.log4j.disable=true",
+    "-Dlog4j2.disableJmx=true",
+)
+
+_SETTINGS: Final = {
+    # The shortest session timeout is two ticks, unless told otherwise.
+    "tickTime": "500",
+    "minSessionTimeout": "1000",
+    "maxSessionTimeout": "120000",
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "ruok,srvr,stat,mntr",
+    "autopurge.snapRetainCount": "3",
+    "autopurge.purgeInterval": "1",
+}
+
+_LOGGING_CONFIGURATION: Final = """\
+<Configuration status="error">
+  <Appenders>
+    <RollingFile name="file" fileName="{log}" filePattern="{log}.%i">
+      <PatternLayout pattern="%d %-5p [%t] %c{{1}}: %m%n"/>
+      <Policies><SizeBasedTriggeringPolicy size="20 MB"/></Policies>
+      <DefaultRolloverStrategy max="3"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers><Root level="info"><AppenderRef ref="file"/></Root></Loggers>
+</Configuration>
+"""
+
+#: Runs in a fresh interpreter, which then becomes the server: asks Linux to kill the process when
+#: its parent dies. Done there and not between fork and exec, where a parent with threads may hang.
+_EXEC_TIED_TO_PARENT: Final = """\
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_POLL_SECONDS: Final = 0.01
+
+
+class _Process:
+    """A child that does not outlive this process (on Linux, not even if this one is SIGKILLed)."""
+
+    def __init__(self, command: Sequence[str], output: Path) -> None:
+        self.ended = threading.Event()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        # Linux takes the end of the thread that forked for the death of the parent. So the child
+        # gets a thread of its own, which stays for as long as the child does.
+        threading.Thread(
+            target=self._run, args=(command, output, started), name="zookeeper", daemon=True
+        ).start()
+        self._popen = started.result()
+
+    def _run(
+        self, command: Sequence[str], output: Path, started: "Future[subprocess.Popen[bytes]]"
+    ) -> None:
+        if sys.platform == "linux":
+            helper = (sys.executable, "-I", "-S", "-c", _EXEC_TIED_TO_PARENT, str(os.getpid()))
+            command = (*helper, *command)
+        try:
+            with output.open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # Ctrl-C is for us to handle: those who use the server stop before it does.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        process.wait()
+        self.ended.set()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def end(self, sig: signal.Signals) -> None:
+        """Send a signal and wait; SIGKILL follows if that takes more than ten seconds."""
+        self._popen.send_signal(sig)
+        if not self.ended.wait(10):
+            self._popen.kill()
+            self.ended.wait()
+
+
+class ZooKeeperServer:
+    """One server. Ready, when `start` returns, means that it answered.
+
+    Without a data directory it gets a temporary one, does without syncing to the disk, and leaves
+    nothing behind. With port 0 it takes any free one, and keeps it over a restart.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        data_dir: Path | str | None = None,
+        *,
+        heap: str = "512m",
+        host: str = "127.0.0.1",
+        log: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if not re.fullmatch(r"[1-9][0-9]*[kmgKMG]", heap):
+            raise ConfigError(f"A heap is given as 512m or 2g, not {heap!r}.")
+        self.host = host
+        self.port = port
+        self.data_dir = Path(data_dir) if data_dir is not None else None
+        self._heap = heap
+        self._log = log
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._is_temporary = data_dir is None
+        self._any_port = port == 0
+        self._process: _Process | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for clients."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        if self._process is None:
+            raise UnavailableError("The ZooKeeper server is not running.")
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and not self._process.ended.is_set()
+
+    def start(self, timeout_s: float = 30.0) -> Self:
+        """Start the server and wait until it serves."""
+        self.launch()
+        self.wait_until_serving(timeout_s)
+        return self
+
+    def launch(self) -> None:
+        """Start the process without waiting for it to serve."""
+        if self.is_running:
+            return
+        java = find_java()
+        if self._any_port and self.port == 0:
+            self.port = free_port(self.host)
+        else:
+            _check_port_is_free(self.host, self.port)
+        if self.data_dir is None:
+            self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-zookeeper-"))
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._write_configuration(self.data_dir)
+        except OSError as error:
+            raise ConfigError(
+                f"The data directory {self.data_dir} is of no use: {error}."
+            ) from None
+        self._process = _Process(self._command(java, self.data_dir), self._output_path)
+        atexit.register(self.stop)
+
+    def wait_until_serving(self, timeout_s: float = 30.0) -> None:
+        """Wait until the server answers; if it never does, stop it and say what it said last."""
+        deadline = time.monotonic() + timeout_s
+        while not _serves(self.host, self.port):
+            process = self._process
+            if process is None or process.ended.is_set() or time.monotonic() > deadline:
+                said = self.last_words()
+                self.stop()
+                raise UnavailableError(f"ZooKeeper did not start at {self.address}: {said}")
+            process.ended.wait(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the server; what was in a temporary directory is gone."""
+        # Nothing that a clean shutdown would save outlives a temporary directory.
+        self._end(signal.SIGKILL if self._is_temporary else signal.SIGTERM)
+        if self._is_temporary and self.data_dir is not None:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+            self.data_dir = None
+
+    def kill(self) -> None:
+        """Let the server crash; its data stays, and `start` brings it back."""
+        self._end(signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the server has ended by itself or by `stop` in another thread."""
+        if self._process is not None:
+            self._process.ended.wait()
+
+    def _end(self, sig: signal.Signals) -> None:
+        atexit.unregister(self.stop)
+        if self._process is not None:
+            self._process.end(sig)
+            self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # --- what the process is given ---
+
+    _main_class = "org.apache.zookeeper.server.ZooKeeperServerMain"
+
+    def _write_configuration(self, data_dir: Path) -> None:
+        settings = {"dataDir": str(data_dir), **self._client_port(), **self._settings}
+        lines = (f"{key}={value}\n" for key, value in settings.items())
+        (data_dir / "zoo.cfg").write_text("".join(lines), encoding="utf-8")
+        if self._log:
+            log4j = _LOGGING_CONFIGURATION.format(log=data_dir / "zookeeper.log")
+            (data_dir / "log4j2.xml").write_text(log4j, encoding="utf-8")
+
+    def _client_port(self) -> dict[str, str]:
+        return {"clientPortAddress": self.host, "clientPort": str(self.port)}
+
+    def _command(self, java: Path, data_dir: Path) -> list[str]:
+        options = [f"-Xmx{self._heap}", *_JVM_OPTIONS]
+        if self._is_temporary:
+            options += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=4096"]
+        if self._log:
+            options.append(f"-Dlog4j2.configurationFile={data_dir / 'log4j2.xml'}")
+        jars = _find_jars((*_JARS, *_LOGGING_JARS) if self._log else _JARS)
+        class_path = os.pathsep.join(map(str, jars))
+        return [str(java), *options, "-cp", class_path, self._main_class, str(data_dir / "zoo.cfg")]
+
+    @property
+    def _output_path(self) -> Path:
+        assert self.data_dir is not None
+        return self.data_dir / "zookeeper.out"
+
+    def last_words(self) -> str:
+        """The end of what the process printed, which is where it says why it ended."""
+        with contextlib.suppress(OSError):
+            lines = self._output_path.read_text(encoding="utf-8", errors="replace").splitlines()
+            # The hint that there is no logger is not the reason for anything.
+            lines = [line for line in lines if line.strip() and not line.startswith("SLF4J")]
+            if lines:
+                return " / ".join(lines[-3:])
+        return "it said nothing."
+
+
+class ZooKeeperEnsemble:
+    """Several servers that agree: the loss of a minority of them loses nothing."""
+
+    def __init__(self, n: int = 3, *, heap: str = "256m", host: str = "127.0.0.1") -> None:
+        ports = free_ports(host, 3 * n)
+        quorum = {
+            f"server.{i + 1}": f"{host}:{ports[3 * i]}:{ports[3 * i + 1]};{host}:{ports[3 * i + 2]}"
+            for i in range(n)
+        }
+        settings = {**quorum, "initLimit": "20", "syncLimit": "10"}
+        self.members = [
+            _Member(i + 1, ports[3 * i + 2], heap=heap, host=host, settings=settings)
+            for i in range(n)
+        ]
+
+    @property
+    def address(self) -> str:
+        """The addresses of all members, as in a connect string."""
+        return ",".join(member.address for member in self.members)
+
+    def start(self, timeout_s: float = 60.0) -> Self:
+        """Start all members and wait until each of them serves."""
+        try:
+            # None of them serves before a majority is there.
+            for member in self.members:
+                member.launch()
+            for member in self.members:
+                member.wait_until_serving(timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop all members."""
+        for member in self.members:
+            member.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Member(ZooKeeperServer):
+    """A server of an ensemble; its client port is in the settings that all of them share."""
+
+    _main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+    def __init__(
+        self, my_id: int, port: int, *, heap: str, host: str, settings: Mapping[str, str]
+    ) -> None:
+        super().__init__(port, heap=heap, host=host, settings=settings)
+        self._my_id = my_id
+
+    def _write_configuration(self, data_dir: Path) -> None:
+        super()._write_configuration(data_dir)
+        (data_dir / "myid").write_text(f"{self._my_id}\n", encoding="utf-8")
+
+    def _client_port(self) -> dict[str, str]:
+        return {}
+
+
+def run_foreground(port: int, data_dir: Path | str | None, heap: str) -> None:
+    """Run a server until SIGTERM or SIGINT: `klamm zookeeper`. Its log is in the data directory."""
+    server = ZooKeeperServer(port, data_dir, heap=heap, log=True)
+    stopping = threading.Event()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    previous = {sig: signal.signal(sig, stop) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with server:
+            print(f"ZooKeeper is ready at {server.address} ({server.data_dir})", file=sys.stderr)
+            while server.is_running and not stopping.wait(0.2):
+                pass
+            if not stopping.is_set():
+                raise UnavailableError(f"ZooKeeper ended unasked: {server.last_words()}")
+    finally:
+        for sig, handler in previous.items():
+            signal.signal(sig, handler)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at the moment."""
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Distinct ports that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind((host, 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def _check_port_is_free(host: str, port: int) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"ZooKeeper cannot listen at {host}:{port} ({error.strerror}): stop what is "
+                "listening there, or choose another port with --port."
+            ) from None
+
+
+def _serves(host: str, port: int) -> bool:
+    """Whether a server takes requests; an answer to `ruok` would only mean that it is alive."""
+    try:
+        with socket.create_connection((host, port), timeout=1) as sock:
+            sock.sendall(b"srvr")
+            return b"Mode:" in sock.makefile("rb").read()
+    except OSError:
+        return False
+
+
+def _find_jars(patterns: Sequence[str]) -> list[Path]:
+    spec = importlib.util.find_spec("pyspark")  # does not import it, which would take a second
+    folders = [Path(where, "jars") for where in (spec and spec.submodule_search_locations) or ()]
+    jars = []
+    for pattern in patterns:
+        found = [jar for folder in folders for jar in sorted(folder.glob(pattern))]
+        if not found:
+            raise ConfigError(
+                f"The pyspark package has no {pattern}, which ZooKeeper needs: "
+                "pip install 'pyspark>=4.3'."
+            )
+        jars.append(found[-1])
+    return jars

@@ -1,0 +1,305 @@
+"""ZooKeeper's requests and replies as bytes, written and read by hand.
+
+A bulk request holds a thousand operations, so nothing here makes an object per field. Replies are
+given whole: sixteen bytes of header (xid, zxid, error), then the body. kazoo has dealt with the xid
+and the error of the header by then.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from klamm.zookeeper.store import (
+    Check,
+    Code,
+    Create,
+    Created,
+    Delete,
+    EventKind,
+    Node,
+    Op,
+    OpResult,
+    SetData,
+    Stat,
+    TransactionResult,
+)
+
+#: The server's limit for one request (jute.maxbuffer), unless its operator changed it.
+REQUEST_BYTES_MAX: Final = 0xFFFFF
+
+
+class Opcode(IntEnum):
+    """What a request asks for."""
+
+    CREATE = 1
+    DELETE = 2
+    EXISTS = 3
+    GET_DATA = 4
+    SET_DATA = 5
+    GET_CHILDREN = 8
+    CHECK = 13
+    MULTI = 14
+    CREATE2 = 15  # as CREATE, and the reply has the stat
+    MULTI_READ = 22
+    SET_WATCHES = 101
+
+
+_INT: Final = Struct(">i")
+_LONG: Final = Struct(">q")
+_STAT: Final = Struct(">qqqqiiiqiiq")
+_OP_HEADER: Final = Struct(">i?i")  # opcode, whether this is the end, error
+_OP_HEADER_AND_INT: Final = Struct(">i?ii")
+_EVENT: Final = Struct(">ii")  # kind, state of the session
+
+_BODY: Final = 16  # where the body of a reply begins, after its header
+_ZXID: Final = 4  # where the zxid is in that header
+_VERSION_IN_STAT: Final = 32
+
+_NO_DATA: Final = _INT.pack(-1)
+_EPHEMERAL, _SEQUENTIAL = 1, 2
+_FLAGS: Final = [_INT.pack(flags) for flags in range(4)]
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return _INT.pack(len(encoded)) + encoded
+
+
+def _buffer(data: bytes | None) -> bytes:
+    return _NO_DATA if data is None else _INT.pack(len(data)) + data
+
+
+#: One entry: every permission, for anyone.
+_OPEN_ACL: Final = _INT.pack(1) + _INT.pack(31) + _text("world") + _text("anyone")
+
+_HEADERS: Final = {opcode: _OP_HEADER.pack(opcode, False, -1) for opcode in Opcode}
+_CREATE, _SET_DATA = _HEADERS[Opcode.CREATE], _HEADERS[Opcode.SET_DATA]
+_DELETE, _CHECK = _HEADERS[Opcode.DELETE], _HEADERS[Opcode.CHECK]
+_END: Final = _OP_HEADER.pack(-1, True, -1)
+
+
+def full_path(chroot: str, path: str) -> str:
+    """The path as the server knows it."""
+    return chroot + path if path != "/" else chroot or "/"
+
+
+def text_bytes(text: str) -> int:
+    """How many bytes a text takes up."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def encode_read(path: str, watch: bool = False) -> bytes:
+    """getData, exists or getChildren."""
+    return _text(path) + (b"\1" if watch else b"\0")
+
+
+def encode_create(path: str, data: bytes | None, ephemeral: bool, sequential: bool) -> bytes:
+    """create, with an ACL that is open to all (ZK-22)."""
+    flags = _EPHEMERAL * ephemeral | _SEQUENTIAL * sequential
+    return _text(path) + _buffer(data) + _OPEN_ACL + _FLAGS[flags]
+
+
+def encode_set(path: str, data: bytes | None, version: int) -> bytes:
+    """setData."""
+    return _text(path) + _buffer(data) + _INT.pack(version)
+
+
+def encode_version(path: str, version: int) -> bytes:
+    """delete or check."""
+    return _text(path) + _INT.pack(version)
+
+
+def encode_multi(ops: Iterable[Op], chroot: str) -> bytes:
+    """A transaction."""
+    parts: list[bytes] = []
+    pack = _INT.pack
+    for op in ops:
+        path = full_path(chroot, op.path).encode()
+        if type(op) is SetData:
+            parts += (_SET_DATA, pack(len(path)), path, _buffer(op.data), pack(op.version))
+        elif type(op) is Create:
+            flags = _FLAGS[_EPHEMERAL * op.ephemeral | _SEQUENTIAL * op.sequential]
+            parts += (_CREATE, pack(len(path)), path, _buffer(op.data), _OPEN_ACL, flags)
+        elif type(op) is Delete:
+            parts += (_DELETE, pack(len(path)), path, pack(op.version))
+        elif type(op) is Check:
+            parts += (_CHECK, pack(len(path)), path, pack(op.version))
+    parts.append(_END)
+    return b"".join(parts)
+
+
+def encode_multi_read(opcode: Opcode, paths: Iterable[str], chroot: str) -> bytes:
+    """Many reads in one request. The server ignores watch flags in here, so there are none."""
+    header = _HEADERS[opcode]
+    parts: list[bytes] = []
+    for path in paths:
+        encoded = full_path(chroot, path).encode()
+        parts += (header, _INT.pack(len(encoded)), encoded, b"\0")
+    parts.append(_END)
+    return b"".join(parts)
+
+
+def encode_set_watches(
+    since_zxid: int, data: Iterable[str], exist: Iterable[str], children: Iterable[str]
+) -> bytes:
+    """Arm watches on nodes that were read at `since_zxid`; what changed since fires at once."""
+    parts = [_LONG.pack(since_zxid)]
+    for paths in (data, exist, children):
+        encoded = [_text(path) for path in paths]
+        parts.append(_INT.pack(len(encoded)))
+        parts += encoded
+    return b"".join(parts)
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+def decode_zxid(reply: bytes) -> int:
+    """The last transaction that the server had carried out when it replied."""
+    zxid: int = _LONG.unpack_from(reply, _ZXID)[0]
+    return zxid
+
+
+def _decode_text(reply: bytes, offset: int) -> tuple[str, int]:
+    (length,) = _INT.unpack_from(reply, offset)
+    end = offset + 4 + length
+    return reply[offset + 4 : end].decode(), end
+
+
+def decode_stat(reply: bytes, offset: int = _BODY) -> Stat:
+    """The reply to exists and setData."""
+    return Stat._make(_STAT.unpack_from(reply, offset))
+
+
+def decode_node(reply: bytes) -> Node:
+    """The reply to getData."""
+    (length,) = _INT.unpack_from(reply, _BODY)
+    start = _BODY + 4
+    if length < 0:
+        return Node(None, decode_stat(reply, start))
+    return Node(reply[start : start + length], decode_stat(reply, start + length))
+
+
+def decode_children(reply: bytes) -> list[str]:
+    """The reply to getChildren."""
+    return _decode_names(reply, _BODY)[0]
+
+
+def _decode_names(reply: bytes, offset: int) -> tuple[list[str], int]:
+    (count,) = _INT.unpack_from(reply, offset)
+    offset += 4
+    names = []
+    for _ in range(count):
+        name, offset = _decode_text(reply, offset)
+        names.append(name)
+    return names, offset
+
+
+def decode_created(reply: bytes, chroot: str) -> Created:
+    """The reply to create2."""
+    path, offset = _decode_text(reply, _BODY)
+    return Created(path[len(chroot) :], decode_stat(reply, offset))
+
+
+def decode_multi_get(reply: bytes) -> tuple[list[bytes | None], list[int]]:
+    """Data and versions of the nodes of a multiRead; (None, -1) for one that cannot be read."""
+    data: list[bytes | None] = []
+    version: list[int] = []
+    unpack, unpack_version = _OP_HEADER_AND_INT.unpack_from, _INT.unpack_from
+    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    while offset < end:
+        opcode, _, _, length = unpack(reply, offset)
+        offset += 13
+        if opcode == -1:  # an error, whose code stood in the place of the length
+            data.append(None)
+            version.append(-1)
+            continue
+        if length < 0:
+            data.append(None)
+        else:
+            data.append(reply[offset : offset + length])
+            offset += length
+        version.append(unpack_version(reply, offset + _VERSION_IN_STAT)[0])
+        offset += 68
+    return data, version
+
+
+def decode_multi_children(reply: bytes) -> list[list[str] | None]:
+    """The children of the nodes of a multiRead; None for one that cannot be read."""
+    children: list[list[str] | None] = []
+    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    while offset < end:
+        opcode = _INT.unpack_from(reply, offset)[0]
+        offset += _OP_HEADER.size
+        if opcode == -1:
+            children.append(None)
+            offset += 4
+        else:
+            names, offset = _decode_names(reply, offset)
+            children.append(names)
+    return children
+
+
+_DONE: Final = OpResult(Code.OK)
+_NOT_TRIED: Final = OpResult(Code.RUNTIME_INCONSISTENCY)
+
+
+def decode_multi(reply: bytes, chroot: str) -> TransactionResult:
+    """The results of a transaction."""
+    results: list[OpResult] = []
+    failed = None
+    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    while offset < end:
+        opcode = _INT.unpack_from(reply, offset)[0]
+        offset += _OP_HEADER.size
+        if opcode == Opcode.SET_DATA:
+            results.append(OpResult(Code.OK, None, decode_stat(reply, offset)))
+            offset += _STAT.size
+        elif opcode == Opcode.CREATE:
+            path, offset = _decode_text(reply, offset)
+            results.append(OpResult(Code.OK, path[len(chroot) :]))
+        elif opcode == -1:
+            error = _INT.unpack_from(reply, offset)[0]
+            offset += 4
+            if error == Code.OK:
+                results.append(_DONE)
+            elif error == Code.RUNTIME_INCONSISTENCY:
+                results.append(_NOT_TRIED)
+            else:
+                failed = len(results)
+                results.append(OpResult(Code(error)))
+        else:  # delete and check have nothing to tell
+            results.append(_DONE)
+    return TransactionResult(results, failed)
+
+
+def decode_multi_versions(reply: bytes) -> list[int] | None:
+    """The data version that each operation of a transaction left behind, -1 where that means
+    nothing; None if the transaction failed."""
+    version: list[int] = []
+    unpack = _INT.unpack_from
+    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    while offset < end:
+        opcode = unpack(reply, offset)[0]
+        offset += 9
+        if opcode == 5:  # SET_DATA
+            version.append(unpack(reply, offset + _VERSION_IN_STAT)[0])
+            offset += 68
+        elif opcode == 1:  # CREATE
+            version.append(0)
+            offset += 4 + unpack(reply, offset)[0]
+        elif opcode == -1:
+            return None
+        else:
+            version.append(-1)
+    return version
+
+
+def decode_event(event: bytes, offset: int) -> tuple[EventKind, str]:
+    """What a watch saw, and where."""
+    kind, _ = _EVENT.unpack_from(event, offset)
+    return EventKind(kind), _decode_text(event, offset + _EVENT.size)[0]
