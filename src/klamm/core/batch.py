@@ -6,19 +6,25 @@ What an entry says is read from the columns when the batch is sent, so it is nev
 ZooKeeper has accepted by then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import pairwise
 
 import numpy as np
 
 from klamm.core.cluster import EPOCH_DURING_DELETE, NO_EPOCH, Cluster
-from klamm.core.columns import I32, Mask
+from klamm.core.columns import I32, Mask, is_one_of
 from klamm.core.effects import Announce, Procedure, ToReplicas
 
+#: Rows, the broker of each, its flag, and its leader epoch.
 Entries = list[tuple[I32, I32, Mask, I32]]
 
 
 class Batch:
-    """One batch of LeaderAndIsr, UpdateMetadata and StopReplica requests."""
+    """One batch of LeaderAndIsr, UpdateMetadata and StopReplica requests.
+
+    A batch belongs to the call that fills it and is dropped with it, so that none is ever found
+    half full by the next (CHAN-11, CHAN-14).
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -27,12 +33,20 @@ class Batch:
         self._metadata_rows: list[I32] = []
         self._metadata_brokers: set[int] = set()
 
-    def leader_and_isr(self, row: I32, broker: I32, is_new: bool | Mask = False) -> None:
+    def leader_and_isr(self, row: I32, broker: I32, *, is_new: bool = False) -> None:
         """Tell each `broker[k]` about partition `row[k]`; all brokers then hear its metadata."""
         if len(row):
-            flag = np.broadcast_to(np.asarray(is_new, np.bool_), row.shape)
-            self._leader_and_isr.append((row, broker, flag, np.zeros_like(row)))
-            self.update_metadata(np.unique(row))
+            no_epoch = np.full(len(row), NO_EPOCH, np.int32)
+            self._leader_and_isr.append((row, broker, np.full(len(row), is_new), no_epoch))
+            self.update_metadata(row)
+
+    def leader_and_isr_to(self, rows: I32, recipients: Mask) -> None:
+        """Tell the marked replicas about their partitions, and all brokers the metadata."""
+        if len(rows):
+            at, slot = np.nonzero(recipients)
+            self.leader_and_isr(rows[at], self._cluster.replicas[rows[at], slot])
+            # Also where no replica is left to hear of it, the others have to (CHAN-17).
+            self.update_metadata(rows)
 
     def update_metadata(self, rows: I32, brokers: Iterable[int] | None = None) -> None:
         """Tell brokers, by default all of them, about partitions; no rows: about brokers only."""
@@ -46,47 +60,61 @@ class Batch:
         cluster = self._cluster
         epoch = np.where(cluster.has_leadership[row], cluster.leader_epoch[row], NO_EPOCH)
         epoch = np.where(cluster.is_queued(row), EPOCH_DURING_DELETE, epoch).astype(np.int32)
-        flag = np.full(len(row), delete)
-        self._stop_replica.append((row, broker, flag, epoch))
+        self._stop_replica.append((row, broker, np.full(len(row), delete), epoch))
 
     def send(self) -> Procedure[None]:
-        """Yield the announcement, unless there is nothing to announce."""
-        if not (self._leader_and_isr or self._stop_replica or self._metadata_brokers):
-            return
+        """Yield the announcement, unless there is nobody to be told anything."""
         known = self._cluster.brokers
-        rows = np.concatenate(self._metadata_rows or [np.empty(0, np.int32)])
-        yield Announce(
+        announcement = Announce(
             leader_and_isr=_by_broker(self._leader_and_isr, known),
-            metadata_rows=np.unique(rows),
+            metadata_rows=self._distinct_metadata_rows(),
             metadata_brokers=sorted(self._metadata_brokers & known.keys()),
             stop_replica=_by_broker(self._stop_replica, known),
         )
+        if (
+            announcement.leader_and_isr
+            or announcement.metadata_brokers
+            or announcement.stop_replica
+        ):
+            yield announcement
+
+    def _distinct_metadata_rows(self) -> I32:
+        rows = np.concatenate([np.empty(0, np.int32), *self._metadata_rows])
+        capacity = len(self._cluster.topic_of)
+        if len(rows) < capacity // 16:
+            return np.unique(rows)
+        # Marking is several times faster than sorting when most of the cluster is concerned.
+        is_named = np.zeros(capacity, np.bool_)
+        is_named[rows] = True
+        return np.flatnonzero(is_named).astype(np.int32)
 
 
-def _by_broker(entries: Entries, known: Iterable[int]) -> dict[int, ToReplicas]:
-    """For each broker and row the last entry counts, with flags that once were true."""
-    if not entries:
+def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ToReplicas]:
+    """For each known broker its entries by row; the last of a row counts, with its flags or-ed."""
+    if not entries or not known:
         return {}
     row, broker, flag, epoch = (np.concatenate(column) for column in zip(*entries, strict=True))
-    kept = np.isin(broker, np.array(list(known), np.int32)) & (broker >= 0)
-    row, broker, flag, epoch = row[kept], broker[kept], flag[kept], epoch[kept]
-    # Stable, so that of equal keys the last one added comes last in its run.
-    order = np.lexsort((row, broker))
-    row, broker, flag, epoch = row[order], broker[order], flag[order], epoch[order]
-    if not len(row):
-        return {}
-    starts = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(broker) != 0)])
-    flag = np.logical_or.reduceat(flag, starts)
-    last = np.r_[starts[1:], len(row)] - 1
-    row, broker, epoch = row[last], broker[last], epoch[last]
-    cuts = np.flatnonzero(np.diff(broker)) + 1
-    return {
-        int(brokers[0]): ToReplicas(rows, flags, epochs)
-        for brokers, rows, flags, epochs in zip(
-            np.split(broker, cuts),
-            np.split(row, cuts),
-            np.split(flag, cuts),
-            np.split(epoch, cuts),
-            strict=True,
-        )
-    }
+    ids = np.array(sorted(known), np.int32)
+    is_known = is_one_of(broker, ids)
+    row, broker, flag, epoch = (column[is_known] for column in (row, broker, flag, epoch))
+    # Sorting a column of 16-bit numbers is a radix sort, and keeps the order of equal ones.
+    rank = np.searchsorted(ids, broker).astype(np.uint16)
+    order = np.argsort(rank, kind="stable")
+    bounds = np.searchsorted(rank[order], np.arange(len(ids) + 1))
+    found = {}
+    for k, (start, end) in enumerate(pairwise(bounds.tolist())):
+        if start < end:
+            mine = order[start:end]
+            found[int(ids[k])] = _merged(row[mine], flag[mine], epoch[mine])
+    return found
+
+
+def _merged(row: I32, flag: Mask, epoch: I32) -> ToReplicas:
+    """Entries of one broker in the order of rows, one for each."""
+    if not (np.diff(row) > 0).all():
+        order = np.argsort(row, kind="stable")
+        row, flag, epoch = row[order], flag[order], epoch[order]
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        last = np.append(starts[1:], len(row)) - 1
+        row, flag, epoch = row[last], np.logical_or.reduceat(flag, starts), epoch[last]
+    return ToReplicas(row, flag, epoch)

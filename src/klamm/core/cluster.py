@@ -9,7 +9,7 @@ is NO_TOPIC for a free one. A *slot* is a position in a row's replica list.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
@@ -151,6 +151,16 @@ class States:
             self.version[chosen],
         )
 
+    def decided_in(self, controller_epoch: int) -> "States":
+        """The same leaders and ISRs as decided by the controller with that epoch."""
+        return replace(
+            self, controller_epoch=np.full(len(self), controller_epoch, self.controller_epoch.dtype)
+        )
+
+    def accepted(self) -> "States":
+        """The states as ZooKeeper has them once it has accepted them: one version further."""
+        return replace(self, version=self.version + 1)
+
 
 class Cluster:
     """Everything the controller has in memory; a new one is made for each term of office."""
@@ -253,6 +263,11 @@ class Cluster:
         if topic_id is not None:
             self.topic_names[topic_id] = name
         return topic
+
+    def set_topic_id(self, name: str, topic_id: str) -> None:
+        """Record the id that a topic without one was given."""
+        self.topics[name].id = topic_id
+        self.topic_names[topic_id] = name
 
     def add_partitions(self, reads: Mapping[str, TopicRead]) -> I32:
         """Give rows to partitions of known topics, of many topics at once.

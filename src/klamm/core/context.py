@@ -5,9 +5,12 @@ from enum import IntEnum
 from typing import Final
 
 from klamm.core.cluster import Cluster
+from klamm.core.columns import I32
 
 #: The rule of REBAL-1 for the first check after taking office.
 FIRST_REBALANCE_DELAY_S: Final = 5.0
+#: How many partitions a remark about many names.
+_NAMED_MAX: Final = 10
 
 
 class Level(IntEnum):
@@ -60,8 +63,19 @@ class Context:
     cluster: Cluster
     settings: Settings = field(default_factory=Settings)
     remarks: list[Remark] = field(default_factory=list)
+    #: How many leaders came from outside the ISR (LEAD-7).
     unclean_elections: int = 0
 
     def say(self, log: Log, level: Level, text: str) -> None:
         """Leave a remark; the interpreter writes it to the log."""
         self.remarks.append(Remark(log, level, text))
+
+    def say_of(self, log: Log, level: Level, rows: I32, text: str) -> None:
+        """Leave one remark about partitions, if there are any: the first ones are named.
+
+        One line for many, because a line for each of 100,000 would cost more than deciding.
+        """
+        if len(rows):
+            names = [f"{t}-{p}" for t, p in map(self.cluster.name, rows[:_NAMED_MAX].tolist())]
+            more = f" and {len(rows) - _NAMED_MAX} more" if len(rows) > _NAMED_MAX else ""
+            self.say(log, level, f"{text}: {', '.join(names)}{more}")

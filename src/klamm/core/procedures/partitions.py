@@ -4,7 +4,7 @@ Decisions are taken from the cache. Each write is conditional on the version tha
 and a row whose znode has moved on is read and decided again, as often as it takes (PSM-16, PSM-20).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 
 import numpy as np
@@ -25,7 +25,6 @@ from klamm.core.effects import (
     WriteStates,
 )
 from klamm.core.elections import (
-    RECOVERED,
     UNCLEAN,
     Elections,
     elect_controlled_shutdown,
@@ -35,6 +34,7 @@ from klamm.core.elections import (
     initialise,
 )
 from klamm.core.transitions import PartitionState, partition_move_allowed
+from klamm.errors import FencedError, SessionLostError
 
 
 class Strategy(Enum):
@@ -86,19 +86,30 @@ def move_partitions(
     if not len(rows):
         return NOBODY_ELECTED
     allowed = partition_move_allowed(cluster.state[rows], target)
-    _name_illegal(ctx, rows[~allowed], target)
+    text = f"partitions that cannot become {target.name} from where they are"
+    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows[~allowed], text)
     rows = rows[allowed]
     if target != PartitionState.ONLINE:
         cluster.state[rows] = target
+        level = Level.INFO if target == PartitionState.NEW else Level.TRACE
+        ctx.say_of(Log.STATE_CHANGE, level, rows, f"partitions become {target.name}")
         return NOBODY_ELECTED
     batch = Batch(cluster)
     is_new = cluster.state[rows] == PartitionState.NEW
-    yield from _initialise(ctx, rows[is_new], batch)
+    if strategy is None and not is_new.all():
+        raise ValueError("an election needs a strategy")
     results = NOBODY_ELECTED
-    if not is_new.all():
-        if strategy is None:
-            raise ValueError("an election needs a strategy")
-        results = yield from _elect(ctx, rows[~is_new], strategy, batch)
+    try:
+        yield from _initialise(ctx, rows[is_new], batch)
+        if strategy is not None:
+            results = yield from _elect(ctx, rows[~is_new], strategy, batch)
+    except (FencedError, SessionLostError):
+        raise
+    except Exception as error:
+        # Whatever else went wrong concerns this call only; the event goes on (PSM-22).
+        ctx.say(Log.PARTITION_MACHINE, Level.ERROR, f"moving partitions failed: {error!r}")
+        failed = rows[~is_new]
+        results = ElectionResults(failed, np.full(len(failed), Failure.STORE, np.int8))
     yield from batch.send()
     return results
 
@@ -117,20 +128,20 @@ def trigger_elections(ctx: Context, rows: I32 | None = None) -> Procedure[Electi
     return results
 
 
-def _name_illegal(ctx: Context, rows: I32, target: PartitionState) -> None:
-    for row in rows.tolist():
-        topic, partition = ctx.cluster.name(row)
-        state = PartitionState(ctx.cluster.state[row]).name
-        text = f"partition {topic}-{partition} cannot go from {state} to {target.name}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+def start_partition_machine(ctx: Context) -> Procedure[None]:
+    """Give every partition its state, then bring online what is not (PSM-2, PSM-3)."""
+    cluster = ctx.cluster
+    rows = cluster.all_rows()
+    cluster.state[rows] = np.select(
+        [~cluster.has_leadership[rows], cluster.leader_is_online(rows)],
+        [PartitionState.NEW, PartitionState.ONLINE],
+        PartitionState.OFFLINE,
+    )
+    yield from trigger_elections(ctx)
 
 
 def _say_failed(ctx: Context, rows: I32, why: str) -> None:
-    for row in rows.tolist():
-        topic, partition = ctx.cluster.name(row)
-        state = PartitionState(ctx.cluster.state[row]).name
-        text = f"partition {topic}-{partition} stays {state}: {why}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows, f"partitions stay as they are, {why}")
 
 
 # New to Online
@@ -138,13 +149,10 @@ def _say_failed(ctx: Context, rows: I32, why: str) -> None:
 
 def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
     """Give partitions their first leader: the first live replica, all live ones in sync."""
-    if not len(rows):
-        return
     cluster = ctx.cluster
-    online = cluster.online(rows)
-    first = initialise(cluster.replicas[rows], online)
+    first = initialise(cluster.replicas[rows], cluster.online(rows))
     won = first.won
-    _say_failed(ctx, rows[~won], "none of its replicas is live")
+    _say_failed(ctx, rows[~won], "none of their replicas being live")
     rows = rows[won]
     if not len(rows):
         return
@@ -153,84 +161,99 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
         leader=first.leader[won],
         leader_epoch=np.zeros(len(rows), np.int32),
         isr=first.isr[won],
-        recovery=np.full(len(rows), RECOVERED, np.int8),
+        recovery=first.recovery[won],
         controller_epoch=np.full(len(rows), cluster.controller_epoch, np.int32),
         version=np.zeros(len(rows), np.int32),
     )
     outcomes: Outcomes = yield CreateStates(states)
     created = outcomes == Outcome.DONE
-    _say_failed(ctx, rows[~created], "its state could not be created in ZooKeeper")
+    _say_failed(ctx, rows[~created], "their states not having been created in ZooKeeper")
     states = states.at(created)
     cluster.record_leadership(states)
     cluster.state[states.row] = PartitionState.ONLINE
     at, slot = np.nonzero(states.isr != NO_BROKER)
     batch.leader_and_isr(states.row[at], states.isr[at, slot], is_new=True)
+    ctx.say_of(Log.STATE_CHANGE, Level.INFO, states.row, "partitions have their first leader")
 
 
 # Elections
 
 
 def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedure[ElectionResults]:
-    """Choose leaders and write them; what the cache had wrong is read and chosen again."""
+    """Choose leaders and write them; what the cache had wrong is read and chosen again.
+
+    The cache is believed where it offers an in-sync leader, since the write then tells whether it
+    was right. Nobody stays leaderless, or loses records, on the cache's word alone.
+    """
+    if not len(rows):
+        return NOBODY_ELECTED
     cluster = ctx.cluster
     failure = np.full(len(rows), Failure.STATE_CHANGE_FAILED, np.int8)
-    is_cached = cluster.has_leadership[rows]
-    # Positions in `rows` whose state is at hand, and those that have to be read first.
-    ready = np.flatnonzero(is_cached)
-    unread = np.flatnonzero(~is_cached)
-    known = cluster.leadership(rows[ready])
-    from_cache = True
-    while len(ready) or len(unread):
-        again = unread
-        if len(ready):
-            chosen, unreadable = yield from _choose(ctx, known, strategy)
-            failure[ready[unreadable]] = Failure.STORE
-            newer = known.controller_epoch > cluster.controller_epoch
-            won = chosen.won & ~unreadable & ~newer
-            if from_cache:
-                # The cache may be behind ZooKeeper: nobody stays leaderless on its word alone.
-                again = np.concatenate([again, ready[~won & ~unreadable]])
-            decided = _decision(ctx, known.at(won), chosen, won)
+    # `at` are positions in `rows`, and `known` is what is known of those.
+    at = np.flatnonzero(cluster.has_leadership[rows])
+    known = cluster.leadership(rows[at])
+    is_fresh = False
+    while True:
+        chosen, unreadable = yield from _choose(ctx, known, strategy, may_be_unclean=is_fresh)
+        failure[at[unreadable]] = Failure.STORE
+        # A partition that a newer controller has decided about is not ours to change (FENCE-8).
+        won = chosen.won & (known.controller_epoch <= cluster.controller_epoch)
+        decided = replace(
+            known.at(won).decided_in(cluster.controller_epoch),
+            leader=chosen.leader[won],
+            leader_epoch=known.leader_epoch[won] + 1,
+            isr=chosen.isr[won],
+            recovery=chosen.recovery[won],
+        )
+        moved_on = np.empty(0, np.int64)
+        if len(decided):
             outcomes: Outcomes = yield WriteStates(decided, f"{strategy.name.lower()} election")
             done = outcomes == Outcome.DONE
-            position = ready[won]
-            failure[position[done]] = Failure.NONE
-            failure[position[(outcomes == Outcome.NO_NODE)]] = Failure.STATE_CHANGE_FAILED
-            failure[position[outcomes == Outcome.FAILED]] = Failure.STORE
-            again = np.concatenate([again, position[outcomes == Outcome.BAD_VERSION]])
+            failure[at[won][done]] = Failure.NONE
+            failure[at[won][outcomes == Outcome.FAILED]] = Failure.STORE
+            moved_on = at[won][outcomes == Outcome.BAD_VERSION]
             ctx.unclean_elections += int(np.count_nonzero(chosen.outcome[won][done] == UNCLEAN))
-            _settle(ctx, decided.at(done), chosen.recipients[won][done], batch)
-        ready, unread = np.empty(0, np.int64), np.empty(0, np.int64)
-        if len(again):
-            reply: StatesRead = yield ReadStates(rows[again])
-            ready, known = again[reply.found], reply.states.at(reply.found)
-        from_cache = False
-    _say_failed(ctx, rows[failure == Failure.STATE_CHANGE_FAILED], "no replica can lead it")
-    _say_failed(ctx, rows[failure == Failure.STORE], "ZooKeeper or its configuration failed")
-    return ElectionResults(rows, failure)
+            cluster.record_leadership(decided.at(done).accepted())
+            cluster.state[decided.row[done]] = PartitionState.ONLINE
+            batch.leader_and_isr_to(decided.row[done], chosen.recipients[won][done])
+        if is_fresh:
+            again = moved_on
+        else:
+            again = np.setdiff1d(np.arange(len(rows)), np.setdiff1d(at[won], moved_on))
+        if not len(again):
+            break
+        reply: StatesRead = yield ReadStates(rows[again])
+        at, known, is_fresh = again[reply.found], reply.states.at(reply.found), True
+    results = ElectionResults(rows, failure)
+    text = f"partitions have a leader by {strategy.name} election"
+    ctx.say_of(Log.STATE_CHANGE, Level.INFO, results.elected, text)
+    _say_failed(ctx, rows[failure == Failure.STATE_CHANGE_FAILED], "no replica being able to lead")
+    _say_failed(ctx, rows[failure == Failure.STORE], "ZooKeeper or their topic's config failing")
+    return results
 
 
-def _choose(ctx: Context, known: States, strategy: Strategy) -> Procedure[tuple[Elections, Mask]]:
+def _choose(
+    ctx: Context, known: States, strategy: Strategy, *, may_be_unclean: bool
+) -> Procedure[tuple[Elections, Mask]]:
     """Apply the strategy to states; the mask marks rows whose configuration cannot be read."""
     cluster = ctx.cluster
     row = known.row
     replicas = cluster.replicas[row]
     online = cluster.online(row)
     unreadable = np.zeros(len(row), np.bool_)
-    mark = ctx.settings.recovery_state
     match strategy:
-        case Strategy.OFFLINE:
-            unclean = np.zeros(len(row), np.bool_)
+        case Strategy.OFFLINE | Strategy.UNCLEAN:
+            unclean = np.full(len(row), may_be_unclean)
             lost = ~any_slot(online & contains(known.isr, replicas))
-            if lost.any():
+            if strategy is Strategy.OFFLINE and may_be_unclean and lost.any():
                 unclean[lost], unreadable[lost] = yield from _unclean_allowed(ctx, row[lost])
             chosen = elect_offline(
-                replicas, known.isr, online, unclean, known.recovery, marks_recovering=mark
-            )
-        case Strategy.UNCLEAN:
-            forced = np.ones(len(row), np.bool_)
-            chosen = elect_offline(
-                replicas, known.isr, online, forced, known.recovery, marks_recovering=mark
+                replicas,
+                known.isr,
+                online,
+                unclean,
+                known.recovery,
+                marks_recovering=ctx.settings.recovery_state,
             )
         case Strategy.REASSIGN:
             # By now the assignment in memory is the target (REASG-B2).
@@ -260,40 +283,3 @@ def _unclean_allowed(ctx: Context, rows: I32) -> Procedure[tuple[Mask, Mask]]:
         [ctx.settings.unclean_default if v is None else v is True for v in values], np.bool_
     )
     return allowed[inverse], unreadable[inverse]
-
-
-def _decision(ctx: Context, known: States, chosen: Elections, won: Mask) -> States:
-    """The states to write for the rows that have a winner: the leader epoch rises by one."""
-    return States(
-        row=known.row,
-        leader=chosen.leader[won],
-        leader_epoch=known.leader_epoch + 1,
-        isr=chosen.isr[won],
-        recovery=chosen.recovery[won],
-        controller_epoch=np.full(len(known), ctx.cluster.controller_epoch, np.int32),
-        version=known.version,
-    )
-
-
-def accepted(states: States) -> States:
-    """States as ZooKeeper has them after it accepted the write: one version further."""
-    return States(
-        states.row,
-        states.leader,
-        states.leader_epoch,
-        states.isr,
-        states.recovery,
-        states.controller_epoch,
-        states.version + 1,
-    )
-
-
-def _settle(ctx: Context, decided: States, recipients: Mask, batch: Batch) -> None:
-    """Cache what was accepted, and tell those whom the strategy names."""
-    cluster = ctx.cluster
-    row = decided.row
-    cluster.record_leadership(accepted(decided))
-    cluster.state[row] = PartitionState.ONLINE
-    at, slot = np.nonzero(recipients)
-    batch.leader_and_isr(row[at], cluster.replicas[row[at], slot])
-    batch.update_metadata(row)

@@ -1,4 +1,10 @@
-"""The replica state machine: moving replicas, and taking those that are gone out of the ISR."""
+"""The replica state machine: moving replicas, and taking those that are gone out of the ISR.
+
+Leaving an ISR is decided from the cache and written on condition of the version that the cache
+knows; what has moved on is read and decided again (PSM-16).
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,8 +14,8 @@ from klamm.core.columns import I32, NO_BROKER
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import Outcome, Outcomes, Procedure, ReadStates, StatesRead, WriteStates
 from klamm.core.elections import shrink_isr
-from klamm.core.procedures.partitions import accepted
 from klamm.core.transitions import ReplicaState, replica_move_allowed
+from klamm.errors import FencedError, SessionLostError
 
 
 def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> Procedure[None]:
@@ -22,14 +28,15 @@ def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> 
     cluster = ctx.cluster
     current = cluster.states_of(row, broker)
     allowed = replica_move_allowed(current, target)
-    _name_illegal(ctx, row[~allowed], broker[~allowed], target)
+    text = f"replicas that cannot become {target.name} from where they are"
+    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, row[~allowed], text)
     row, broker, current = row[allowed], broker[allowed], current[allowed]
     batch = Batch(cluster)
     match target:
         case ReplicaState.NEW:
             has_leadership = cluster.has_leadership[row]
             leads = has_leadership & (cluster.leader[row] == broker)
-            _say_failed(ctx, row[leads], broker[leads], "a new replica cannot be the leader")
+            _say_failed(ctx, row[leads], "a new replica cannot be the leader")
             told = has_leadership & ~leads
             batch.leader_and_isr(row[told], broker[told], is_new=True)
             cluster.set_replica_state(row[~leads], broker[~leads], target)
@@ -44,128 +51,111 @@ def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> 
             cluster.set_replica_state(row, broker, target)
             batch.stop_replica(row, broker, delete=True)
         case ReplicaState.NON_EXISTENT:
-            _forget(ctx, row, broker)
+            cluster.forget_replicas(row, broker)
         case ReplicaState.DELETION_SUCCESSFUL | ReplicaState.DELETION_INELIGIBLE:
             cluster.set_replica_state(row, broker, target)
+    ctx.say_of(Log.STATE_CHANGE, Level.TRACE, row, f"replicas become {target.name}")
     yield from batch.send()
 
 
-def _name_illegal(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> None:
-    states = ctx.cluster.states_of(row, broker).tolist()
-    for r, b, state in zip(row.tolist(), broker.tolist(), states, strict=True):
-        topic, partition = ctx.cluster.name(r)
-        now = ReplicaState(state).name
-        text = f"replica {b} of {topic}-{partition} cannot go from {now} to {target.name}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+def start_replica_machine(ctx: Context) -> Procedure[None]:
+    """Give every replica its state, then tell the brokers of those that are online (RSM-2, 3)."""
+    cluster = ctx.cluster
+    rows = cluster.all_rows()
+    is_replica = cluster.replicas[rows] != NO_BROKER
+    online = cluster.online(rows)
+    cluster.replica_state[rows] = np.select(
+        [~is_replica, online],
+        [ReplicaState.NON_EXISTENT, ReplicaState.ONLINE],
+        ReplicaState.DELETION_INELIGIBLE,
+    )
+    for found, target in (
+        (online, ReplicaState.ONLINE),
+        (is_replica & ~online, ReplicaState.OFFLINE),
+    ):
+        at, slot = np.nonzero(found)
+        yield from move_replicas(ctx, rows[at], cluster.replicas[rows[at], slot], target)
 
 
-def _say_failed(ctx: Context, row: I32, broker: I32, why: str) -> None:
-    for r, b in zip(row.tolist(), broker.tolist(), strict=True):
-        topic, partition = ctx.cluster.name(r)
-        text = f"replica {b} of {topic}-{partition} keeps its state: {why}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+def _say_failed(ctx: Context, rows: I32, why: str) -> None:
+    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows, f"replicas keep their state, {why}")
 
 
 def _take_offline(ctx: Context, row: I32, broker: I32, batch: Batch) -> Procedure[None]:
     """Stop the replicas, take each out of its ISR in ZooKeeper, and tell those that remain."""
+    try:
+        # One write for each replica that leaves, so that the epoch counts them all (RSM-25).
+        for leaving in np.unique(broker).tolist():
+            yield from _take_broker_offline(ctx, row[broker == leaving], leaving, batch)
+    except (FencedError, SessionLostError):
+        raise
+    except Exception as error:
+        # Whatever else went wrong concerns this call only; the event goes on (RSM-24).
+        ctx.say(Log.REPLICA_MACHINE, Level.ERROR, f"taking replicas offline failed: {error!r}")
+
+
+def _take_broker_offline(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[None]:
     cluster = ctx.cluster
-    batch.stop_replica(row, broker, delete=False)
-    has_leadership = cluster.has_leadership[row]
-    blank = ~has_leadership
-    if blank.any():
-        batch.update_metadata(np.unique(row[blank]))
-        cluster.set_replica_state(row[blank], broker[blank], ReplicaState.OFFLINE)
-    row, broker = row[has_leadership], broker[has_leadership]
-    # One write for each replica that leaves, so that the epoch counts them all (RSM-25).
-    for leaving in np.unique(broker).tolist():
-        yield from _leave_isr(ctx, row[broker == leaving], leaving, batch)
+    brokers = np.full(len(rows), broker, np.int32)
+    batch.stop_replica(rows, brokers, delete=False)
+    has_leadership = cluster.has_leadership[rows]
+    blank = rows[~has_leadership]
+    if len(blank):
+        batch.update_metadata(blank)
+        cluster.set_replica_state(blank, brokers[~has_leadership], ReplicaState.OFFLINE)
+    yield from _leave_isr(ctx, rows[has_leadership], broker, batch)
 
 
 def _leave_isr(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[None]:
     cluster = ctx.cluster
-    own_epoch = cluster.controller_epoch
     known = cluster.leadership(rows)
     # Leaders that write states themselves may be ahead of the cache (PSM-16).
-    must_read = not ctx.settings.alter_partition
-    if must_read:
-        reply: StatesRead = yield ReadStates(rows)
-        _say_missing(ctx, rows[~reply.found], broker)
-        known = reply.states.at(reply.found)
+    if not ctx.settings.alter_partition:
+        known = yield from _read_again(ctx, rows)
     while len(known):
+        is_newer = known.controller_epoch > cluster.controller_epoch
+        _say_failed(ctx, known.row[is_newer], "a newer controller having decided (FENCE-8)")
+        known = known.at(~is_newer)
         shrunk = shrink_isr(known.leader, known.isr, broker)
-        newer = known.controller_epoch > own_epoch
-        _say_failed(
-            ctx,
-            known.row[newer],
-            np.full(int(newer.sum()), broker, np.int32),
-            "a newer controller has decided about it",
-        )
-        untouched = known.at(~shrunk.was_member & ~newer)
-        _gone_offline(ctx, _now_ours(untouched, own_epoch), broker, batch)
-        leaving = shrunk.was_member & ~newer
-        if not leaving.any():
+        untouched = known.at(~shrunk.was_member)
+        # In memory only, these count as decided by this controller (RSM-14).
+        _gone_offline(ctx, untouched.decided_in(cluster.controller_epoch), broker, batch)
+        before = known.at(shrunk.was_member)
+        if not len(before):
             return
-        before = known.at(leaving)
-        decided = States(
-            row=before.row,
-            leader=shrunk.leader[leaving],
+        decided = replace(
+            before.decided_in(cluster.controller_epoch),
+            leader=shrunk.leader[shrunk.was_member],
             leader_epoch=before.leader_epoch + 1,
-            isr=shrunk.isr[leaving],
-            recovery=before.recovery,
-            controller_epoch=np.full(len(before), own_epoch, np.int32),
-            version=before.version,
+            isr=shrunk.isr[shrunk.was_member],
         )
         outcomes: Outcomes = yield WriteStates(decided, "replica offline")
-        _gone_offline(ctx, accepted(decided.at(outcomes == Outcome.DONE)), broker, batch)
-        _say_missing(ctx, decided.row[outcomes == Outcome.NO_NODE], broker)
-        failed = decided.row[outcomes == Outcome.FAILED]
-        _say_failed(
-            ctx, failed, np.full(len(failed), broker, np.int32), "ZooKeeper refused the write"
-        )
-        moved_on = decided.row[outcomes == Outcome.BAD_VERSION]
-        if not len(moved_on):
-            return
-        reply = yield ReadStates(moved_on)
-        _say_missing(ctx, moved_on[~reply.found], broker)
-        known = reply.states.at(reply.found)
+        _gone_offline(ctx, decided.at(outcomes == Outcome.DONE).accepted(), broker, batch)
+        _say_missing(ctx, decided.row[outcomes == Outcome.NO_NODE])
+        _say_failed(ctx, decided.row[outcomes == Outcome.FAILED], "ZooKeeper refusing the write")
+        known = yield from _read_again(ctx, decided.row[outcomes == Outcome.BAD_VERSION])
 
 
-def _now_ours(states: States, epoch: int) -> States:
-    """The same states as decided by this controller, in memory only (RSM-14)."""
-    return States(
-        states.row,
-        states.leader,
-        states.leader_epoch,
-        states.isr,
-        states.recovery,
-        np.full(len(states), epoch, np.int32),
-        states.version,
-    )
+def _read_again(ctx: Context, rows: I32) -> Procedure[States]:
+    """What ZooKeeper holds about the rows now."""
+    if not len(rows):
+        return ctx.cluster.leadership(rows)
+    reply: StatesRead = yield ReadStates(rows)
+    _say_missing(ctx, rows[~reply.found])
+    return reply.states.at(reply.found)
 
 
-def _say_missing(ctx: Context, rows: I32, broker: int) -> None:
+def _say_missing(ctx: Context, rows: I32) -> None:
     """A missing state is worth an error, unless the topic is going away anyway (RSM-17)."""
-    rows = rows[~ctx.cluster.is_queued(rows)]
-    _say_failed(ctx, rows, np.full(len(rows), broker, np.int32), "its state is not in ZooKeeper")
+    _say_failed(ctx, rows[~ctx.cluster.is_queued(rows)], "their states not being in ZooKeeper")
 
 
 def _gone_offline(ctx: Context, states: States, broker: int, batch: Batch) -> None:
     """Cache the states, mark the replica offline, and tell the partition's other replicas."""
-    if not len(states):
-        return
     cluster = ctx.cluster
     row = states.row
     cluster.record_leadership(states)
     told = row[~cluster.is_queued(row)]
     others = (cluster.replicas[told] != broker) & (cluster.replicas[told] != NO_BROKER)
-    at, slot = np.nonzero(others)
-    batch.leader_and_isr(told[at], cluster.replicas[told[at], slot])
-    # A partition without another replica still has news for everybody (CHAN-17).
-    batch.update_metadata(told)
+    batch.leader_and_isr_to(told, others)
     cluster.set_replica_state(row, np.full(len(row), broker, np.int32), ReplicaState.OFFLINE)
-
-
-def _forget(ctx: Context, row: I32, broker: I32) -> None:
-    """Take replicas out of the assignments in memory, with their states (RSM-22)."""
-    for r, b in zip(row.tolist(), broker.tolist(), strict=True):
-        ctx.cluster.set_assignment(r, ctx.cluster.assignment(r).without(b))

@@ -1,0 +1,132 @@
+"""Taking office: read everything, tell the brokers, and pick up what was left unfinished."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from klamm.core.cluster import Broker, TopicPartition, TopicRead
+from klamm.core.context import FIRST_REBALANCE_DELAY_S, Context, Level, Log
+from klamm.core.effects import (
+    ChangeChannels,
+    DropDeletions,
+    DropIsrNotifications,
+    DropLogDirNotifications,
+    Procedure,
+    ReadBrokers,
+    ReadDeletions,
+    ReadPreferredRequest,
+    ReadStates,
+    ReadTopicNames,
+    ReadTopics,
+    Schedule,
+    SetUpFeatures,
+    StatesRead,
+    WatchBrokers,
+)
+from klamm.core.events import AutoRebalance
+from klamm.core.procedures.brokers import fit_brokers, send_metadata
+from klamm.core.procedures.deletion import mark_ineligible, resume_deletions
+from klamm.core.procedures.leaders import elect_requested
+from klamm.core.procedures.moves import resume_moves, take_up_request
+from klamm.core.procedures.partitions import start_partition_machine
+from klamm.core.procedures.replicas import start_replica_machine
+from klamm.core.procedures.topics import add_topics, replace_controller_only
+from klamm.errors import KlammError
+
+#: Topics read at a time: what was read of them is let go before the next ones are.
+_TOPICS_AT_A_TIME: Final = 500
+_NO_ROWS: Final = np.empty(0, np.int32)
+
+
+def take_office(ctx: Context) -> Procedure[None]:
+    """Become controller, with an empty cluster whose controller id and epoch are set.
+
+    The steps follow section 5 in its order. Watches are armed by the reads, and before them.
+    """
+    cluster = ctx.cluster
+    cluster.finalized_features = yield SetUpFeatures()
+    yield DropLogDirNotifications(None)
+    yield DropIsrNotifications(None)
+    yield from _read_brokers(ctx)
+    yield from _read_topics(ctx)
+    yield WatchBrokers(cluster.live_or_shutting_down)
+    yield from _read_states(ctx)
+    yield ChangeChannels(open=[cluster.brokers[id] for id in cluster.live_or_shutting_down])
+    yield from _read_deletions(ctx)
+    # Brokers need to know each other before they are told of partitions.
+    yield from send_metadata(ctx, _NO_ROWS)
+    yield from _place_new_partitions(ctx)
+    yield from start_replica_machine(ctx)
+    yield from start_partition_machine(ctx)
+    handled = yield from take_up_request(ctx)
+    yield from resume_moves(ctx, lambda _: True, handled)
+    yield from resume_deletions(ctx)
+    yield from _elect_preferred(ctx)
+    if ctx.settings.auto_rebalance:
+        yield Schedule(AutoRebalance(), FIRST_REBALANCE_DELAY_S)
+    text = f"in office with {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}"
+    ctx.say(Log.CONTROLLER, Level.INFO, text)
+
+
+def _read_brokers(ctx: Context) -> Procedure[None]:
+    registered: dict[int, Broker] = yield ReadBrokers()
+    ctx.cluster.brokers = fit_brokers(ctx, registered.values())
+
+
+def _read_topics(ctx: Context) -> Procedure[None]:
+    """Load every topic, and note which partitions are being reassigned (FAILOVER-6..8)."""
+    cluster = ctx.cluster
+    names: set[str] = yield ReadTopicNames()
+    for some in _slices(sorted(names)):
+        reads: dict[str, TopicRead] = yield ReadTopics(some)
+        yield from add_topics(ctx, reads)
+    left_out = names - cluster.topics.keys()
+    if left_out:
+        # Which of two topics an id means cannot be decided here, nor by a successor.
+        raise KlammError(f"topics have the id of another topic: {sorted(left_out)}")
+    cluster.being_reassigned.update(cluster.adding.keys() | cluster.removing.keys())
+
+
+def _slices(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), _TOPICS_AT_A_TIME):
+        yield names[start : start + _TOPICS_AT_A_TIME]
+
+
+def _read_states(ctx: Context) -> Procedure[None]:
+    rows = ctx.cluster.all_rows()
+    if len(rows):
+        reply: StatesRead = yield ReadStates(rows)
+        ctx.cluster.record_leadership(reply.states.at(reply.found))
+
+
+def _read_deletions(ctx: Context) -> Procedure[None]:
+    """Queue the topics that are to be deleted; some have to wait (FAILOVER-13, FAILOVER-14)."""
+    cluster = ctx.cluster
+    requested: set[str] = yield ReadDeletions()
+    if not requested:
+        return
+    if not ctx.settings.delete_topics:
+        yield DropDeletions(sorted(requested))
+        return
+    cluster.queue_for_deletion(requested)
+    rows = cluster.rows_of(requested)
+    is_down = (cluster.replicas[rows] >= 0) & ~cluster.online(rows)
+    mark_ineligible(ctx, cluster.topic_names_of(rows[is_down.any(axis=1)]), "offline replicas")
+    moving = rows[np.isin(rows, list(cluster.being_reassigned))]
+    mark_ineligible(ctx, cluster.topic_names_of(moving), "reassignment in progress")
+
+
+def _place_new_partitions(ctx: Context) -> Procedure[None]:
+    """Partitions that were created while nobody was in office get brokers that hold data."""
+    cluster = ctx.cluster
+    rows = cluster.all_rows()
+    rows = rows[~cluster.has_leadership[rows]]
+    yield from replace_controller_only(ctx, rows[~cluster.is_queued(rows)])
+
+
+def _elect_preferred(ctx: Context) -> Procedure[None]:
+    """Run the preferred elections that were asked for, as far as they make sense (FAILOVER-20)."""
+    requested: set[TopicPartition] | None = yield ReadPreferredRequest()
+    if requested is not None:
+        yield from elect_requested(ctx, requested)

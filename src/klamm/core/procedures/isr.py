@@ -1,0 +1,172 @@
+"""ISR changes: those that leaders propose, and those that older leaders report."""
+
+import numpy as np
+
+from klamm.core.batch import Batch
+from klamm.core.cluster import States, TopicPartition
+from klamm.core.codes import Code
+from klamm.core.columns import padded, unpad
+from klamm.core.context import Context, Level, Log
+from klamm.core.effects import (
+    Answer,
+    DropIsrNotifications,
+    Outcome,
+    Outcomes,
+    Procedure,
+    ReadIsrNotifications,
+    ReadStates,
+    StatesRead,
+    WriteStates,
+)
+from klamm.core.elections import RECOVERING
+from klamm.core.events import AlterPartition, IsrAnswer, IsrProposal
+from klamm.core.procedures.moves import complete_moves
+from klamm.errors import FencedError
+
+
+def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
+    """Write the ISRs that a leader proposes, tell everybody, and answer it (ISR-8..22)."""
+    cluster = ctx.cluster
+    broker = cluster.brokers.get(event.broker)
+    if broker is None or broker.epoch != event.broker_epoch:
+        yield Answer(event, (Code.STALE_BROKER_EPOCH, []))
+        return
+    answers: list[IsrAnswer] = []
+    found: dict[int, IsrProposal] = {}
+    for proposal in event.proposals:
+        row, error = _row_of(ctx, proposal)
+        if row is None:
+            answers.append(IsrAnswer(proposal, error))
+        else:
+            found[row] = proposal
+    judged = {row: _judge(ctx, row, proposal, event) for row, proposal in found.items()}
+    news = {row: found[row] for row, verdict in judged.items() if verdict is None}
+    verdicts = {row: verdict for row, verdict in judged.items() if verdict is not None}
+    verdicts |= yield from _write(ctx, news)
+    for row, proposal in found.items():
+        good = verdicts[row] == Code.NONE
+        answers.append(_answer(ctx, row, proposal) if good else IsrAnswer(proposal, verdicts[row]))
+    batch = Batch(cluster)
+    batch.update_metadata(np.array(sorted(found), np.int32))
+    yield from batch.send()
+    yield Answer(event, (Code.NONE, answers))
+    yield from complete_moves(ctx, [row for row in found if verdicts[row] == Code.NONE])
+
+
+def _row_of(ctx: Context, proposal: IsrProposal) -> tuple[int | None, Code]:
+    """Where the partition is, or else why it cannot be found (ISR-10, ISR-12)."""
+    cluster = ctx.cluster
+    topic = proposal.topic
+    if proposal.topic_id is not None:
+        topic = cluster.topic_names.get(proposal.topic_id)
+        if topic is None:
+            return None, Code.UNKNOWN_TOPIC_ID
+    row = None if topic is None else cluster.row(topic, proposal.partition)
+    return row, Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _judge(ctx: Context, row: int, proposal: IsrProposal, event: AlterPartition) -> Code | None:
+    """Compare a proposal with what is known: an error, NONE if it is no news, None if it is."""
+    cluster = ctx.cluster
+    leader_epoch = int(cluster.leader_epoch[row])
+    partition_epoch = int(cluster.partition_epoch[row])
+    recovery = int(cluster.recovery[row])
+    is_leader = cluster.leader[row] == event.broker
+    if not cluster.has_leadership[row]:
+        return Code.UNKNOWN_TOPIC_OR_PARTITION
+    if proposal.partition_epoch > partition_epoch or proposal.leader_epoch > leader_epoch:
+        # Somebody knows more than this controller, which is probably none any more.
+        return Code.NOT_CONTROLLER
+    if proposal.leader_epoch < leader_epoch:
+        return Code.FENCED_LEADER_EPOCH
+    is_known = list(proposal.isr) == unpad(cluster.isr[row]) and proposal.recovery == recovery
+    if is_leader and is_known:
+        return Code.NONE
+    if proposal.partition_epoch < partition_epoch:
+        return Code.INVALID_UPDATE_VERSION
+    starts_recovering = proposal.recovery == RECOVERING and recovery != RECOVERING
+    if starts_recovering or (proposal.recovery == RECOVERING and len(proposal.isr) > 1):
+        return Code.INVALID_REQUEST
+    if not cluster.live.issuperset(proposal.isr):
+        return Code.INELIGIBLE_REPLICA if event.version > 1 else Code.OPERATION_NOT_ATTEMPTED
+    if not is_leader or not proposal.isr:
+        # Stricter than the reference, where a stranger with the right epochs becomes the leader
+        # and an ISR may be emptied (ISR-21).
+        return Code.INVALID_REQUEST
+    return None
+
+
+def _write(ctx: Context, news: dict[int, IsrProposal]) -> Procedure[dict[int, Code]]:
+    """Write proposals that passed, each on condition of the version that it names."""
+    if not news:
+        return {}
+    cluster = ctx.cluster
+    rows = np.array(sorted(news), np.int32)
+    known = cluster.leadership(rows)
+    decided = States(
+        row=rows,
+        leader=known.leader,
+        leader_epoch=known.leader_epoch,
+        isr=padded([news[row].isr for row in rows.tolist()]),
+        recovery=np.array([news[row].recovery for row in rows.tolist()], np.int8),
+        controller_epoch=known.controller_epoch,
+        version=np.array([news[row].partition_epoch for row in rows.tolist()], np.int32),
+    ).decided_in(cluster.controller_epoch)
+    outcomes: Outcomes = yield WriteStates(decided, "isr change")
+    cluster.record_leadership(decided.at(outcomes == Outcome.DONE).accepted())
+    return {
+        row: _CODE.get(outcome, Code.UNKNOWN_SERVER_ERROR)
+        for row, outcome in zip(rows.tolist(), outcomes.tolist(), strict=True)
+    }
+
+
+_CODE = {
+    Outcome.DONE: Code.NONE,
+    Outcome.BAD_VERSION: Code.INVALID_UPDATE_VERSION,
+    Outcome.NO_NODE: Code.UNKNOWN_TOPIC_OR_PARTITION,
+}
+
+
+def _answer(ctx: Context, row: int, proposal: IsrProposal) -> IsrAnswer:
+    """What is true now of a partition whose proposal was accepted."""
+    cluster = ctx.cluster
+    return IsrAnswer(
+        proposal,
+        Code.NONE,
+        leader=int(cluster.leader[row]),
+        leader_epoch=int(cluster.leader_epoch[row]),
+        isr=tuple(unpad(cluster.isr[row])),
+        recovery=int(cluster.recovery[row]),
+        partition_epoch=int(cluster.partition_epoch[row]),
+    )
+
+
+def on_isr_change_notification(ctx: Context) -> Procedure[None]:
+    """Learn of ISRs that leaders have written themselves, and pass them on (ISR-2..7)."""
+    names, partitions = yield ReadIsrNotifications()
+    if not names:
+        return
+    drop = DropIsrNotifications(names)
+    try:
+        yield from _refresh(ctx, partitions)
+    except FencedError:
+        raise
+    except Exception:
+        yield drop
+        raise
+    yield drop
+
+
+def _refresh(ctx: Context, partitions: set[TopicPartition]) -> Procedure[None]:
+    cluster = ctx.cluster
+    found = (cluster.row(*tp) for tp in partitions)
+    rows = np.array(sorted(row for row in found if row is not None), np.int32)
+    if not len(rows):
+        return
+    reply: StatesRead = yield ReadStates(rows)
+    cluster.record_leadership(reply.states.at(reply.found))
+    ctx.say_of(Log.CONTROLLER, Level.TRACE, rows, "leaders changed the ISRs of partitions")
+    batch = Batch(cluster)
+    batch.update_metadata(rows)
+    yield from batch.send()
+    yield from complete_moves(ctx, rows.tolist())

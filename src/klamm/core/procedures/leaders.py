@@ -1,0 +1,167 @@
+"""Elections that somebody asks for, or that keep leaders where they are preferred."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from klamm.core.balance import needs_preferred_election
+from klamm.core.cluster import TopicPartition
+from klamm.core.codes import Code
+from klamm.core.columns import I32, Mask, is_one_of
+from klamm.core.context import Context, Level, Log
+from klamm.core.effects import (
+    Answer,
+    DropPreferredRequest,
+    Enqueue,
+    Procedure,
+    ReadPreferredRequest,
+    Schedule,
+)
+from klamm.core.events import AutoRebalance, ElectionType, ElectLeaders, ZkPreferredElection
+from klamm.core.procedures.partitions import Failure, Strategy, move_partitions, trigger_elections
+from klamm.core.transitions import PartitionState
+from klamm.errors import FencedError
+
+#: What became of a request about one partition: Kafka's code, a message if it has its own, and
+#: the new leader or -1.
+Result = tuple[int, str | None, int]
+
+_STRATEGY: Final = {
+    ElectionType.PREFERRED: Strategy.PREFERRED,
+    ElectionType.UNCLEAN: Strategy.UNCLEAN,
+}
+_NOT_ELECTED: Final = {
+    ElectionType.PREFERRED: Code.PREFERRED_LEADER_NOT_AVAILABLE,
+    ElectionType.UNCLEAN: Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
+
+#: As the reference spells them in its messages.
+_STRATEGY_NAME: Final = {
+    ElectionType.PREFERRED: "PreferredReplicaPartitionLeaderElectionStrategy",
+    ElectionType.UNCLEAN: "OfflinePartitionLeaderElectionStrategy(true)",
+}
+
+
+def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
+    """Elect leaders on request, and answer for each partition (PREF-1..12)."""
+    if event.partitions is not None:
+        results = yield from _elect_named(ctx, event.partitions, event.kind)
+        yield Answer(event, results)
+        return
+    cluster = ctx.cluster
+    rows = cluster.all_rows()
+    rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
+    needy = rows[_needs_election(ctx, rows, event.kind)]
+    results = yield from _elect(ctx, needy, event.kind)
+    yield Answer(event, results)
+
+
+def on_zk_preferred_election(ctx: Context) -> Procedure[None]:
+    """Act on `/admin/preferred_replica_election` and take it away, whatever came of it."""
+    requested: set[TopicPartition] | None = yield ReadPreferredRequest()
+    if requested is not None:
+        yield from elect_requested(ctx, requested)
+
+
+def elect_requested(ctx: Context, requested: Iterable[TopicPartition]) -> Procedure[None]:
+    """Run the preferred elections that a znode asks for, and remove the znode (PREF-9)."""
+    results = yield from _elect_named(ctx, sorted(requested), ElectionType.PREFERRED)
+    for (topic, partition), (code, _, _) in results.items():
+        if code not in (Code.NONE, Code.ELECTION_NOT_NEEDED):
+            text = f"preferred election of {topic}-{partition} fails: {Code(code).name}"
+            ctx.say(Log.CONTROLLER, Level.WARNING, text)
+    yield DropPreferredRequest()
+    # The next request is looked for here, not by the watch on what was just deleted (ZK-27).
+    yield Enqueue(ZkPreferredElection())
+
+
+def on_auto_rebalance(ctx: Context) -> Procedure[None]:
+    """Hand leadership back to preferred replicas where too much of it strayed (REBAL-1..8)."""
+    again = Schedule(AutoRebalance(), ctx.settings.imbalance_check_interval_s)
+    try:
+        yield from _rebalance(ctx)
+    except FencedError:
+        raise
+    except Exception:
+        yield again
+        raise
+    yield again
+
+
+def _rebalance(ctx: Context) -> Procedure[None]:
+    cluster = ctx.cluster
+    rows = cluster.all_rows()
+    rows = rows[~cluster.is_queued(rows)]
+    strayed = rows[
+        needs_preferred_election(
+            cluster.replicas[rows],
+            cluster.leader[rows],
+            cluster.isr[rows],
+            cluster.has_leadership[rows],
+            cluster.online(rows)[:, 0],
+            ctx.settings.imbalance_percentage,
+        )
+    ]
+    yield from move_partitions(ctx, strayed, PartitionState.ONLINE, Strategy.PREFERRED)
+
+
+def on_unclean_election_enabled(ctx: Context, topic: str | None = None) -> Procedure[None]:
+    """Leaderless partitions, of all topics or of one, may have a leader now (LEAD-16, LEAD-17)."""
+    rows = None if topic is None else ctx.cluster.rows_of([topic])
+    yield from trigger_elections(ctx, rows)
+
+
+def _elect_named(
+    ctx: Context, partitions: Iterable[TopicPartition], kind: ElectionType
+) -> Procedure[dict[TopicPartition, Result]]:
+    """Sort out the partitions that are not to be elected, elect the others, and say it of each."""
+    cluster = ctx.cluster
+    results: dict[TopicPartition, Result] = {}
+    found: list[int] = []
+    for tp in partitions:
+        row = cluster.row(*tp)
+        if row is None:
+            text = "The partition does not exist."
+            results[tp] = (Code.UNKNOWN_TOPIC_OR_PARTITION, text, -1)
+        elif tp[0] in cluster.queued_for_deletion:
+            results[tp] = (Code.INVALID_TOPIC_EXCEPTION, "The topic is being deleted", -1)
+        elif not cluster.has_leadership[row]:
+            # The reference would not answer at all (PREF-12).
+            results[tp] = (_NOT_ELECTED[kind], "The partition has never had a leader.", -1)
+        else:
+            found.append(row)
+    rows = np.array(sorted(set(found)), np.int32)
+    is_needy = _needs_election(ctx, rows, kind)
+    for row in rows[~is_needy].tolist():
+        results[cluster.name(row)] = (Code.ELECTION_NOT_NEEDED, None, -1)
+    results |= yield from _elect(ctx, rows[is_needy], kind)
+    return results
+
+
+def _needs_election(ctx: Context, rows: I32, kind: ElectionType) -> Mask:
+    """Which partitions have a reason to be elected (PREF-5); all have leadership."""
+    cluster = ctx.cluster
+    if kind == ElectionType.PREFERRED:
+        strays: Mask = cluster.leader[rows] != cluster.replicas[rows, 0]
+        return strays
+    return ~is_one_of(cluster.leader[rows], list(cluster.live))
+
+
+def _elect(ctx: Context, rows: I32, kind: ElectionType) -> Procedure[dict[TopicPartition, Result]]:
+    cluster = ctx.cluster
+    elected = yield from move_partitions(ctx, rows, PartitionState.ONLINE, _STRATEGY[kind])
+    results: dict[TopicPartition, Result] = {}
+    for row, failure in zip(elected.row.tolist(), elected.failure.tolist(), strict=True):
+        topic, partition = tp = cluster.name(row)
+        if failure == Failure.NONE:
+            results[tp] = (Code.NONE, None, int(cluster.leader[row]))
+        elif failure == Failure.STATE_CHANGE_FAILED:
+            text = (
+                f"Failed to elect leader for partition {topic}-{partition} "
+                f"under strategy {_STRATEGY_NAME[kind]}"
+            )
+            results[tp] = (_NOT_ELECTED[kind], text, -1)
+        else:
+            results[tp] = (Code.UNKNOWN_SERVER_ERROR, None, -1)
+    return results

@@ -1,0 +1,400 @@
+"""Partition reassignment: replicas move in stages, from one list of brokers to another.
+
+Phase U writes down what is wanted, phase A tells the replicas that join, and phase B, once all of
+the target is in sync, hands over and retires the replicas that leave. Only the topic's znode
+records a move, so it is written first when one begins and last when it is over.
+
+Many partitions go through a phase together. For each of them the order of steps is the one of
+section 11, and the epochs and versions that come of it are the same as one by one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from klamm.core.batch import Batch
+from klamm.core.cluster import TopicPartition
+from klamm.core.codes import Code
+from klamm.core.columns import I32, Mask
+from klamm.core.context import Context, Level, Log
+from klamm.core.effects import (
+    Answer,
+    Enqueue,
+    ForgetStateWatch,
+    Outcome,
+    Outcomes,
+    Procedure,
+    ReadReassignRequest,
+    ReadStates,
+    StatesRead,
+    WatchStates,
+    WriteReassignRequest,
+    WriteStates,
+    WriteTopic,
+    WriteTopics,
+)
+from klamm.core.events import (
+    ApiReassignment,
+    ListReassignments,
+    ReassignmentIsrChange,
+    ZkReassignment,
+)
+from klamm.core.procedures.deletion import mark_ineligible, resume_deletion_of
+from klamm.core.procedures.partitions import Strategy, move_partitions
+from klamm.core.procedures.replicas import move_replicas
+from klamm.core.reassignment import Assignment
+from klamm.core.transitions import PartitionState, ReplicaState
+
+#: What became of a request about one partition: Kafka's code, and a message if it has its own.
+Verdict = tuple[int, str | None]
+_ACCEPTED: Final[Verdict] = (Code.NONE, None)
+_NO_SUCH_PARTITION: Final[Verdict] = (
+    Code.UNKNOWN_TOPIC_OR_PARTITION,
+    "The partition does not exist.",
+)
+#: Moves that are handled together: a topic's znode is written once for each of its partitions.
+_TOGETHER: Final = 256
+
+
+# Requests
+
+
+def on_zk_reassignment(ctx: Context) -> Procedure[None]:
+    """Act on `/admin/reassign_partitions`, if it is there."""
+    yield from take_up_request(ctx)
+
+
+def take_up_request(ctx: Context) -> Procedure[set[int]]:
+    """Begin the moves that `/admin/reassign_partitions` asks for; returns their rows.
+
+    What cannot be done is taken out of it; the rest stays until it is complete (REASG-1..4).
+    """
+    requested: dict[TopicPartition, list[int]] | None = yield ReadReassignRequest()
+    if requested is None:
+        return set()
+    verdicts: dict[TopicPartition, Verdict] = {}
+    targets: dict[TopicPartition, Sequence[int]] = {}
+    for tp, replicas in requested.items():
+        flaw = _flaw(replicas)
+        if flaw is None:
+            targets[tp] = replicas
+        else:
+            verdicts[tp] = flaw
+    verdicts |= yield from _reassign_to(ctx, targets)
+    failed = {tp: verdict for tp, verdict in verdicts.items() if verdict[0] != Code.NONE}
+    for (topic, partition), (code, _) in failed.items():
+        text = f"reassignment of {topic}-{partition} fails: {Code(code).name}"
+        ctx.say(Log.CONTROLLER, Level.WARNING, text)
+    if failed:
+        yield from _shrink_request(ctx, lambda tp, _: tp in failed)
+    rows = (ctx.cluster.row(*tp) for tp in verdicts.keys() - failed.keys())
+    return {row for row in rows if row is not None}
+
+
+def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]:
+    """Begin, replace or cancel moves, and answer once they have begun (REASG-5..13)."""
+    verdicts: dict[TopicPartition, Verdict] = {}
+    targets: dict[TopicPartition, Sequence[int]] = {}
+    for tp, replicas in event.targets.items():
+        current = _current(ctx, tp)
+        if replicas is None:
+            if current.is_being_reassigned:
+                targets[tp] = current.origin
+            else:
+                verdicts[tp] = (Code.NO_REASSIGNMENT_IN_PROGRESS, None)
+            continue
+        flaw = _flaw(replicas) or _unreachable(ctx, current.reassign_to(replicas))
+        if flaw is None:
+            targets[tp] = replicas
+        else:
+            verdicts[tp] = flaw
+    if targets:
+        # The latest request wins, however the earlier one was made.
+        yield from _shrink_request(ctx, lambda tp, _: tp in targets)
+        verdicts |= yield from _reassign_to(ctx, targets)
+    yield Answer(event, (Code.NONE, verdicts))
+
+
+def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[None]:
+    """Answer with the assignments of partitions that are moving (REASG-32)."""
+    cluster = ctx.cluster
+    wanted = event.partitions
+    if wanted is None:
+        wanted = [cluster.name(row) for row in sorted(cluster.being_reassigned)]
+    found = {tp: _current(ctx, tp) for tp in wanted}
+    moving = {tp: move for tp, move in found.items() if move.is_being_reassigned}
+    yield Answer(event, (Code.NONE, moving))
+
+
+def _current(ctx: Context, tp: TopicPartition) -> Assignment:
+    """The assignment of a partition; that of an unknown one is empty."""
+    row = ctx.cluster.row(*tp)
+    return Assignment(()) if row is None else ctx.cluster.assignment(row)
+
+
+def _flaw(replicas: Sequence[int]) -> Verdict | None:
+    """What is wrong with a list of replicas as such (REASG-6)."""
+    text = None
+    if not replicas:
+        text = "Empty replica list specified in partition reassignment."
+    elif len(set(replicas)) < len(replicas):
+        text = f"Duplicate replica ids in partition reassignment replica list: {list(replicas)}"
+    elif min(replicas) < 0:
+        text = f"Invalid broker id in replica list: {list(replicas)}"
+    return None if text is None else (Code.INVALID_REPLICA_ASSIGNMENT, text)
+
+
+def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
+    """Replicas that would be added need live brokers; those that are there already do not."""
+    live = ctx.cluster.live
+    if live.issuperset(move.adding):
+        return None
+    text = (
+        "Replica assignment has brokers that are not alive. "
+        f"Replica list: {list(move.adding)}, live broker list: {sorted(live)}"
+    )
+    return Code.INVALID_REPLICA_ASSIGNMENT, text
+
+
+def _reassign_to(
+    ctx: Context, targets: Mapping[TopicPartition, Sequence[int]]
+) -> Procedure[dict[TopicPartition, Verdict]]:
+    """Move known partitions to new lists of replicas; says for each whether it went well."""
+    cluster = ctx.cluster
+    verdicts = {}
+    moves: dict[int, Assignment] = {}
+    for tp, replicas in targets.items():
+        row = cluster.row(*tp)
+        if row is None or tp[0] in cluster.queued_for_deletion:
+            verdicts[tp] = _NO_SUCH_PARTITION
+        else:
+            verdicts[tp] = _ACCEPTED
+            moves[row] = cluster.assignment(row).reassign_to(replicas)
+    names = {row: cluster.name(row) for row in moves}
+    failed = yield from reassign(ctx, moves)
+    for row in failed:
+        verdicts[names[row]] = (Code.UNKNOWN_SERVER_ERROR, None)
+    return verdicts
+
+
+# What makes a move go on
+
+
+def resume_moves(
+    ctx: Context,
+    chosen: Callable[[Assignment], bool],
+    handled: Iterable[int] = (),
+) -> Procedure[None]:
+    """Run moves under way again from the top: those chosen, and not handled just now."""
+    cluster = ctx.cluster
+    rows = sorted(cluster.being_reassigned.difference(handled))
+    moves = {row: move for row in rows if chosen(move := cluster.assignment(row))}
+    failed = yield from reassign(ctx, moves)
+    text = "moves that could not be resumed"
+    ctx.say_of(Log.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
+
+
+def complete_moves(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
+    """The ISRs of these rows have changed: finish the moves that this completes (REASG-25..27)."""
+    cluster = ctx.cluster
+    moving = np.array(sorted(cluster.being_reassigned.intersection(rows)), np.int32)
+    if len(moving):
+        done = yield from _is_complete(ctx, moving)
+        moves = {row: cluster.assignment(row) for row in moving[done].tolist()}
+        yield from reassign(ctx, moves)
+
+
+def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Procedure[None]:
+    """A leader has written its state itself: see whether that completes its move (REASG-30)."""
+    row = ctx.cluster.row(event.topic, event.partition)
+    if row is not None and row in ctx.cluster.being_reassigned:
+        yield WatchStates(np.array([row], np.int32))
+        yield from complete_moves(ctx, [row])
+
+
+# The procedure
+
+
+def reassign(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[set[int]]:
+    """Run moves as far as they go now, from the top; returns the rows for which that failed."""
+    failed: set[int] = set()
+    for together in _chunks(moves):
+        written = yield from _update_assignments(ctx, together)
+        rows = np.array(written, np.int32)
+        done = yield from _is_complete(ctx, rows)
+        begun = yield from _add_replicas(ctx, rows[~done])
+        ended = yield from _hand_over(ctx, rows[done])
+        failed |= together.keys() - begun - ended
+    return failed
+
+
+def _chunks(moves: Mapping[int, Assignment]) -> Iterator[dict[int, Assignment]]:
+    rest = iter(moves.items())
+    while chunk := dict(islice(rest, _TOGETHER)):
+        yield chunk
+
+
+def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[list[int]]:
+    """Phase U: ZooKeeper first, then memory; returns the rows that were written or need not be.
+
+    Replicas that a replaced or cancelled move no longer needs are retired.
+    """
+    cluster = ctx.cluster
+    rows = np.array(list(moves), np.int32)
+    mark_ineligible(ctx, cluster.topic_names_of(rows), "reassignment in progress")
+    changed = [row for row in moves if moves[row] != cluster.assignment(row)]
+    written = yield from _write_assignments(ctx, {row: moves[row] for row in changed})
+    unneeded = []
+    for row in written:
+        unneeded += [(row, broker) for broker in cluster.assignment(row).unneeded_by(moves[row])]
+        cluster.set_assignment(row, moves[row])
+    yield from _retire(ctx, unneeded)
+    ready = [row for row in moves if row in written or row not in changed]
+    cluster.being_reassigned.update(ready)
+    if ready and not ctx.settings.alter_partition:
+        yield WatchStates(np.array(ready, np.int32))
+    ctx.say_of(Log.CONTROLLER, Level.INFO, np.array(ready, np.int32), "partitions are reassigned")
+    return ready
+
+
+def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> Procedure[set[int]]:
+    """Write topics' znodes, once for each row; returns the rows that were accepted."""
+    cluster = ctx.cluster
+    if not assignments:
+        return set()
+    contents: dict[str, dict[int, Assignment]] = {}
+    writes = []
+    for row, assignment in assignments.items():
+        topic = cluster.topic(row)
+        content = contents.get(topic.name) or cluster.assignments(topic.name)
+        contents[topic.name] = content = {**content, int(cluster.partition[row]): assignment}
+        writes.append(WriteTopic(topic.name, topic.id, content))
+    outcomes: list[Outcome] = yield WriteTopics(writes)
+    accepted_rows = zip(assignments, outcomes, strict=True)
+    return {row for row, outcome in accepted_rows if outcome == Outcome.DONE}
+
+
+def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
+    """Which moves have nothing left to wait for, by the ISRs in ZooKeeper (REASG-20)."""
+    cluster = ctx.cluster
+    moves = [cluster.assignment(row) for row in rows.tolist()]
+    done = np.array([not move.is_being_reassigned for move in moves], np.bool_)
+    if not done.all():
+        reply: StatesRead = yield ReadStates(rows[~done])
+        pending = np.flatnonzero(~done)[reply.found].tolist()
+        for k, isr in zip(pending, reply.states.at(reply.found).isr.tolist(), strict=True):
+            done[k] = moves[k].is_complete(isr)
+    return done
+
+
+def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
+    """Phase A: a new epoch with the new list, told to all of it; returns the rows it went to."""
+    cluster = ctx.cluster
+    batch = Batch(cluster)
+    rows = yield from _raise_epoch(ctx, rows)
+    moves = [(row, cluster.assignment(row)) for row in rows.tolist()]
+    joining = _pairs((row, broker) for row, move in moves for broker in move.adding)
+    batch.leader_and_isr(*_pairs((row, broker) for row, move in moves for broker in move.origin))
+    batch.leader_and_isr(*joining, is_new=True)
+    yield from batch.send()
+    # One that was added before, by a move that is resumed or replaced, needs no second start.
+    yield from move_replicas(ctx, *joining, ReplicaState.NEW)
+    return set(rows.tolist())
+
+
+def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
+    """Phase B: leave leadership with the target and retire the rest; returns completed rows."""
+    cluster = ctx.cluster
+    if not len(rows):
+        return set()
+    moves = {row: cluster.assignment(row) for row in rows.tolist()}
+    joined = _pairs((row, broker) for row, move in moves.items() for broker in move.adding)
+    yield from move_replicas(ctx, *joined, ReplicaState.ONLINE)
+    for row, move in moves.items():
+        cluster.set_assignment(row, move.completed())
+    # The leader has to know the new list before others leave, or it would take them back.
+    leader = cluster.leader[rows]
+    is_target = (cluster.replicas[rows] == leader[:, None]).any(axis=1)
+    stays = is_target & cluster.leader_is_online(rows)
+    yield from move_partitions(ctx, rows[~stays], PartitionState.ONLINE, Strategy.REASSIGN)
+    told = yield from _raise_epoch(ctx, rows[stays])
+    batch = Batch(cluster)
+    batch.leader_and_isr(*cluster.replicas_of(told))
+    yield from batch.send()
+    yield from _retire(
+        ctx, [(row, broker) for row, move in moves.items() for broker in move.removing]
+    )
+    completed = yield from _write_assignments(ctx, {row: cluster.assignment(row) for row in moves})
+    ended = np.array(sorted(completed), np.int32)
+    if len(ended) and not ctx.settings.alter_partition:
+        yield ForgetStateWatch(ended)
+    targets = {cluster.name(row): list(moves[row].target) for row in completed}
+    yield from _shrink_request(ctx, lambda tp, replicas: targets.get(tp) == list(replicas))
+    cluster.being_reassigned -= completed
+    batch = Batch(cluster)
+    batch.update_metadata(ended)
+    yield from batch.send()
+    ctx.say_of(Log.CONTROLLER, Level.INFO, ended, "reassignments are complete")
+    yield from resume_deletion_of(ctx, cluster.topic_names_of(ended))
+    return completed
+
+
+def _raise_epoch(ctx: Context, rows: I32) -> Procedure[I32]:
+    """Write a new leader epoch and nothing else; returns the rows for which that worked."""
+    cluster = ctx.cluster
+    raised = [np.empty(0, np.int32)]
+    is_cached = cluster.has_leadership[rows]
+    known, unread = cluster.leadership(rows[is_cached]), rows[~is_cached]
+    while len(known) or len(unread):
+        # A partition that a newer controller has decided about is not ours to change (FENCE-8).
+        known = known.at(known.controller_epoch <= cluster.controller_epoch)
+        if len(known):
+            decided = replace(
+                known.decided_in(cluster.controller_epoch), leader_epoch=known.leader_epoch + 1
+            )
+            outcomes: Outcomes = yield WriteStates(decided, "reassignment")
+            done = decided.at(outcomes == Outcome.DONE)
+            cluster.record_leadership(done.accepted())
+            raised.append(done.row)
+            unread = np.concatenate([unread, decided.row[outcomes == Outcome.BAD_VERSION]])
+        if not len(unread):
+            break
+        reply: StatesRead = yield ReadStates(unread)
+        known, unread = reply.states.at(reply.found), unread[:0]
+    return np.sort(np.concatenate(raised))
+
+
+def _retire(ctx: Context, replicas: Sequence[tuple[int, int]]) -> Procedure[None]:
+    """Stop replicas and have them deleted, without waiting for it (REASG-B4, B5)."""
+    row, broker = _pairs(replicas)
+    for state in (
+        ReplicaState.OFFLINE,
+        ReplicaState.DELETION_STARTED,
+        ReplicaState.DELETION_SUCCESSFUL,
+        ReplicaState.NON_EXISTENT,
+    ):
+        yield from move_replicas(ctx, row, broker, state)
+
+
+def _pairs(replicas: Iterable[tuple[int, int]]) -> tuple[I32, I32]:
+    """Replicas (row, broker) as columns."""
+    columns = np.array(list(replicas), np.int32).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
+
+
+def _shrink_request(
+    ctx: Context, is_over: Callable[[TopicPartition, Sequence[int]], bool]
+) -> Procedure[None]:
+    """Take entries out of `/admin/reassign_partitions`, and the node away with the last one."""
+    requested: dict[TopicPartition, list[int]] | None = yield ReadReassignRequest()
+    if requested is None:
+        return
+    left = {tp: replicas for tp, replicas in requested.items() if not is_over(tp, replicas)}
+    if not left or len(left) < len(requested):
+        yield WriteReassignRequest(left)
+    if not left:
+        # The next request is looked for here, not by the watch on what was just deleted (ZK-27).
+        yield Enqueue(ZkReassignment())
