@@ -99,7 +99,7 @@ def run(*command: str | Path, cwd: Path) -> None:
     if result.returncode != 0:
         shown = " ".join(str(part) for part in command[:6])
         raise SystemExit(f"{shown} failed\n{result.stdout}{result.stderr}")
-    print(result.stdout if len(result.stdout) < 300 else f"{command[0]} answered", end="")
+    print(result.stdout.strip() if len(result.stdout) < 300 else f"{command[0]} answered")
 
 
 if __name__ == "__main__":
