@@ -200,7 +200,9 @@ class TestIdentity:
         assert generated.broker_id == -1
         assert generated.broker_id_generation_enable
         assert generated.reserved_broker_max_id == 1000
-        assert generated.with_broker_id(1001).broker_id == 1001
+        named = generated.with_broker_id(1001)
+        assert named.broker_id == 1001
+        assert named.with_dynamic(default={}, broker={}).broker_id == 1001
 
     def test_node_id_is_another_name_for_it(self):
         named = BrokerConfig.from_properties({"zookeeper.connect": "zk", "node.id": "2"})

@@ -53,3 +53,9 @@ def test_a_feature_begins_with_its_version(gate: str, before: str, since: str):
     assert not getattr(Ibp.parse(before), gate)
     assert getattr(Ibp.parse(since), gate)
     assert getattr(LATEST, gate)
+
+
+@pytest.mark.rule("ZK-20")
+def test_features_are_written_in_version_2_since_3_3():
+    assert Ibp.parse("3.2").feature_znode_version == 1
+    assert Ibp.parse("3.3-IV0").feature_znode_version == 2

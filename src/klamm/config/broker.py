@@ -167,7 +167,9 @@ class BrokerConfig:
 
         Both maps have to hold accepted settings: `klamm.config.dynamic.sift` takes out the others.
         """
-        return self._from_layers(Layers(self.layers.static, dict(default), dict(broker)))
+        changed = self._from_layers(Layers(self.layers.static, dict(default), dict(broker)))
+        # An id that was generated is in no layer.
+        return replace(changed, broker_id=self.broker_id)
 
     def with_broker_id(self, broker_id: int) -> BrokerConfig:
         """The configuration once a node without an id has been given one."""

@@ -78,6 +78,11 @@ class Ibp:
         return self >= Ibp("3.0", 0)
 
     @property
+    def feature_znode_version(self) -> int:
+        """The version of what is written to `/feature`."""
+        return 2 if self >= Ibp("3.3", 0) else 1
+
+    @property
     def has_leader_recovery_state(self) -> bool:
         return self >= Ibp("3.2", 0)
 
