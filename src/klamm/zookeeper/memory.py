@@ -7,10 +7,11 @@ a controller comes to believe in itself after its time.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from klamm.errors import SessionLostError
 from klamm.zookeeper import bulk
@@ -29,6 +30,7 @@ from klamm.zookeeper.store import (
     Fence,
     Node,
     NodeError,
+    NodeExistsError,
     Op,
     OpResult,
     Row,
@@ -43,6 +45,8 @@ from klamm.zookeeper.store import (
     WatchEvent,
     node_error,
 )
+
+_T = TypeVar("_T")
 
 _CHUNK_NODES: Final = 1000
 
@@ -370,7 +374,7 @@ class MemoryStore:
         node = await self._find(path)
         if watch:
             self._watches.data[self._full(path)] = None
-        return Node(node.data, node.stat())
+        return await _answer(Node(node.data, node.stat()))
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
         await self._turn()
@@ -378,13 +382,13 @@ class MemoryStore:
         if watch:
             watches = self._watches.exist if node is None else self._watches.data
             watches[self._full(path)] = None
-        return None if node is None else node.stat()
+        return await _answer(None if node is None else node.stat())
 
     async def children(self, path: str, *, watch: bool = False) -> list[str]:
         node = await self._find(path)
         if watch:
             self._watches.children[self._full(path)] = None
-        return list(node.children)
+        return await _answer(list(node.children))
 
     async def create(
         self,
@@ -394,9 +398,13 @@ class MemoryStore:
         ephemeral: bool = False,
         sequential: bool = False,
     ) -> Created:
-        result = await self._single(Create(path, data, ephemeral, sequential))
-        assert result.path is not None
-        return Created(result.path, self._zookeeper._nodes[self._full(result.path)].stat())
+        await self._turn()
+        result = self._transact([Create(path, data, ephemeral, sequential)])
+        if not result.ok:
+            raise node_error(result.code, path)
+        created = result.results[0].path
+        assert created is not None
+        return await _answer(Created(created, self._zookeeper._nodes[self._full(created)].stat()))
 
     async def set(self, path: str, data: bytes | None, version: int = ANY_VERSION) -> Stat:
         result = await self._single(SetData(path, data, version))
@@ -409,12 +417,14 @@ class MemoryStore:
     async def ensure_path(self, path: str) -> None:
         parts = path.split("/")[1:]
         for i in range(len(parts)):
-            parent = "/" + "/".join(parts[: i + 1])
-            if await self.exists(parent) is None:
-                await self._single(Create(parent))
+            with contextlib.suppress(NodeExistsError):
+                await self._single(Create("/" + "/".join(parts[: i + 1])))
 
     async def multi(self, ops: Sequence[Op]) -> TransactionResult:
         await self._turn()
+        return await _answer(self._transact(ops))
+
+    def _transact(self, ops: Sequence[Op]) -> TransactionResult:
         full = [op._replace(path=self._full(op.path)) for op in ops]
         result = self._zookeeper._transact(full, self._session_id)
         skip = len(self._chroot)
@@ -433,12 +443,12 @@ class MemoryStore:
         async for batch, nodes in self._in_chunks(paths):
             data = [None if node is None else node.data for node in nodes]
             version = [NO_VERSION if node is None else node.version for node in nodes]
-            yield Chunk(batch, data, version, self._zookeeper.zxid)
+            yield await _answer(Chunk(batch, data, version, self._zookeeper.zxid))
 
     async def children_many(self, paths: Iterable[str]) -> AsyncIterator[ChildrenChunk]:
         async for batch, nodes in self._in_chunks(paths):
             children = [None if node is None else list(node.children) for node in nodes]
-            yield ChildrenChunk(batch, children, self._zookeeper.zxid)
+            yield await _answer(ChildrenChunk(batch, children, self._zookeeper.zxid))
 
     async def _in_chunks(
         self, paths: Iterable[str]
@@ -481,3 +491,9 @@ class MemoryStore:
         await self._connected.wait()
         if self._ended:
             raise SessionLostError(f"ZooKeeper session {self._session_id:#x} is gone.")
+
+
+async def _answer(value: _T) -> _T:
+    """An answer takes its time, and so does not overtake events that were sent before it."""
+    await asyncio.sleep(0)
+    return value

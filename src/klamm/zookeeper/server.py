@@ -73,14 +73,13 @@ _LOGGING_CONFIGURATION: Final = """\
 </Configuration>
 """
 
-#: Runs in a fresh interpreter, which then becomes the server: asks Linux to kill the process when
-#: its parent dies. Done there and not between fork and exec, where a parent with threads may hang.
+#: Runs in a fresh interpreter, which then becomes the server. Between fork and exec there would be
+#: no need for that, but there a parent that has threads may hang.
 _EXEC_TIED_TO_PARENT: Final = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+import os, sys
+from klamm.processes import die_with_parent
+die_with_parent(int(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 _POLL_SECONDS: Final = 0.01
@@ -102,13 +101,11 @@ class _Process:
     def _run(
         self, command: Sequence[str], output: Path, started: "Future[subprocess.Popen[bytes]]"
     ) -> None:
-        if sys.platform == "linux":
-            helper = (sys.executable, "-I", "-S", "-c", _EXEC_TIED_TO_PARENT, str(os.getpid()))
-            command = (*helper, *command)
+        helper = (sys.executable, "-c", _EXEC_TIED_TO_PARENT, str(os.getpid()))
         try:
             with output.open("ab") as log:
                 process = subprocess.Popen(
-                    command,
+                    (*helper, *command),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
