@@ -20,7 +20,6 @@ from klamm.core.columns import I8, NO_BROKER
 from klamm.core.context import Context, Log
 from klamm.core.effects import Outcome, Procedure, StatesRead, TopicRead, UnreadableConfig
 from klamm.core.events import Event
-from klamm.core.reassignment import Assignment
 from klamm.errors import MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
@@ -57,9 +56,7 @@ _UNCLEAN: Final = "unclean.leader.election.enable"
 class DecisionLog(Protocol):
     """Is told of each write of states, before and after; the history is made from it."""
 
-    def states_written(
-        self, cluster: Cluster, states: States, outcomes: I8, why: str
-    ) -> None:
+    def states_written(self, cluster: Cluster, states: States, outcomes: I8, why: str) -> None:
         """`cluster` still holds what was true before."""
         ...
 
@@ -95,9 +92,7 @@ class Interpreter:
         self._enqueue = lambda event: queue.put(event, cause="the controller itself")
         self._schedule = schedule
 
-    async def run(
-        self, procedure: Procedure[Any], context: Context, queued: Queued | None
-    ) -> None:
+    async def run(self, procedure: Procedure[Any], context: Context, queued: Queued | None) -> None:
         """Drive a procedure to its end."""
         self._context = context
         self._queued = queued
@@ -286,14 +281,9 @@ class Interpreter:
             topic = znodes.NO_PARTITIONS
         return TopicRead(
             None if topic.topic_id is None else znodes.encode_topic_id(topic.topic_id),
-            {
-                partition: Assignment(
-                    tuple(replicas),
-                    tuple(topic.adding.get(partition, ())),
-                    tuple(topic.removing.get(partition, ())),
-                )
-                for partition, replicas in topic.partitions.items()
-            },
+            topic.partitions,
+            topic.adding,
+            topic.removing,
         )
 
     @_perform.register
@@ -304,8 +294,7 @@ class Interpreter:
     @_perform.register
     async def _(self, effect: effects.WriteTopics) -> list[Outcome]:
         outcomes = await self._write(
-            [SetData(znodes.topic_path(t.name), _topic_data(t), ANY_VERSION)]
-            for t in effect.topics
+            [SetData(znodes.topic_path(t.name), _topic_data(t), ANY_VERSION)] for t in effect.topics
         )
         return [Outcome(outcome) for outcome in outcomes.tolist()]
 

@@ -176,7 +176,7 @@ class Candidate:
                     TopicUncleanElectionEnabled(topic), cause="topic configuration changed"
                 )
             case {"dynamic": {"broker": dict(own), "default": dict(default)}}:
-                self._topics.config = self._config.with_dynamic(own, default)
+                self._topics.config = self._config.with_dynamic(default=default, broker=own)
 
 
 async def _main(fd: int) -> None:

@@ -246,12 +246,12 @@ _NO_BLOCK: Final = {"producer_id_start": -1, "producer_id_len": -1}
 
 
 def _message(error: int) -> str | None:
-    return None if error == ErrorCode.NONE else ErrorCode(error).message
+    return None if error == ErrorCode.NONE else ErrorCode.of(error).message
 
 
 def _deadline(body: Any) -> float:
-    loop = asyncio.get_running_loop()
-    return loop.time() + max(body.timeout.total_seconds(), 0.0)
+    now = asyncio.get_running_loop().time()
+    return float(now + max(body.timeout.total_seconds(), 0.0))
 
 
 def _topic_id_text(topic_id: uuid.UUID | None) -> str:

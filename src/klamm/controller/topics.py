@@ -151,8 +151,8 @@ class TopicAdmin:
                 accepted.append(new)
                 results[name] = self._created_topic(new)
         if not validate_only:
-            for new, refused in await self._write(accepted):
-                results[new.name] = _failed_topic(new.name, refused)
+            for new, reason in await self._write(accepted):
+                results[new.name] = _failed_topic(new.name, reason)
             created = [t for t in accepted if results[t.name]["error_code"] == ErrorCode.NONE]
             for name in await self._late([t.name for t in created], _all_led, deadline):
                 results[name] = _failed_topic(name, Refused(ErrorCode.REQUEST_TIMED_OUT))
@@ -217,9 +217,7 @@ class TopicAdmin:
     async def _check_absent(self, name: str) -> None:
         """The topic is neither there nor on its way out, and its name is its own (ADM-8, ADM-9)."""
         if await self._store.exists(znodes.delete_topic_path(name)) is not None:
-            raise Refused(
-                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is marked for deletion."
-            )
+            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is marked for deletion.")
         existing = await self._store.children(znodes.TOPICS)
         if name in existing:
             raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
@@ -323,7 +321,9 @@ class TopicAdmin:
             def grown(cluster: Cluster, name: str) -> bool:
                 known = cluster.topics.get(name)
                 return (
-                    known is not None and len(known.rows) >= wanted[name] and _all_led(cluster, name)
+                    known is not None
+                    and len(known.rows) >= wanted[name]
+                    and _all_led(cluster, name)
                 )
 
             for name in await self._late(list(rows), grown, deadline):
@@ -334,7 +334,9 @@ class TopicAdmin:
         """The write that adds partitions to a topic, after all checks (ADM-18..22)."""
         name, count = str(topic.name), int(topic.count)
         known = cluster.topics.get(name)
-        if known is not None and any(row in cluster.being_reassigned for row in known.rows.tolist()):
+        if known is not None and any(
+            row in cluster.being_reassigned for row in known.rows.tolist()
+        ):
             raise Refused(
                 ErrorCode.REASSIGNMENT_IN_PROGRESS,
                 f"A partition reassignment is in progress for the topic '{name}'.",
@@ -394,7 +396,9 @@ class TopicAdmin:
         else:
             wanted = [(str(name), None) for name in body.topic_names]
         if any(name is not None and topic_id is not None for name, topic_id in wanted):
-            refused = Refused(ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be specified.")
+            refused = Refused(
+                ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be specified."
+            )
             return {"responses": [_deleted(name, i, refused) for name, i in wanted]}
         for name, topic_id in wanted:
             refused_with = None
@@ -417,9 +421,7 @@ class TopicAdmin:
     ) -> tuple[str, uuid.UUID | None]:
         cluster = self._cluster()
         if not self.config.delete_topic_enable:
-            code = (
-                ErrorCode.TOPIC_DELETION_DISABLED if version >= 3 else ErrorCode.INVALID_REQUEST
-            )
+            code = ErrorCode.TOPIC_DELETION_DISABLED if version >= 3 else ErrorCode.INVALID_REQUEST
             raise Refused(code)
         if name is None:
             text = znodes.encode_topic_id(topic_id or uuid.UUID(int=0))
@@ -429,7 +431,9 @@ class TopicAdmin:
         topic = cluster.topics.get(name)
         if topic is None:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return name, topic.id and znodes.decode_topic_id(znodes.topic_path(name), topic.id)
+        if topic.id is None:
+            return name, None
+        return name, znodes.decode_topic_id(znodes.topic_path(name), topic.id)
 
     async def _mark_for_deletion(self, name: str) -> None:
         if await self._store.exists(znodes.topic_path(name)) is None:

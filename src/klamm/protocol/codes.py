@@ -21,6 +21,11 @@ class ErrorCode(enum.IntEnum):
         member.message = message
         return member
 
+    @classmethod
+    def of(cls, code: int) -> Self:
+        """The member with this number."""
+        return cls(code)  # type: ignore[call-arg]  # __new__ is for members, this is a look-up
+
     UNKNOWN_SERVER_ERROR = (
         -1,
         False,

@@ -1,0 +1,50 @@
+"""Requests that only a controller answers, handed to the candidate's process as they came."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Final
+
+from klamm.broker.candidate import Candidate
+from klamm.broker.dispatch import Call, Frame, Handler, Result
+from klamm.broker.server import CloseConnection
+from klamm.errors import UnavailableError
+from klamm.protocol.apis import APIS, ApiKey
+
+CONTROLLER_APIS: Final = (
+    ApiKey.CONTROLLED_SHUTDOWN,
+    ApiKey.CREATE_TOPICS,
+    ApiKey.DELETE_TOPICS,
+    ApiKey.CREATE_PARTITIONS,
+    ApiKey.ELECT_LEADERS,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ApiKey.ALTER_PARTITION,
+    ApiKey.ALLOCATE_PRODUCER_IDS,
+)
+_ATTEMPTS: Final = 3
+_PAUSE_S: Final = 0.5
+
+
+class Relay:
+    """Passes frames on and answers back."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return dict.fromkeys(CONTROLLER_APIS, self._relay)
+
+    def _relay(self, call: Call) -> Awaitable[Result]:
+        return self._ask(call)
+
+    async def _ask(self, call: Call) -> Result:
+        for _ in range(_ATTEMPTS):
+            try:
+                return Frame([await self._candidate.relay(call.frame)])
+            except UnavailableError:
+                # The process has died and is being replaced.
+                await asyncio.sleep(_PAUSE_S)
+        raise CloseConnection(
+            f"{APIS[call.header.api_key].name}: the controller's process is not there"
+        )
