@@ -334,7 +334,10 @@ class Schedule(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Effect):
-    """Give the requester its answer now, before the procedure goes on. Reply: None."""
+    """Give the requester its answer now, before the procedure goes on. Reply: None.
+
+    The first answer counts: what fails after it does not reach the requester.
+    """
 
     event: Any
     value: Any

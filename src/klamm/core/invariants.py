@@ -5,6 +5,7 @@ tests and simulation, not for a controller at work.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def _of_sets(cluster: Cluster) -> Iterator[str]:
         yield "an unknown broker is shutting down"
     if not cluster.offline_dirs.keys() <= cluster.brokers.keys():
         yield "an unknown broker has lost a directory"
-    if not rows.issuperset(*cluster.offline_dirs.values()):
+    if not rows.issuperset(chain.from_iterable(cluster.offline_dirs.values())):
         yield "a directory was lost with a partition that is not known"
     if not cluster.ineligible_for_deletion <= cluster.queued_for_deletion:
         yield "the deletion of a topic is paused that nobody asked for"
