@@ -340,6 +340,15 @@ class Interpreter:
             await self._store.delete_recursive([path], self._licence())
 
     @_perform.register
+    async def _(self, effect: effects.WatchStates) -> None:
+        for path in self._state_paths(effect.rows.tolist()):
+            await self._store.exists(path, watch=True)
+
+    @_perform.register
+    async def _(self, effect: effects.ForgetStateWatch) -> None:
+        """Nothing to do: a watch that fires for a partition at rest finds nothing to act on."""
+
+    @_perform.register
     async def _(self, effect: effects.ForgetTopicWatch) -> None:
         """Nothing to do: a watch that fires for an unknown topic finds nothing to act on."""
 
@@ -443,7 +452,7 @@ class Interpreter:
         await self._write([Delete(path, missing_ok=True)] for path in paths)
 
     @_perform.register
-    async def _(self, effect: effects.SetUpFeatures) -> None:
+    async def _(self, effect: effects.SetUpFeatures) -> dict[str, int]:
         version = self._feature_version
         wanted = znodes.FinalizedFeatures(version is not None, {}, version or 1)
         while True:
@@ -454,13 +463,13 @@ class Interpreter:
                     await self._store.create(znodes.FEATURE, znodes.encode_features(wanted))
                 except NodeExistsError:
                     continue
-                return
+                return {}
             present = znodes.decode_features(node.data)
             if wanted.enabled and present.enabled:
                 wanted = wanted._replace(levels=present.levels)
             if wanted != present:
                 await self._store.set(znodes.FEATURE, znodes.encode_features(wanted))
-            return
+            return dict(wanted.levels)
 
     # Brokers and channels
 

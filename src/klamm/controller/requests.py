@@ -180,7 +180,11 @@ class ControllerRequests:
                 {
                     "topic": topic,
                     "partition_result": [
-                        {"partition_id": p, "error_code": e, "error_message": message or None}
+                        {
+                            "partition_id": p,
+                            "error_code": e,
+                            "error_message": message or _message(e),
+                        }
                         for p, (e, message, _) in of_topic
                     ],
                 }
@@ -204,7 +208,11 @@ class ControllerRequests:
                 {
                     "name": topic,
                     "partitions": [
-                        {"partition_index": p, "error_code": e, "error_message": message or None}
+                        {
+                            "partition_index": p,
+                            "error_code": e,
+                            "error_message": message or _message(e),
+                        }
                         for p, (e, message) in of_topic
                     ],
                 }
