@@ -1,0 +1,387 @@
+"""Record batches, magic 2: their headers, their records, and walking them without making either.
+
+Everything here works on whole batches in memory and copies nothing but what it returns as bytes.
+What a broker must refuse raises RemoteProtocolError; which Kafka error that is, the broker knows.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from klamm.errors import LocalProtocolError, RemoteProtocolError
+from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX, Codec, compress, decompress
+from klamm.protocol.varints import Buffer, decode_varint, encode_varint
+
+MAGIC: Final = 2
+
+#: Bytes before the records.
+HEADER_SIZE: Final = 61
+#: Bytes before and including the batch's length, which counts what follows it.
+LENGTH_END: Final = 12
+#: Where the leader's assignments end: offset, length and leader epoch, all outside of the CRC.
+ASSIGNED_SIZE: Final = 16
+
+_CRC_START: Final = 21  # the first byte that the CRC covers
+
+_CODEC_BITS: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+_DELETE_HORIZON: Final = 0x40
+
+#: Below every timestamp delta.
+_NO_TIMESTAMP_DELTA: Final = -(1 << 64)
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_ASSIGNED: Final = struct.Struct(">qii")
+_CHECKED: Final = struct.Struct(">hiqqqhii")  # the header from the first checked byte on
+
+
+class BatchHeader(NamedTuple):
+    """What a batch says about itself, in the order of the wire."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Of the whole batch."""
+        return LENGTH_END + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """The last offset that the batch takes up, whether or not a record is left there."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self) -> int:
+        """A Codec, or a number that is not one."""
+        return self.attributes & _CODEC_BITS
+
+    @property
+    def has_log_append_time(self) -> bool:
+        """Whether the broker's clock set the timestamps."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch is part of a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it holds a marker rather than data."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether the base timestamp is the time from which tombstones may go."""
+        return bool(self.attributes & _DELETE_HORIZON)
+
+
+class Batch(NamedTuple):
+    """A whole batch where it lies."""
+
+    header: BatchHeader
+    data: memoryview
+
+
+class Record(NamedTuple):
+    """One record; `offset` is absolute, and -1 in a record that has none yet."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    offset: int = -1
+
+
+class Scan(NamedTuple):
+    """What walking the records of a batch has shown; timestamps are relative to its base."""
+
+    min_timestamp_delta: int
+    max_timestamp_delta: int
+    max_timestamp_index: int  # of the first record with the highest timestamp
+    is_dense: bool  # the offset deltas are 0, 1, 2, ...
+    null_key_index: int  # of the first record without key, -1 if all have one
+
+
+def decode_batch_header(buffer: Buffer, at: int = 0) -> BatchHeader:
+    """The header of the batch at `at`; checks nothing but that it is all there."""
+    if len(buffer) - at < HEADER_SIZE:
+        raise RemoteProtocolError(f"a batch header is cut short: {len(buffer) - at} bytes")
+    return BatchHeader(*_HEADER.unpack_from(buffer, at))
+
+
+def encode_batch_header(header: BatchHeader) -> bytes:
+    """The header's bytes, its CRC as given."""
+    return _HEADER.pack(*header)
+
+
+def iterate_batches(buffer: Buffer, *, may_end_early: bool = False) -> Iterator[Batch]:
+    """The batches that lie one after the other in `buffer`.
+
+    A Fetch answer may end in the middle of a batch, which is then left out. Anywhere else that is
+    an error, as is a length that no batch can have.
+    """
+    view = memoryview(buffer).toreadonly()
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < HEADER_SIZE and may_end_early:
+            return
+        header = decode_batch_header(view, at)
+        if header.size < HEADER_SIZE or header.magic != MAGIC:
+            raise RemoteProtocolError(
+                f"no batch of magic {MAGIC} at byte {at}: length {header.batch_length}, "
+                f"magic {header.magic}"
+            )
+        if at + header.size > end:
+            if may_end_early:
+                return
+            raise RemoteProtocolError(f"the batch at byte {at} is cut short")
+        yield Batch(header, view[at : at + header.size])
+        at += header.size
+
+
+def has_valid_crc(batch: Batch) -> bool:
+    """Whether the batch is as its producer sent it."""
+    return bool(crc32c(batch.data[_CRC_START:]) == batch.header.crc)
+
+
+def encode_assigned(header: BatchHeader, base_offset: int, leader_epoch: int) -> bytes:
+    """The first ASSIGNED_SIZE bytes of the batch once it has its place in the log.
+
+    They replace as many bytes of what the producer sent; everything after them stays.
+    """
+    return _ASSIGNED.pack(base_offset, header.batch_length, leader_epoch)
+
+
+def with_timestamps(batch: Batch, *, log_append_time: bool, max_timestamp: int) -> Batch:
+    """The batch with another timestamp type or maximum, and so another CRC; records as they are."""
+    attributes = batch.header.attributes & ~_LOG_APPEND_TIME
+    if log_append_time:
+        attributes |= _LOG_APPEND_TIME
+    header = batch.header._replace(attributes=attributes, max_timestamp=max_timestamp)
+    return _sealed(header, batch.data[HEADER_SIZE:])
+
+
+def _sealed(header: BatchHeader, body: Buffer) -> Batch:
+    """The whole batch, with the CRC that it needs."""
+    checked = _CHECKED.pack(*header[5:])
+    header = header._replace(crc=crc32c(body, crc32c(checked)))
+    return Batch(header, memoryview(b"".join([encode_batch_header(header), body])))
+
+
+def records_data(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
+    """The bytes of the records, decompressed if they have to be."""
+    return decompress(batch.header.codec, batch.data[HEADER_SIZE:], limit)
+
+
+def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+    """The records of a batch, of which the header says how many there are."""
+    header = batch.header
+    data = bytes(records_data(batch, limit))
+    at = 0
+    for _ in range(header.record_count):
+        record, at = _decode_record(data, at, header)
+        yield record
+    if at != len(data):
+        raise RemoteProtocolError(f"{len(data) - at} bytes follow the last record")
+
+
+def _decode_record(data: bytes, at: int, header: BatchHeader) -> tuple[Record, int]:
+    size, at = decode_varint(data, at)
+    end = at + size
+    if size < 0 or end > len(data):
+        raise RemoteProtocolError("a record is cut short")
+    timestamp_delta, at = decode_varint(data, at + 1)  # after the attributes, which say nothing
+    offset_delta, at = decode_varint(data, at)
+    key, at = _decode_bytes(data, at)
+    value, at = _decode_bytes(data, at)
+    count, at = decode_varint(data, at)
+    if not 0 <= count <= size:
+        raise RemoteProtocolError(f"a record announces {count} headers")
+    headers = []
+    for _ in range(count):
+        name, at = _decode_bytes(data, at)
+        if name is None:
+            raise RemoteProtocolError("a record header has no key")
+        content, at = _decode_bytes(data, at)
+        headers.append((name.decode(errors="replace"), content))
+    if at != end:
+        raise RemoteProtocolError("a record does not end where its length says")
+    timestamp = (
+        header.max_timestamp
+        if header.has_log_append_time
+        else header.base_timestamp + timestamp_delta
+    )
+    return Record(key, value, timestamp, headers, header.base_offset + offset_delta), end
+
+
+def _decode_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    size, at = decode_varint(data, at)
+    if size < 0:
+        return None, at
+    if at + size > len(data):
+        raise RemoteProtocolError("a record is cut short")
+    return data[at : at + size], at + size
+
+
+def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Scan:
+    """Walk the records, decompressed, without making objects of them.
+
+    There must be `count` of them, one after the other and together as long as `data`. Of each only
+    what a broker decides by is looked at: length, timestamp, offset and, where it matters, whether
+    there is a key. This runs for every record that is produced, hence the short cuts for numbers
+    of one and two bytes, and hence comparing them as they are coded: twice the number, and odd if
+    it is negative.
+    """
+    if count < 1:
+        raise RemoteProtocolError(f"a batch announces {count} records")
+    at, end = 0, len(data)
+    is_dense, null_key_index = True, -1
+    highest, highest_index, lowest = _NO_TIMESTAMP_DELTA, 0, -_NO_TIMESTAMP_DELTA
+    last_timestamp, lengths = -1, 0
+    try:
+        for index in range(count):
+            coded = data[at]
+            at += 1
+            if coded >= 0x80:
+                if data[at] < 0x80:
+                    coded = coded & 0x7F | data[at] << 7
+                    at += 1
+                else:
+                    coded, at = _decode_long(data, at - 1)
+            next_at = at + (coded >> 1)
+            lengths |= coded
+
+            coded = data[at + 1]  # after the attributes, which say nothing
+            at += 2
+            if coded >= 0x80:
+                if data[at] < 0x80:
+                    coded = coded & 0x7F | data[at] << 7
+                    at += 1
+                else:
+                    coded, at = _decode_long(data, at - 1)
+            if coded != last_timestamp:  # records of the same millisecond come together
+                last_timestamp = coded
+                delta = -(coded >> 1) - 1 if coded & 1 else coded >> 1
+                if delta > highest:
+                    highest, highest_index = delta, index
+                if delta < lowest:
+                    lowest = delta
+
+            coded = data[at]
+            at += 1
+            if coded >= 0x80:
+                if data[at] < 0x80:
+                    coded = coded & 0x7F | data[at] << 7
+                    at += 1
+                else:
+                    coded, at = _decode_long(data, at - 1)
+            if coded != index << 1:
+                is_dense = False
+
+            if at >= next_at:
+                raise RemoteProtocolError(f"record {index} is shorter than its fields")
+            if find_null_key and null_key_index < 0 and data[at] & 1:
+                null_key_index = index
+            at = next_at
+    except IndexError:
+        raise RemoteProtocolError(f"the data ends before record {count}") from None
+    if at != end:
+        raise RemoteProtocolError(f"{count} records take {at} bytes of {end}")
+    if lengths & 1:
+        raise RemoteProtocolError("a record has a negative length")
+    return Scan(lowest, highest, highest_index, is_dense, null_key_index)
+
+
+def _decode_long(data: Buffer, at: int) -> tuple[int, int]:
+    """A number as it is coded, and the position after it."""
+    value, after = decode_varint(data, at)
+    return (value << 1 if value >= 0 else (-value << 1) - 1), after
+
+
+def build_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    last_offset: int | None = None,
+    codec: Codec = Codec.NONE,
+    leader_epoch: int = -1,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    log_append_time: bool = False,
+    transactional: bool = False,
+    control: bool = False,
+) -> Batch:
+    """A batch of these records.
+
+    Records without an offset follow each other from `base_offset` on. A batch that was thinned out
+    keeps the offsets it took up: give it its old `base_offset` and `last_offset`.
+    """
+    if not records:
+        raise LocalProtocolError("a batch needs a record")
+    base_timestamp = records[0].timestamp
+    encoded = []
+    offset = base_offset
+    for record in records:
+        offset = record.offset if record.offset >= 0 else offset
+        encoded.append(_encode_record(record, offset - base_offset, base_timestamp))
+        offset += 1
+    body = compress(codec, b"".join(encoded))
+    attributes = (
+        codec
+        | log_append_time * _LOG_APPEND_TIME
+        | transactional * _TRANSACTIONAL
+        | control * _CONTROL
+    )
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_length=HEADER_SIZE - LENGTH_END + len(body),
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=(offset - 1 if last_offset is None else last_offset) - base_offset,
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp for record in records),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(records),
+    )
+    return _sealed(header, body)
+
+
+def _encode_record(record: Record, offset_delta: int, base_timestamp: int) -> bytes:
+    parts = [
+        b"\0",
+        encode_varint(record.timestamp - base_timestamp),
+        encode_varint(offset_delta),
+        _encode_bytes(record.key),
+        _encode_bytes(record.value),
+        encode_varint(len(record.headers)),
+    ]
+    for name, value in record.headers:
+        parts += (_encode_bytes(name.encode()), _encode_bytes(value))
+    body = b"".join(parts)
+    return encode_varint(len(body)) + body
+
+
+def _encode_bytes(value: bytes | None) -> bytes:
+    return encode_varint(-1) if value is None else encode_varint(len(value)) + value
