@@ -1,0 +1,112 @@
+"""What the history keeps of an event, in memory: plain values, and columns for the decisions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from klamm.core.columns import I8, I32
+
+#: Kinds of decisions.
+CREATED: Final = "created"
+CLEAN: Final = "clean"
+UNCLEAN: Final = "unclean"
+PREFERRED: Final = "preferred"
+REASSIGNMENT: Final = "reassignment"
+CONTROLLED_SHUTDOWN: Final = "controlled_shutdown"
+NOBODY: Final = "none"
+REPLICA_OFFLINE: Final = "replica_offline"
+ISR_CHANGED: Final = "isr_changed"
+EPOCH_RAISED: Final = "epoch_raised"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decisions:
+    """Decisions about many partitions: what was true before, and what was to be true after.
+
+    `topic` and `kind` are positions in `topics` and `kinds`. Before a partition's first state its
+    leader and epoch are -1 and its ISR is empty.
+    """
+
+    topics: Sequence[str]
+    kinds: Sequence[str]
+    row: I32
+    topic: I32
+    partition: I32
+    kind: I8
+    outcome: I8
+    old_leader: I32
+    old_leader_epoch: I32
+    old_isr: I32
+    old_state: I8
+    leader: I32
+    leader_epoch: I32
+    isr: I32
+    state: I8
+    replicas: I32
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChanged:
+    """What became of a broker: present, started, failed, bounced or shutting_down."""
+
+    broker: int
+    change: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChanged:
+    """A milestone of a topic.
+
+    One of created, expanded, deletion_queued, deletion_started, deletion_paused, deleted and
+    vanished (removed from ZooKeeper by somebody else).
+    """
+
+    topic: str
+    change: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A phase of a reassignment: present, started, replaced, completed, cancelled or dropped."""
+
+    topic: str
+    partition: int
+    phase: str
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class EventRecord:
+    """One event: its header, and all that was decided because of it. Times are microseconds."""
+
+    at: int
+    controller: int
+    controller_epoch: int
+    seq: int
+    kind: str
+    cause: str
+    caused_by: int | None
+    #: `began` with the event that took office, `ended` with the one that lost or left it.
+    term: str | None = None
+    outcome: str = ""
+    queued: int = 0
+    reading: int = 0
+    deciding: int = 0
+    writing: int = 0
+    announcing: int = 0
+    total: int = 0
+    #: From `at` to the end of the last announcement.
+    announced_after: int | None = None
+    brokers: list[int] = field(default_factory=list)
+    topics: list[str] = field(default_factory=list)
+    broker_changes: list[BrokerChanged] = field(default_factory=list)
+    topic_changes: list[TopicChanged] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    decisions: list[Decisions] = field(default_factory=list)
