@@ -141,6 +141,8 @@ class States:
 
     def at(self, chosen: Mask | I32) -> "States":
         """The given rows only, chosen by mask or by position."""
+        if chosen.dtype == np.bool_ and chosen.all():
+            return self
         return States(
             self.row[chosen],
             self.leader[chosen],

@@ -205,21 +205,20 @@ def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedu
             isr=chosen.isr[won],
             recovery=chosen.recovery[won],
         )
-        moved_on = np.empty(0, np.int64)
+        # To be read: what the cache gives no leader, and what is no longer as it was known.
+        doubtful = np.full(len(rows), not is_fresh)
+        doubtful[at[won]] = False
         if len(decided):
             outcomes: Outcomes = yield WriteStates(decided, f"{strategy.name.lower()} election")
             done = outcomes == Outcome.DONE
             failure[at[won][done]] = Failure.NONE
             failure[at[won][outcomes == Outcome.FAILED]] = Failure.STORE
-            moved_on = at[won][outcomes == Outcome.BAD_VERSION]
+            doubtful[at[won][outcomes == Outcome.BAD_VERSION]] = True
             ctx.unclean_elections += int(np.count_nonzero(chosen.outcome[won][done] == UNCLEAN))
             cluster.record_leadership(decided.at(done).accepted())
             cluster.state[decided.row[done]] = PartitionState.ONLINE
             batch.leader_and_isr_to(decided.row[done], chosen.recipients[won][done])
-        if is_fresh:
-            again = moved_on
-        else:
-            again = np.setdiff1d(np.arange(len(rows)), np.setdiff1d(at[won], moved_on))
+        again = np.flatnonzero(doubtful)
         if not len(again):
             break
         reply: StatesRead = yield ReadStates(rows[again])

@@ -64,11 +64,10 @@ def start_replica_machine(ctx: Context) -> Procedure[None]:
     rows = cluster.all_rows()
     is_replica = cluster.replicas[rows] != NO_BROKER
     online = cluster.online(rows)
-    cluster.replica_state[rows] = np.select(
-        [~is_replica, online],
-        [ReplicaState.NON_EXISTENT, ReplicaState.ONLINE],
-        ReplicaState.DELETION_INELIGIBLE,
-    )
+    states = cluster.replica_state[rows]
+    states[online] = ReplicaState.ONLINE
+    states[is_replica & ~online] = ReplicaState.DELETION_INELIGIBLE
+    cluster.replica_state[rows] = states
     for found, target in (
         (online, ReplicaState.ONLINE),
         (is_replica & ~online, ReplicaState.OFFLINE),
@@ -85,7 +84,7 @@ def _take_offline(ctx: Context, row: I32, broker: I32, batch: Batch) -> Procedur
     """Stop the replicas, take each out of its ISR in ZooKeeper, and tell those that remain."""
     try:
         # One write for each replica that leaves, so that the epoch counts them all (RSM-25).
-        for leaving in np.unique(broker).tolist():
+        for leaving in sorted(set(broker.tolist())):
             yield from _take_broker_offline(ctx, row[broker == leaving], leaving, batch)
     except (FencedError, SessionLostError):
         raise
