@@ -264,6 +264,32 @@ class World:
         self.settle()
         return next(answer for asked, answer in reversed(self.answers) if asked is event)
 
+    def report_isr(
+        self, topic: str, isr: Sequence[int], partition: int = 0, **changes: Any
+    ) -> events.IsrAnswer:
+        """The leader proposes an ISR; `changes` are fields of the proposal that are otherwise.
+
+        Fields of the request itself are given as `broker`, `broker_epoch` and `version`.
+        """
+        row = self.cluster.row(topic, partition)
+        assert row is not None
+        broker = changes.pop("broker", int(self.cluster.leader[row]))
+        registered = self.registrations.get(broker)
+        broker_epoch = changes.pop("broker_epoch", registered.epoch if registered else 0)
+        version = changes.pop("version", 1)
+        values = {
+            "topic": topic,
+            "topic_id": None,
+            "partition": partition,
+            "leader_epoch": int(self.cluster.leader_epoch[row]),
+            "isr": tuple(isr),
+            "recovery": 0,
+            "partition_epoch": int(self.cluster.partition_epoch[row]),
+        }
+        proposal = events.IsrProposal(**values | changes)
+        error, answers = self.ask(events.AlterPartition(broker, broker_epoch, version, [proposal]))
+        return answers[0] if answers else events.IsrAnswer(proposal, error)
+
     def run(self, procedure: Procedure[Any]) -> Any:
         """Drive a procedure to its end and return its result."""
         try:
@@ -687,3 +713,18 @@ def _reassignment_json(targets: Mapping[TopicPartition, Sequence[int]]) -> dict[
 
 def _partitions_in(data: Any) -> set[TopicPartition]:
     return {(entry["topic"], entry["partition"]) for entry in data["partitions"]}
+
+
+def steady(
+    brokers: Iterable[int],
+    topics: Mapping[str, Mapping[int, Sequence[int]]],
+    settings: Settings | None = None,
+) -> World:
+    """A world whose controller, in epoch 5, has created the topics, and is at rest."""
+    world = World(brokers, settings)
+    world.take_office(epoch=5)
+    for name, partitions in topics.items():
+        world.create_topic(name, partitions)
+    world.settle()
+    world.forget_what_happened()
+    return world
