@@ -1,10 +1,10 @@
 """The log of one partition on this broker.
 
 What may run where: `append_*`, `read`, `advance_high_watermark`, `raise_start_offset` and the
-properties touch the page cache only and are made for the event loop. `flush`, `truncate_*`, `close`,
-`delete_old_segments`, `delete_expired_files` and the lookups by time may wait for the disk or read
-a lot; they can run in another thread beside appends and reads. Changes of the log exclude one
-another by a lock that is held for microseconds, except by a truncation; reads take no lock at all.
+properties touch the page cache only and are made for the event loop. `flush`, `truncate_*`,
+`close`, `delete_old_segments`, `delete_expired_files` and the lookups by time may wait for the disk
+or read a lot; they can run in another thread beside appends and reads. Changes of the log exclude
+one another by a lock that is held for microseconds, except by a truncation; reads take no lock.
 
 The log knows offsets, bytes and epochs. Who leads, who follows and what is committed is decided
 elsewhere: the high watermark is a number that it keeps within its bounds.
@@ -15,18 +15,17 @@ from __future__ import annotations
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from klamm.broker.log.aborted import AbortedTransaction
-from klamm.broker.log.batches import HEADER_SIZE, BatchHeader, iter_records
 from klamm.broker.log.checkpoints import write_topic_id
 from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.epochs import LeaderEpochs
 from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
 from klamm.broker.log.files import Buffer, Files
-from klamm.broker.log.names import DELETED, TopicPartition
+from klamm.broker.log.names import CLEANED, DELETED, SWAP, TopicPartition
 from klamm.broker.log.producers import NO_PRODUCER, ProducerStates
 from klamm.broker.log.replay import note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
@@ -40,6 +39,13 @@ from klamm.broker.log.validation import (
     validate_replicated,
 )
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.records import (
+    ASSIGNED_SIZE,
+    Batch,
+    BatchHeader,
+    encode_assigned,
+    iterate_records,
+)
 
 
 class Log:
@@ -72,7 +78,7 @@ class Log:
         self.start_offset = start_offset
         self.end_offset = end_offset
         self.recovery_point = recovery_point
-        self.high_watermark = max(start_offset, min(high_watermark, end_offset))
+        self.high_watermark = self.advance_high_watermark(high_watermark)
         self.topic_id = topic_id
         self._files = files
         self._segments = Segments(segments)
@@ -151,11 +157,12 @@ class Log:
             last = first + header.last_offset_delta
             try:
                 segment = self._roll_if_due(header, first, last, now_ms)
-                segment.append(batch.placed_at(first, leader_epoch), header.size)
+                placed = encode_assigned(header, first, leader_epoch)
+                segment.append((placed, batch.data[ASSIGNED_SIZE:]), header.size)
                 segment.extend(header.size, last, header.max_timestamp, config.index_interval_bytes)
                 self.epochs.assign(leader_epoch, first)
                 if has_producer:
-                    note_batch(self.producers, segment, header, first, batch.body)
+                    note_batch(self.producers, segment, batch, first)
             except OSError as error:
                 raise self.directory.fail(error) from error
             self.end_offset = last + 1
@@ -176,13 +183,13 @@ class Log:
             if not batches:
                 return 0
             try:
-                self._meet(batches[0].header, now_ms)
+                self._meet(batches[0].batch.header, now_ms)
                 for run in self._runs(batches, now_ms):
                     self._append_run(view, run)
             except OSError as error:
                 raise self.directory.fail(error) from error
             last = batches[-1]
-            return last.position + last.header.size
+            return last.position + last.batch.header.size
 
     def _meet(self, first: BatchHeader, now_ms: int) -> None:
         """Make the log end where the leader's first batch begins, if that loses nothing."""
@@ -203,7 +210,7 @@ class Log:
         run: list[ReplicatedBatch] = []
         size = 0
         for batch in batches:
-            header = batch.header
+            header = batch.batch.header
             if self._is_roll_due(header, header.last_offset, now_ms, pending=size):
                 if run:
                     yield run
@@ -215,16 +222,15 @@ class Log:
 
     def _append_run(self, view: memoryview, run: list[ReplicatedBatch]) -> None:
         start = run[0].position
-        end = run[-1].position + run[-1].header.size
+        end = run[-1].position + run[-1].batch.header.size
         segment, interval = self._active, self.config.index_interval_bytes
         segment.append([view[start:end]], end - start)
-        for position, header in run:
-            base, size = header.base_offset, header.size
-            segment.extend(size, header.last_offset, header.max_timestamp, interval)
-            self.epochs.assign(header.partition_leader_epoch, base)
+        for _, batch in run:
+            header = batch.header
+            segment.extend(header.size, header.last_offset, header.max_timestamp, interval)
+            self.epochs.assign(header.leader_epoch, header.base_offset)
             if header.producer_id != NO_PRODUCER:
-                body = view[position + HEADER_SIZE : position + size]
-                note_batch(self.producers, segment, header, base, body)
+                note_batch(self.producers, segment, batch, header.base_offset)
             self.end_offset = header.last_offset + 1
 
     def _roll_if_due(self, header: BatchHeader, first: int, last: int, now_ms: int) -> Segment:
@@ -246,11 +252,11 @@ class Log:
         ):
             return True
         age_ms = segment.age_ms(header.max_timestamp, now_ms)
-        return age_ms > config.segment_ms - self._jitter_ms(segment)
+        return age_ms > config.max_segment_ms - self._jitter_ms(segment)
 
     def _jitter_ms(self, segment: Segment) -> int:
         """Different for each segment, so that those begun together do not all end together."""
-        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.max_segment_ms)
         if not jitter_ms:
             return 0
         return zlib.crc32(f"{self.partition} {segment.base_offset}".encode()) % jitter_ms
@@ -323,6 +329,22 @@ class Log:
             max_bytes = found.size
         size = min(limit - found.position, max_bytes)
         return Slice(file, found.position, size) if size > 0 else EMPTY_SLICE
+
+    def bytes_between(self, start_offset: int, end_offset: int) -> int | None:
+        """About how many bytes lie between two offsets; None if they are in different segments."""
+        with self._storage():
+            segments = self._segments
+            row = segments.floor(start_offset)
+            segment = segments.items[row]
+            if row + 1 < len(segments.bases) and segments.bases[row + 1] < end_offset:
+                return None
+            start = segment.locate(start_offset)
+            end = segment.locate(end_offset) if end_offset < self.end_offset else None
+            return max(
+                0,
+                (end.position if end else segment.size)
+                - (start.position if start else segment.size),
+            )
 
     def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """The aborted transactions with data in [offset, upper_offset)."""
@@ -440,12 +462,15 @@ class Log:
             self._doom(expired, now_ms)
             return len(expired)
 
-    def _doom(self, segments: Iterable[Segment], now_ms: int) -> None:
+    def _doom(
+        self, segments: Iterable[Segment], now_ms: int, keep_snapshot_of: int | None = None
+    ) -> None:
         """Rename files so that they no longer count, and delete them later: some may be read."""
         for segment in segments:
             segment.seal()
             segment.change_suffix("", DELETED)
-            self.producers.delete_snapshot(segment.base_offset)
+            if segment.base_offset != keep_snapshot_of:
+                self.producers.delete_snapshot(segment.base_offset)
             self._doomed.append((now_ms + self.config.file_delete_delay_ms, segment))
 
     def delete_expired_files(self, now_ms: int) -> None:
@@ -457,13 +482,35 @@ class Log:
             for segment in due:
                 segment.delete()
 
+    def expire_producers(self, now_ms: int) -> None:
+        """Forget the producers that have been silent for too long."""
+        with self._lock:
+            self.producers.expire(now_ms)
+
+    def replace_segments(self, old: Sequence[Segment], new: Segment, *, now_ms: int) -> bool:
+        """Put `new`, which is complete but still called `.cleaned`, where `old` are.
+
+        False, and `new` is deleted, if some of `old` have gone from the log in the meantime.
+        """
+        with self._lock, self._storage():
+            items = self._segments.items
+            if not set(old) <= set(items):
+                new.delete()
+                return False
+            new.change_suffix(CLEANED, SWAP)
+            row = items.index(old[0])
+            self._segments = Segments([*items[:row], new, *items[row + len(old) :]])
+            self._doom(old, now_ms, keep_snapshot_of=new.base_offset)
+            new.change_suffix(SWAP, "")
+            self._files.sync_directory(self.path)
+            return True
+
     # -- the disk
 
-    def flush(self, *, now_ms: int, up_to: int | None = None) -> None:
+    def flush(self, up_to: int | None = None) -> None:
         """Sync what lies below `up_to`, all if not given, and move the recovery point there."""
         with self._lock:
             target = self.end_offset if up_to is None else up_to
-            self._last_flush_ms = now_ms
             if target <= self.recovery_point:
                 return
             unflushed = [
@@ -484,20 +531,20 @@ class Log:
             if truncations == self._truncations:
                 self.recovery_point = max(self.recovery_point, target)
 
-    def is_flush_due(self, now_ms: int) -> bool:
-        """Whether the topic's own settings ask for a flush now."""
+    def flush_if_due(self, now_ms: int) -> None:
+        """Flush if the topic's own settings ask for it now."""
         unflushed = self.end_offset - self.recovery_point
-        return unflushed > 0 and (
-            unflushed >= self.config.flush_messages
-            or now_ms - self._last_flush_ms >= self.config.flush_ms
-        )
+        waited_ms = now_ms - self._last_flush_ms
+        if unflushed >= self.config.flush_messages or waited_ms >= self.config.flush_ms:
+            self._last_flush_ms = now_ms
+            self.flush()
 
-    def close(self, *, now_ms: int) -> None:
+    def close(self) -> None:
         """Flush and leave the directory as a clean start wants to find it."""
         with self._lock, self._storage():
             self.producers.take_snapshot(self.end_offset)
             self._active.seal()
-            self.flush(now_ms=now_ms)
+            self.flush()
             self.producers.sync_snapshot(self.end_offset)
 
     @contextmanager
@@ -511,9 +558,8 @@ class Log:
             raise self.directory.fail(error) from error
 
 
-def _first_in(batch: memoryview, timestamp: int, offset: int) -> TimestampedOffset | None:
-    header = BatchHeader.parse(batch)
-    for record in iter_records(batch):
+def _first_in(batch: Batch, timestamp: int, offset: int) -> TimestampedOffset | None:
+    for record in iterate_records(batch):
         if record.timestamp >= timestamp and record.offset >= offset:
-            return TimestampedOffset(record.timestamp, record.offset, header.partition_leader_epoch)
+            return TimestampedOffset(record.timestamp, record.offset, batch.header.leader_epoch)
     return None

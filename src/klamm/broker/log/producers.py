@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from klamm.broker.log.batches import BatchHeader
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.files import Files
 from klamm.broker.log.names import PRODUCER_SNAPSHOT, segment_name
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.records import BatchHeader
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +123,10 @@ class ProducerStates:
         if state is None or state.epoch != header.producer_epoch:
             return None
         first = header.base_sequence
+        last = last_sequence_of(first, header.last_offset_delta)
         for batch in state.batches:
-            if batch.first_sequence == first:
-                if batch.last_sequence == last_sequence_of(first, header.last_offset_delta):
-                    return batch
+            if batch.first_sequence == first and batch.last_sequence == last:
+                return batch
         return None
 
     def check(self, header: BatchHeader, *, sequence: bool = True) -> None:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from crc32c import crc32c
-
-from klamm.broker.log.batches import HEADER_SIZE, BatchHeader
 from klamm.broker.log.checkpoints import read_topic_id
 from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.epochs import LeaderEpochs
@@ -37,10 +34,10 @@ from klamm.broker.log.producers import ProducerStates
 from klamm.broker.log.replay import collect_epochs, note_batch, rebuild_producers
 from klamm.broker.log.segment import Segment
 from klamm.broker.log.settings import LogConfig
+from klamm.protocol.records import MAGIC, Batch, has_valid_crc
 
 logger = logging.getLogger(__name__)
 
-_CHECKED_FROM: Final = 21
 _INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 
 
@@ -179,13 +176,14 @@ def _recover(
         segment = segments[row]
         segment.aborted_index.cut_from(segment.base_offset)
 
-        def is_next(header: BatchHeader, batch: memoryview, segment: Segment = segment) -> bool:
+        def is_next(batch: Batch, segment: Segment = segment) -> bool:
             nonlocal expected
-            if not _is_batch(header, batch) or not segment.may_hold(header, expected):
+            header = batch.header
+            if not _is_batch(batch) or not segment.may_hold(header, expected):
                 return False
             expected = header.last_offset + 1
-            epochs.assign_if_newer(header.partition_leader_epoch, header.base_offset)
-            note_batch(producers, segment, header, header.base_offset, batch[HEADER_SIZE:])
+            epochs.assign_if_newer(header.leader_epoch, header.base_offset)
+            note_batch(producers, segment, batch, header.base_offset)
             return True
 
         expected = max(expected, segment.base_offset)
@@ -198,8 +196,8 @@ def _recover(
     return segments
 
 
-def _is_batch(header: BatchHeader, batch: memoryview) -> bool:
-    return header.magic == 2 and crc32c(batch[_CHECKED_FROM:]) == header.crc
+def _is_batch(batch: Batch) -> bool:
+    return batch.header.magic == MAGIC and has_valid_crc(batch)
 
 
 def _base(segment: Segment) -> int:

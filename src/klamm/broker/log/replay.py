@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import struct
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Final
 
 from klamm.broker.log.aborted import AbortedTransaction
-from klamm.broker.log.batches import HEADER_SIZE, BatchHeader, decode_marker
 from klamm.broker.log.epochs import LeaderEpochs
 from klamm.broker.log.producers import (
     NO_PRODUCER,
     CompletedTransaction,
+    Marker,
     ProducerStates,
 )
 from klamm.broker.log.segment import Segment
+from klamm.protocol.records import Batch, iterate_records
+
+#: A version, then the kind of marker; a version, then the coordinator's epoch.
+_MARKER_KEY: Final = struct.Struct(">hh")
+_MARKER_VALUE: Final = struct.Struct(">hi")
+_ABORT: Final = 0
 
 
-def note_batch(
-    producers: ProducerStates,
-    segment: Segment,
-    header: BatchHeader,
-    base_offset: int,
-    body: memoryview,
-) -> None:
+def note_batch(producers: ProducerStates, segment: Segment, batch: Batch, base_offset: int) -> None:
     """Take in what a batch says about its producer, once it is in `segment` at `base_offset`."""
-    done = _apply(producers, header, base_offset, body)
+    done = _apply(producers, batch, base_offset)
     if done is not None and done.is_aborted:
         stable = producers.stable_end_after(done)
         segment.aborted_index.append(
@@ -48,26 +49,37 @@ def rebuild_producers(
             if header.base_offset >= end_offset:
                 return
             if header.producer_id != NO_PRODUCER:
-                body = memoryview(b"")
-                if header.is_control:
-                    body = memoryview(os.pread(segment.file.fd, header.size, position))
-                _apply(producers, header, header.base_offset, body[HEADER_SIZE:])
+                # Of data the header is enough, and most of a log is data.
+                size = header.size if header.is_control else 0
+                batch = Batch(header, segment.content(position, size))
+                _apply(producers, batch, header.base_offset)
 
 
 def collect_epochs(epochs: LeaderEpochs, segments: Iterable[Segment]) -> None:
     """Find the leader epochs in the batches themselves. Slow: it reads every header."""
     for segment in segments:
         for _, header in segment.headers():
-            epochs.assign_if_newer(header.partition_leader_epoch, header.base_offset)
+            epochs.assign_if_newer(header.leader_epoch, header.base_offset)
 
 
 def _apply(
-    producers: ProducerStates, header: BatchHeader, base_offset: int, body: memoryview
+    producers: ProducerStates, batch: Batch, base_offset: int
 ) -> CompletedTransaction | None:
+    header = batch.header
     if header.producer_id == NO_PRODUCER:
         return None
     if not header.is_control:
         producers.update(header, base_offset)
         return None
-    marker = decode_marker(header, body)
+    marker = _decode_marker(batch)
     return producers.complete(header, base_offset, marker) if marker else None
+
+
+def _decode_marker(batch: Batch) -> Marker | None:
+    """What a control batch says; None if compaction has emptied it."""
+    record = next(iterate_records(batch), None)
+    if record is None or record.key is None or record.value is None:
+        return None
+    _, kind = _MARKER_KEY.unpack_from(record.key)
+    _, coordinator_epoch = _MARKER_VALUE.unpack_from(record.value)
+    return Marker(kind == _ABORT, coordinator_epoch)

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from klamm.broker.log.aborted import AbortedIndex
-from klamm.broker.log.batches import HEADER_SIZE, BatchHeader
 from klamm.broker.log.errors import CorruptLogError
 from klamm.broker.log.files import Buffer, Files, OpenFile
 from klamm.broker.log.indexes import OffsetIndex, TimeIndex
 from klamm.broker.log.names import ABORTED_INDEX, LOG, OFFSET_INDEX, TIME_INDEX, segment_name
+from klamm.protocol.records import HEADER_SIZE, LENGTH_END, Batch, BatchHeader, decode_batch_header
 
 NO_TIMESTAMP: Final = -1
-#: What precedes the part of a batch that its length field counts.
-LENGTH_OVERHEAD: Final = 12
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
 #: Base offset, length and last offset delta: enough to step from batch to batch.
@@ -111,9 +109,9 @@ class Segment:
         segment_bytes: int,
         index_bytes: int,
     ) -> bool:
-        """Whether a batch fits. An empty segment takes a batch of any size."""
+        """Whether so many bytes more, up to that offset, fit."""
         return (
-            (self.size + size <= segment_bytes or not self.size)
+            self.size + size <= segment_bytes
             and last_offset - self.base_offset <= _MAX_RELATIVE_OFFSET
             and not self.offset_index.is_full(index_bytes)
             and not self.time_index.is_full(index_bytes)
@@ -130,7 +128,7 @@ class Segment:
         """How long the segment has been filled, by its records' clock if they have one."""
         if not self.size:
             return 0
-        first = self._first_batch_timestamp()
+        first = self.first_timestamp
         if first != NO_TIMESTAMP:
             return max_timestamp - first
         return now_ms - self.created_ms
@@ -177,9 +175,7 @@ class Segment:
             and self.time_index.is_sane()
         )
 
-    def rebuild(
-        self, index_interval_bytes: int, is_valid: Callable[[BatchHeader, memoryview], bool]
-    ) -> int:
+    def rebuild(self, index_interval_bytes: int, is_valid: Callable[[Batch], bool]) -> int:
         """Index the batches anew, cut the file before the first that is not valid, and seal it.
 
         The answer is the number of bytes that were cut off. Slow: it reads the whole file.
@@ -191,10 +187,10 @@ class Segment:
         self.time_index.cut(0)
         self.size = self._since_index_entry = 0
         self._max_timestamp, self._first_timestamp = NO_TIMESTAMP, None
-        for _, batch in batches:
-            header = BatchHeader.parse(batch)
-            if not is_valid(header, batch):
+        for batch in batches:
+            if not is_valid(batch):
                 break
+            header = batch.header
             self.extend(header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
         if self.size < file_size:
             self._files.ftruncate(self.file.fd, self.size)
@@ -243,6 +239,16 @@ class Segment:
         return self._max_timestamp
 
     @property
+    def first_timestamp(self) -> int:
+        """The largest timestamp of the first batch, -1 if there is none."""
+        if self._first_timestamp is None:
+            first = next(self.headers(), None)
+            if first is None:
+                return NO_TIMESTAMP
+            self._first_timestamp = first[1].max_timestamp
+        return self._first_timestamp
+
+    @property
     def newest_ms(self) -> int:
         """What retention goes by: the largest timestamp, or the file's own if there is none."""
         if self.max_timestamp >= 0:
@@ -259,7 +265,7 @@ class Segment:
             at, stop = 0, len(chunk) - _SPAN.size
             while at <= stop:
                 base, length, delta = _SPAN.unpack_from(chunk, at)
-                size = length + LENGTH_OVERHEAD
+                size = length + LENGTH_END
                 if size < HEADER_SIZE:
                     raise CorruptLogError(f"{self.path}: no batch at {position + at}")
                 if base + delta >= offset:
@@ -277,7 +283,7 @@ class Segment:
             chunk = os.pread(fd, min(_HEADERS_BYTES, end - position), position)
             at = 0
             while at + HEADER_SIZE <= len(chunk):
-                header = BatchHeader.parse(chunk, at)
+                header = decode_batch_header(chunk, at)
                 if header.size < HEADER_SIZE:
                     raise CorruptLogError(f"{self.path}: no batch at {position + at}")
                 yield position + at, header
@@ -286,27 +292,32 @@ class Segment:
                 return
             position += at
 
-    def batches(self, position: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """Position and content of each whole batch from `position` on, checked for its length only.
+    def batches(self, position: int = 0) -> Iterator[Batch]:
+        """Each whole batch from `position` on, checked for its length only.
 
         A last batch that the file does not hold completely is not among them.
         """
         return self._batches(position, self.size)
 
-    def _batches(self, position: int, end: int) -> Iterator[tuple[int, memoryview]]:
+    def _batches(self, position: int, end: int) -> Iterator[Batch]:
         fd = self.file.fd
         chunk, at = memoryview(b""), 0
         while position + HEADER_SIZE <= end:
             if len(chunk) - at < HEADER_SIZE:
                 chunk, at = memoryview(os.pread(fd, _BATCHES_BYTES, position)), 0
-            size = _SPAN.unpack_from(chunk, at)[1] + LENGTH_OVERHEAD
+            header = decode_batch_header(chunk, at)
+            size = header.size
             if size < HEADER_SIZE or position + size > end:
                 return
             if len(chunk) - at < size:
                 chunk, at = memoryview(os.pread(fd, max(size, _BATCHES_BYTES), position)), 0
-            yield position, chunk[at : at + size]
+            yield Batch(header, chunk[at : at + size])
             position += size
             at += size
+
+    def content(self, position: int, size: int) -> memoryview:
+        """A copy of some bytes of the file."""
+        return memoryview(os.pread(self.file.fd, size, position))
 
     def end_offset(self) -> int:
         """The offset after the last batch; found from the last index entry on."""
@@ -316,20 +327,14 @@ class Segment:
             end = header.last_offset + 1
         return end
 
-    def batches_since(self, timestamp: int, offset: int) -> Iterator[memoryview]:
+    def batches_since(self, timestamp: int, offset: int) -> Iterator[Batch]:
         """The batches that reach `timestamp` and end at or after `offset`, in order."""
         # An entry's offset is where its timestamp was first reached: all before it are older.
         entry = self.time_index.floor(timestamp)
         near = self.offset_index.floor(entry.value) if entry else None
         for position, header in self.headers(near.value if near else 0):
             if header.max_timestamp >= timestamp and header.last_offset >= offset:
-                yield memoryview(os.pread(self.file.fd, header.size, position))
-
-    def _first_batch_timestamp(self) -> int:
-        if self._first_timestamp is None:
-            first = next(self.headers(), None)
-            self._first_timestamp = first[1].max_timestamp if first else NO_TIMESTAMP
-        return self._first_timestamp
+                yield Batch(header, self.content(position, header.size))
 
     def _rescan_max_timestamp(self) -> None:
         """Take it from the time index and from the batches that came after its last entry."""

@@ -65,6 +65,13 @@ class LogConfig:
         return "delete" in self.cleanup_policy
 
     @property
+    def max_segment_ms(self) -> int:
+        """When a segment ends at the latest: what is being written cannot be compacted."""
+        if self.compacts and self.max_compaction_lag_ms > 0:
+            return min(self.max_compaction_lag_ms, self.segment_ms)
+        return self.segment_ms
+
+    @property
     def stamps_on_append(self) -> bool:
         """Whether the broker's clock, not the producer's, dates the records."""
         return self.message_timestamp_type == "LogAppendTime"

@@ -6,22 +6,48 @@ and what is rewritten is the header. Only where a rule asks for it is a batch en
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
-from klamm.broker.log.batches import HEADER_SIZE, BatchHeader
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.files import Buffer
+from klamm.broker.log.producers import NO_PRODUCER
 from klamm.broker.log.settings import LogConfig
+from klamm.errors import RemoteProtocolError
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.compression import Codec, CompressionError
+from klamm.protocol.produce import RecordError
+from klamm.protocol.records import (
+    HEADER_SIZE,
+    LENGTH_END,
+    MAGIC,
+    Batch,
+    BatchHeader,
+    Record,
+    build_batch,
+    decode_batch_header,
+    has_valid_crc,
+    iterate_batches,
+    iterate_records,
+    records_data,
+    scan_records,
+    with_timestamps,
+)
 
-_PLACE: Final = struct.Struct(">qii")
-_CRC_AT: Final = 17
-_CHECKED_FROM: Final = 21
+NO_TIMESTAMP: Final = -1
+#: From this version of Produce on a client may know zstd.
+_FIRST_PRODUCE_WITH_ZSTD: Final = 7
+#: Kafka's message shows no more than these.
+_ERRORS_SHOWN: Final = 3
+
+_CODEC_OF: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
 
 
 class Origin(Enum):
@@ -32,58 +58,235 @@ class Origin(Enum):
     COORDINATOR = "coordinator"
 
 
-class ValidBatch(NamedTuple):
-    """A batch that may be appended: `header` as it will be stored, apart from its place."""
-
-    header: BatchHeader
-    head: bytearray
-    body: memoryview
-
-    def placed_at(self, offset: int, leader_epoch: int) -> tuple[bytearray, memoryview]:
-        """The bytes to write. Offset and epoch are outside of the checksum."""
-        _PLACE.pack_into(self.head, 0, offset, self.header.batch_length, leader_epoch)
-        return self.head, self.body
-
-
 class ReplicatedBatch(NamedTuple):
     """A batch among those that came from the leader, and where it begins."""
 
     position: int
-    header: BatchHeader
+    batch: Batch
 
 
-def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Origin) -> ValidBatch:
+def check_produced(records: Buffer | None, produce_version: int) -> None:
+    """What Produce refuses before it looks at the partition: anything but one batch, readable."""
+    if records is None or len(records) < HEADER_SIZE:
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {produce_version} must have at least one record batch "
+            "per partition",
+        )
+    header = decode_batch_header(memoryview(records))
+    if header.magic != MAGIC:
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {produce_version} are only allowed to contain record "
+            f"batches with magic version {MAGIC}",
+        )
+    if header.size < HEADER_SIZE:
+        raise AppendError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"Record size {header.batch_length} is less than the minimum record overhead "
+            f"({HEADER_SIZE - LENGTH_END})",
+        )
+    if header.size != len(records):
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {produce_version} are only allowed to contain exactly "
+            "one record batch per partition",
+        )
+    if header.codec == Codec.ZSTD and produce_version < _FIRST_PRODUCE_WITH_ZSTD:
+        raise AppendError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce requests with version {produce_version} are not allowed to use ZStandard "
+            "compression",
+        )
+
+
+def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Origin) -> Batch:
+    """The batch as it is to be stored, apart from offset and epoch; AppendError if it is refused.
+
+    What `records` hold has passed `check_produced`, or was made by this broker.
+    """
     view = memoryview(records)
-    header = BatchHeader.parse(view)
-    if header.base_offset != 0:
-        raise AppendError(ErrorCode.INVALID_RECORD, "base offset")
+    header = decode_batch_header(view)
+    batch = Batch(header, view)
+    if origin is Origin.CLIENT and header.base_offset != 0:
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"The baseOffset of the record batch should be 0, but it is {header.base_offset}",
+        )
+    _check_size(header, config)
+    if not has_valid_crc(batch):
+        raise AppendError(
+            ErrorCode.CORRUPT_MESSAGE, f"Record is corrupt (stored crc = {header.crc})"
+        )
+    if origin is Origin.CLIENT:
+        _check_client_header(header)
+    elif header.is_control:
+        return batch
+    return _with_checked_records(batch, config, now_ms)
+
+
+def _check_size(header: BatchHeader, config: LogConfig) -> None:
     if header.size > config.max_message_bytes:
-        raise AppendError(ErrorCode.MESSAGE_TOO_LARGE, "large")
-    if crc32c(view[_CHECKED_FROM:]) != header.crc:
-        raise AppendError(ErrorCode.CORRUPT_MESSAGE, "crc")
-    return ValidBatch(header, bytearray(view[:HEADER_SIZE]), view[HEADER_SIZE:])
+        raise AppendError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"The record batch size is {header.size} bytes which exceeds the maximum configured "
+            f"value of {config.max_message_bytes}.",
+        )
+    if header.size > config.segment_bytes:
+        raise AppendError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"Message batch size is {header.size} bytes, which exceeds the maximum configured "
+            f"segment size of {config.segment_bytes}.",
+        )
+
+
+def _check_client_header(header: BatchHeader) -> None:
+    count = header.record_count
+    problem = ""
+    if header.last_offset_delta < 0:
+        problem = f"Batch has an invalid offset range: [0, {header.last_offset_delta}]"
+    elif count <= 0:
+        problem = f"Invalid reported count for record batch: {count}"
+    elif count != header.last_offset_delta + 1:
+        problem = (
+            f"Inconsistent batch offset range [0, {header.last_offset_delta}] and count of "
+            f"records {count}"
+        )
+    elif header.is_control:
+        problem = "Clients are not allowed to write control records"
+    elif header.producer_id != NO_PRODUCER and header.base_sequence < 0:
+        problem = (
+            f"Invalid sequence number {header.base_sequence} in record batch with producerId "
+            f"{header.producer_id}"
+        )
+    if problem:
+        raise AppendError(ErrorCode.INVALID_RECORD, problem)
+
+
+def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch:
+    """Walk the records, refuse them or correct what the header says about them."""
+    header = batch.header
+    try:
+        scan = scan_records(records_data(batch), header.record_count, find_null_key=config.compacts)
+    except CompressionError as error:
+        raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
+    except RemoteProtocolError as error:
+        raise AppendError(ErrorCode.INVALID_RECORD, str(error)) from error
+    if header.has_log_append_time:
+        oldest = newest = header.max_timestamp
+    else:
+        oldest = header.base_timestamp + scan.min_timestamp_delta
+        newest = header.base_timestamp + scan.max_timestamp_delta
+    stamps = config.stamps_on_append
+    is_suspect = (
+        scan.null_key_index >= 0
+        or (header.has_log_append_time and (stamps or newest == NO_TIMESTAMP))
+        or (
+            not stamps
+            and (
+                now_ms - oldest > config.message_timestamp_before_max_ms
+                or newest - now_ms > config.message_timestamp_after_max_ms
+            )
+        )
+    )
+    if is_suspect:
+        _refuse_bad_records(batch, config, now_ms)
+    target = _CODEC_OF.get(config.compression_type, header.codec)
+    if target != header.codec or not scan.is_dense:
+        batch = _encode_again(batch, Codec(target))
+        _check_size(batch.header, config)
+    max_timestamp = now_ms if stamps else newest
+    if header.has_log_append_time != stamps or batch.header.max_timestamp != max_timestamp:
+        return with_timestamps(batch, log_append_time=stamps, max_timestamp=max_timestamp)
+    return batch
+
+
+def _refuse_bad_records(batch: Batch, config: LogConfig, now_ms: int) -> None:
+    """Raise with the list of all records that may not be stored, if there are any."""
+    bad = [
+        (index, *problem)
+        for index, record in enumerate(iterate_records(batch))
+        if (problem := _problem_of(record, batch.header, config, now_ms))
+    ]
+    if not bad:
+        return
+    errors = tuple(RecordError(index, message) for index, _, message in bad)
+    if any(code is ErrorCode.INVALID_TIMESTAMP for _, code, _ in bad):
+        raise AppendError(
+            ErrorCode.INVALID_TIMESTAMP,
+            "One or more records have been rejected due to invalid timestamp",
+            errors,
+        )
+    shown = ", ".join(
+        f"RecordError(batchIndex={index}, message='{message}')"
+        for index, message in errors[:_ERRORS_SHOWN]
+    )
+    raise AppendError(
+        ErrorCode.INVALID_RECORD,
+        f"One or more records have been rejected due to {len(errors)} record errors in total, "
+        f"and only showing the first three errors at most: [{shown}]",
+        errors,
+    )
+
+
+def _problem_of(
+    record: Record, header: BatchHeader, config: LogConfig, now_ms: int
+) -> tuple[ErrorCode, str] | None:
+    if config.compacts and record.key is None:
+        return ErrorCode.INVALID_RECORD, "Compacted topic cannot accept message without key"
+    if not config.stamps_on_append and record.timestamp != NO_TIMESTAMP:
+        age_ms = now_ms - record.timestamp
+        before_ms = config.message_timestamp_before_max_ms
+        after_ms = config.message_timestamp_after_max_ms
+        if age_ms > before_ms or -age_ms > after_ms:
+            return (
+                ErrorCode.INVALID_TIMESTAMP,
+                f"Timestamp {record.timestamp} of message with offset {record.offset} is out of "
+                f"range. The timestamp should be within [{now_ms - before_ms}, "
+                f"{now_ms + after_ms}]",
+            )
+    elif header.has_log_append_time:
+        return (
+            ErrorCode.INVALID_TIMESTAMP,
+            "Invalid timestamp type in message. Producer should not set timestamp type to "
+            "LogAppendTime.",
+        )
+    return None
+
+
+def _encode_again(batch: Batch, codec: Codec) -> Batch:
+    """The same records, compressed with `codec` and numbered without gaps."""
+    header = batch.header
+    return build_batch(
+        [record._replace(offset=-1) for record in iterate_records(batch)],
+        codec=codec,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        log_append_time=header.has_log_append_time,
+        transactional=header.is_transactional,
+    )
 
 
 def validate_replicated(view: memoryview) -> Iterator[ReplicatedBatch]:
     """The whole batches in `view`, checked as far as a follower has to."""
     position, expected = 0, None
-    while position + HEADER_SIZE <= len(view):
-        header = BatchHeader.parse(view, position)
-        end = position + header.size
-        if header.size < HEADER_SIZE or header.magic != 2:
-            raise AppendError(ErrorCode.CORRUPT_MESSAGE, "the leader sent no batch of version 2")
-        if end > len(view):
-            return
-        if crc32c(view[position + _CHECKED_FROM : end]) != header.crc:
-            raise AppendError(
-                ErrorCode.CORRUPT_MESSAGE,
-                f"the checksum of the leader's batch at offset {header.base_offset} is wrong",
-            )
-        if expected is not None and header.base_offset < expected:
-            raise AppendError(
-                ErrorCode.INVALID_RECORD,
-                f"the leader's batch at offset {header.base_offset} comes after {expected - 1}",
-            )
-        expected = header.last_offset + 1
-        yield ReplicatedBatch(position, header)
-        position = end
+    try:
+        for batch in iterate_batches(view, may_end_early=True):
+            header = batch.header
+            if not has_valid_crc(batch):
+                raise AppendError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"the checksum of the leader's batch at offset {header.base_offset} is wrong",
+                )
+            if header.last_offset_delta < 0 or header.base_offset < (expected or 0):
+                raise AppendError(
+                    ErrorCode.INVALID_RECORD,
+                    f"the leader's batch at offset {header.base_offset} does not follow the one "
+                    f"that ends before {expected}",
+                )
+            expected = header.last_offset + 1
+            yield ReplicatedBatch(position, batch)
+            position += header.size
+    except RemoteProtocolError as error:
+        raise AppendError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error

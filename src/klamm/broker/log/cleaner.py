@@ -1,0 +1,243 @@
+"""Compaction: keeping the last record of each key.
+
+A pass reads the part of a log that it has not read before and notes the last offset of each key
+there; then it writes all segments up to that point anew without the records that are superseded.
+Offsets, order and headers of what stays do not change, and batches are never joined, so producers
+and readers cannot tell, except by what is missing.
+
+Deletions stay for `delete.retention.ms` after the pass that first met them, which writes the time
+when they may go into their batch. Transaction markers stay for good: they are few, and without
+one the records of its transaction could not be told from those of an open one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from klamm.broker.log.files import Files
+from klamm.broker.log.log import Log
+from klamm.broker.log.names import CLEANED
+from klamm.broker.log.producers import NO_PRODUCER
+from klamm.broker.log.segment import Segment
+from klamm.protocol.records import Batch, BatchHeader, Record, iterate_records, thin_batch
+
+#: How many keys are remembered in one pass; a key takes some 200 bytes.
+MAX_KEYS: Final = 500_000
+_DIGEST_SIZE: Final = 24
+_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyLog:
+    """A log that is due for a pass over the offsets [dirty_from, dirty_to)."""
+
+    log: Log
+    dirty_from: int
+    dirty_to: int
+    ratio: float
+
+
+def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> DirtyLog | None:
+    """Whether `log` is due, given up to where the last pass came; None if it is not."""
+    config = log.config
+    if not config.compacts:
+        return None
+    segments = log.segments
+    first = segments[0].base_offset
+    dirty_from = first if cleaned_up_to is None else max(first, cleaned_up_to)
+    if dirty_from > segments[-1].base_offset:
+        dirty_from = first
+    dirty_to = _cleanable_end(log, segments, now_ms)
+    ends = [part.base_offset for part in segments[1:]]
+    dirty = [
+        part
+        for part, end in zip(segments, ends, strict=False)
+        if dirty_from < end and part.base_offset < dirty_to
+    ]
+    dirty_bytes = sum(part.size for part in dirty)
+    clean_bytes = sum(
+        part.size for part, end in zip(segments, ends, strict=False) if end <= dirty_from
+    )
+    if not dirty_bytes:
+        return None
+    ratio = dirty_bytes / (clean_bytes + dirty_bytes)
+    oldest_ms = dirty[0].first_timestamp
+    is_overdue = 0 < oldest_ms < now_ms - config.max_compaction_lag_ms
+    if ratio < config.min_cleanable_dirty_ratio and not is_overdue:
+        return None
+    return DirtyLog(log, dirty_from, dirty_to, ratio)
+
+
+def _cleanable_end(log: Log, segments: Sequence[Segment], now_ms: int) -> int:
+    """The first offset that must be left alone: active, not committed, or too young."""
+    end = min(segments[-1].base_offset, log.last_stable_offset)
+    lag_ms = log.config.min_compaction_lag_ms
+    if lag_ms > 0:
+        for part in segments[:-1]:
+            if part.newest_ms > now_ms - lag_ms:
+                return min(end, part.base_offset)
+    return end
+
+
+def clean(dirty: DirtyLog, files: Files, now_ms: int, max_keys: int = MAX_KEYS) -> int:
+    """Make one pass and return the offset up to where the log is clean now. Slow."""
+    log = dirty.log
+    aborted = _Aborted(log.segments)
+    latest, mapped_to = _latest_offsets(dirty, aborted, max_keys)
+    keeper = _Keeper(log, latest, mapped_to, aborted, now_ms)
+    wanted = [part for part in log.segments[:-1] if part.base_offset < mapped_to]
+    for group in _groups(wanted, log.config.segment_bytes):
+        written = _write_cleaned(log, group, keeper, files, now_ms)
+        if not log.replace_segments(group, written, now_ms=now_ms):
+            return dirty.dirty_from
+    return mapped_to
+
+
+class _Aborted:
+    """Which batches belong to a transaction that was aborted."""
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+        for part in segments:
+            for entry in part.aborted_index:
+                spans = self._spans.setdefault(entry.producer_id, [])
+                spans.append((entry.first_offset, entry.last_offset))
+
+    def __contains__(self, header: BatchHeader) -> bool:
+        if not header.is_transactional or header.is_control:
+            return False
+        spans = self._spans.get(header.producer_id, ())
+        return any(first <= header.base_offset <= last for first, last in spans)
+
+
+def _latest_offsets(
+    dirty: DirtyLog, aborted: _Aborted, max_keys: int
+) -> tuple[dict[bytes, int], int]:
+    """The last offset of each key in the dirty part, and up to where there was room for them."""
+    latest: dict[bytes, int] = {}
+    for part in dirty.log.segments:
+        found = part.locate(dirty.dirty_from)
+        if part.base_offset >= dirty.dirty_to or found is None:
+            continue
+        for batch in part.batches(found.position):
+            header = batch.header
+            if header.base_offset >= dirty.dirty_to:
+                break
+            if latest and len(latest) + header.record_count > max_keys:
+                return latest, header.base_offset
+            if header.is_control or header in aborted:
+                continue
+            for record in iterate_records(batch):
+                if record.key is not None:
+                    latest[_fingerprint(record.key)] = record.offset
+    return latest, dirty.dirty_to
+
+
+def _fingerprint(key: bytes) -> bytes:
+    """The key itself if it is short, else a digest that stands for it."""
+    return key if len(key) <= _DIGEST_SIZE else blake2b(key, digest_size=_DIGEST_SIZE).digest()
+
+
+class _Keeper:
+    """Decides what stays of a batch."""
+
+    def __init__(
+        self, log: Log, latest: dict[bytes, int], mapped_to: int, aborted: _Aborted, now_ms: int
+    ) -> None:
+        self._latest = latest
+        self._mapped_to = mapped_to
+        self._aborted = aborted
+        self._now_ms = now_ms
+        self._horizon_ms = now_ms + log.config.delete_retention_ms
+        self._last_offsets = log.producers.last_offsets()
+
+    def keep(self, batch: Batch) -> Batch | None:
+        """The batch, what is left of it, or None if nothing is."""
+        header = batch.header
+        if header.is_control or not header.record_count:
+            return batch if header.is_control or self._is_last_of_producer(header) else None
+        records = [] if header in self._aborted else self._records_to_keep(batch)
+        if not records:
+            return thin_batch(header, []) if self._is_last_of_producer(header) else None
+        horizon_ms = _horizon_of(header)
+        if horizon_ms is None and any(record.value is None for record in records):
+            horizon_ms = self._horizon_ms
+        elif len(records) == header.record_count:
+            return batch
+        return thin_batch(header, records, delete_horizon_ms=horizon_ms)
+
+    def _records_to_keep(self, batch: Batch) -> list[Record]:
+        horizon_ms = _horizon_of(batch.header)
+        drops_deletions = horizon_ms is not None and horizon_ms <= self._now_ms
+        return [
+            record
+            for record in iterate_records(batch)
+            if record.offset >= self._mapped_to
+            or (
+                record.key is not None
+                and self._latest.get(_fingerprint(record.key), -1) <= record.offset
+                and not (drops_deletions and record.value is None)
+            )
+        ]
+
+    def _is_last_of_producer(self, header: BatchHeader) -> bool:
+        """Whether the batch holds the last sequence number of a producer that may come back."""
+        if header.producer_id == NO_PRODUCER:
+            return False
+        return self._last_offsets.get(header.producer_id) == header.last_offset
+
+
+def _horizon_of(header: BatchHeader) -> int | None:
+    """When the deletions in a batch may go; None if no pass has met them yet."""
+    return header.base_timestamp if header.has_delete_horizon else None
+
+
+def _groups(segments: Sequence[Segment], segment_bytes: int) -> Iterator[list[Segment]]:
+    """Neighbours that fit into one segment, so that what compaction shrinks does not stay small."""
+    group: list[Segment] = []
+    size = 0
+    for part in segments:
+        fits = group and (
+            size + part.size <= segment_bytes
+            and part.end_offset() - group[0].base_offset <= _MAX_RELATIVE_OFFSET
+        )
+        if group and not fits:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += part.size
+    if group:
+        yield group
+
+
+def _write_cleaned(
+    log: Log, group: Sequence[Segment], keeper: _Keeper, files: Files, now_ms: int
+) -> Segment:
+    """A segment, still named `.cleaned`, with what is to be kept of `group`; it is on disk."""
+    # A pass that failed may have left something behind.
+    Segment(log.path, group[0].base_offset, files, created_ms=now_ms, suffix=CLEANED).delete()
+    target = Segment(log.path, group[0].base_offset, files, created_ms=now_ms, suffix=CLEANED)
+    target.open_for_append()
+    for part in group:
+        for batch in part.batches():
+            kept = keeper.keep(batch)
+            if kept is not None:
+                stored = kept.header
+                target.append([kept.data], stored.size)
+                target.extend(
+                    stored.size,
+                    stored.last_offset,
+                    stored.max_timestamp,
+                    log.config.index_interval_bytes,
+                )
+        for entry in part.aborted_index:
+            target.aborted_index.append(entry)
+    target.seal()
+    target.sync()
+    modified = group[-1].path.stat().st_mtime
+    os.utime(target.path, (modified, modified))
+    return target

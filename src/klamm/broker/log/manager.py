@@ -1,0 +1,434 @@
+"""All logs of a broker, on all of its log directories.
+
+The manager starts no threads and sets no timers. What has to happen every now and then are methods
+that the broker calls; those that wait for the disk are named `checkpoint_*`, `flush_*`, `clean_*`,
+`enforce_*`, `delete_expired_files` and `close`, and belong into an executor. `get`, `create` and
+`delete` are quick and made for the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from klamm.broker.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DirectoryIdentity,
+    DirectoryLock,
+    OffsetCheckpoint,
+    claim_directory,
+    put_clean_shutdown_mark,
+    take_clean_shutdown_mark,
+)
+from klamm.broker.log.cleaner import DirtyLog, clean, find_dirt
+from klamm.broker.log.directory import LogDirectory
+from klamm.broker.log.errors import StorageError
+from klamm.broker.log.files import REAL_FILES, Files
+from klamm.broker.log.log import Log
+from klamm.broker.log.names import (
+    TopicPartition,
+    marked_for_deletion,
+    parse_mark,
+    parse_replica,
+)
+from klamm.broker.log.recovery import Checkpointed, load_log
+from klamm.broker.log.settings import LogConfig
+from klamm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogDescription:
+    """One replica, as DescribeLogDirs shows it."""
+
+    partition: TopicPartition
+    size: int
+    offset_lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryDescription:
+    """One log directory, as DescribeLogDirs shows it."""
+
+    path: Path
+    is_online: bool
+    logs: tuple[LogDescription, ...] = ()
+    total_bytes: int = -1
+    usable_bytes: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class _Disk:
+    """A log directory with what belongs to it alone."""
+
+    directory: LogDirectory
+    files: Files
+    lock: DirectoryLock | None = None
+    was_clean: bool = False
+    logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    #: Replicas that were removed, and when their files may go.
+    doomed: list[tuple[int, Path]] = field(default_factory=list)
+
+    writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def checkpoint(self, name: str) -> OffsetCheckpoint:
+        return OffsetCheckpoint(self.directory.path / name, self.files)
+
+    def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace a checkpoint; a failure takes the directory offline and is reported so."""
+        try:
+            with self.writing:
+                self.checkpoint(name).write(offsets)
+        except OSError as error:
+            self.directory.fail(error)
+
+
+class LogManager:
+    """Opens, finds, creates, deletes and looks after logs."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        config_of: Callable[[str], LogConfig],
+        on_failure: Callable[[Path], None],
+        run_later: Callable[[Callable[[], None]], object] = lambda work: work(),
+        files: Files = REAL_FILES,
+        producer_expiration_ms: int = _DAY_MS,
+    ) -> None:
+        """Take the directories in `paths`; nothing is touched before `open`.
+
+        `config_of` gives the settings in effect for a topic. `on_failure` hears of a directory
+        that goes offline, on whatever thread noticed. `run_later` runs slow work elsewhere, soon.
+        """
+        self._config_of = config_of
+        self._on_failure = on_failure
+        self._run_later = run_later
+        self._files = files
+        self._producer_expiration_ms = producer_expiration_ms
+        self._disks = [_Disk(LogDirectory(path, self._lose), files) for path in paths]
+        self._logs: dict[TopicPartition, Log] = {}
+        self._lost: set[TopicPartition] = set()
+        self._is_loaded = False
+
+    # -- start and stop
+
+    def open(self, identity: DirectoryIdentity) -> None:
+        """Create missing directories, lock them and check whose they are.
+
+        A directory that does not work is offline from the start; if none works, StorageError.
+        """
+        for disk in self._disks:
+            path = disk.directory.path
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                disk.lock = DirectoryLock(path)
+                claim_directory(path, identity, self._files)
+                disk.was_clean = take_clean_shutdown_mark(path, self._files)
+            except OSError as error:
+                disk.directory.fail(error)
+        if not any(disk.directory.is_online for disk in self._disks):
+            raise StorageError("none of the log directories can be used")
+
+    def load(self, *, now_ms: int, executor: Executor | None = None) -> None:
+        """Open every log that is there, several at a time if there is an `executor`."""
+        work = [job for disk in self._online() for job in self._load_jobs(disk, now_ms)]
+        run = executor.map if executor else map
+        for disk, log in run(_call, work):
+            if log is not None:
+                self._add(disk, log)
+        self._is_loaded = True
+
+    def close(self) -> None:
+        """Bring everything to disk and leave the mark of a clean stop on each directory."""
+        if self._is_loaded:
+            self.checkpoint_high_watermarks()
+            for log in self.logs():
+                with suppress(StorageError):
+                    log.close()
+            self.checkpoint_recovery_points()
+            for disk in self._online():
+                try:
+                    put_clean_shutdown_mark(disk.directory.path, self._files)
+                except OSError as error:
+                    disk.directory.fail(error)
+        self.release()
+
+    def release(self) -> None:
+        """Give up the directories as they are, as the end of the process would."""
+        for disk in self._disks:
+            if disk.lock is not None:
+                disk.lock.release()
+                disk.lock = None
+            disk.logs.clear()
+        self._logs.clear()
+
+    def _load_jobs(self, disk: _Disk, now_ms: int) -> Iterable[_Loading]:
+        try:
+            recovery_points = disk.checkpoint(RECOVERY_POINTS).read()
+            starts = disk.checkpoint(LOG_STARTS).read()
+            high_watermarks = disk.checkpoint(HIGH_WATERMARKS).read()
+            replicas = sorted(path for path in disk.directory.path.iterdir() if path.is_dir())
+        except OSError as error:
+            disk.directory.fail(error)
+            return
+        for path in replicas:
+            if parse_mark(path.name) == "delete":
+                disk.doomed.append((now_ms, path))
+            partition = parse_replica(path.name)
+            if partition is not None:
+                checkpointed = Checkpointed(
+                    was_clean=disk.was_clean,
+                    recovery_point=recovery_points.get(partition, 0),
+                    start_offset=starts.get(partition, 0),
+                    high_watermark=high_watermarks.get(partition, 0),
+                )
+                yield partial(self._load_one, disk, partition, path, checkpointed, now_ms)
+
+    def _load_one(
+        self,
+        disk: _Disk,
+        partition: TopicPartition,
+        path: Path,
+        checkpointed: Checkpointed,
+        now_ms: int,
+    ) -> tuple[_Disk, Log | None]:
+        """Open one log; None if its directory fails."""
+        if not disk.directory.is_online:
+            self._lost.add(partition)
+            return disk, None
+        try:
+            log = load_log(
+                path,
+                partition,
+                disk.directory,
+                self._config_of(partition.topic),
+                self._files,
+                checkpointed,
+                now_ms=now_ms,
+                producer_expiration_ms=self._producer_expiration_ms,
+                on_roll=self._flush_rolled,
+            )
+        except OSError as error:
+            self._lost.add(partition)
+            disk.directory.fail(error)
+            return disk, None
+        return disk, log
+
+    def _add(self, disk: _Disk, log: Log) -> None:
+        if log.partition in self._logs:
+            raise ConfigError(
+                f"{log.partition} is in two log directories: {log.path} and "
+                f"{self._logs[log.partition].path}; remove the one that is not wanted"
+            )
+        if log.directory.is_online:
+            self._logs[log.partition] = disk.logs[log.partition] = log
+        else:
+            self._lost.add(log.partition)
+
+    # -- finding, creating, deleting
+
+    def logs(self) -> list[Log]:
+        """All logs that can be used."""
+        return list(self._logs.values())
+
+    def get(self, partition: TopicPartition) -> Log | None:
+        """The log of `partition`, None if there is none; StorageError if its disk has failed."""
+        log = self._logs.get(partition)
+        if log is None and partition in self._lost:
+            raise StorageError(f"{partition} is in a log directory that is offline")
+        return log
+
+    def get_or_create(
+        self,
+        partition: TopicPartition,
+        *,
+        topic_id: uuid.UUID | None,
+        is_new: bool,
+        now_ms: int,
+    ) -> Log:
+        """The log of `partition`, created where fewest are if there is none.
+
+        While a directory is offline, what is not `is_new` is not created: it may be there.
+        """
+        log = self.get(partition)
+        if log is not None:
+            return log
+        online = self._online()
+        if not online or (not is_new and len(online) < len(self._disks)):
+            raise StorageError(f"{partition} may be in a log directory that is offline")
+        disk = min(online, key=lambda disk: len(disk.logs))
+        path = disk.directory.path / str(partition)
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk.directory.fail(error) from error
+        _, log = self._load_one(disk, partition, path, Checkpointed(was_clean=False), now_ms)
+        if log is None:
+            raise disk.directory.refusal()
+        if topic_id is not None:
+            log.assign_topic_id(topic_id)
+        self._add(disk, log)
+        return log
+
+    def delete(self, partition: TopicPartition, *, now_ms: int) -> None:
+        """Let the log go. Its name is free at once, its files disappear after a while."""
+        log = self.get(partition)
+        if log is None:
+            return
+        disk = next(disk for disk in self._disks if disk.directory is log.directory)
+        path = disk.directory.path / marked_for_deletion(partition)
+        try:
+            self._files.replace(log.path, path)
+        except OSError as error:
+            raise disk.directory.fail(error) from error
+        del self._logs[partition], disk.logs[partition]
+        disk.doomed.append((now_ms + log.config.file_delete_delay_ms, path))
+
+    def configure(self, topic: str, config: LogConfig) -> None:
+        """Let new settings take effect on the logs of a topic."""
+        for log in self.logs():
+            if log.partition.topic == topic:
+                log.config = config
+
+    def describe(self) -> list[DirectoryDescription]:
+        """What DescribeLogDirs shows, one entry for each directory."""
+        return [self._describe(disk) for disk in self._disks]
+
+    def _describe(self, disk: _Disk) -> DirectoryDescription:
+        path = disk.directory.path
+        if not disk.directory.is_online:
+            return DirectoryDescription(path, is_online=False)
+        logs = tuple(
+            LogDescription(log.partition, log.size, max(log.high_watermark - log.end_offset, 0))
+            for log in list(disk.logs.values())
+        )
+        usage = shutil.disk_usage(path)
+        return DirectoryDescription(path, True, logs, usage.total, usage.free)
+
+    # -- work that comes again and again
+
+    def checkpoint_high_watermarks(self) -> None:
+        self._checkpoint(HIGH_WATERMARKS, lambda log: log.high_watermark)
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write up to where each log is on disk, and where those begin that had records deleted."""
+        self._checkpoint(RECOVERY_POINTS, lambda log: log.recovery_point)
+        self._checkpoint(
+            LOG_STARTS,
+            lambda log: log.start_offset,
+            lambda log: log.start_offset > log.segments[0].base_offset,
+        )
+
+    def truncate_to(self, log: Log, offset: int, *, now_ms: int) -> bool:
+        """Truncate a log and note its recovery point before anything can be appended again."""
+        was_shortened = log.truncate_to(offset, now_ms=now_ms)
+        if was_shortened:
+            self._checkpoint(RECOVERY_POINTS, lambda log: log.recovery_point)
+        return was_shortened
+
+    def flush_due_logs(self, *, now_ms: int) -> None:
+        """Flush the logs whose topics ask for more than the flush at the end of a segment."""
+        self._each(lambda log: log.flush_if_due(now_ms))
+
+    def enforce_retention(self, *, now_ms: int) -> None:
+        """Drop the segments that are no longer wanted."""
+        self._each(lambda log: log.delete_old_segments(now_ms))
+
+    def expire_producers(self, *, now_ms: int) -> None:
+        """Forget the producers that have been silent for too long."""
+        self._each(lambda log: log.expire_producers(now_ms))
+
+    def clean_once(self, *, now_ms: int) -> TopicPartition | None:
+        """Compact the log that needs it most, and say which that was."""
+        dirty: list[tuple[_Disk, DirtyLog]] = []
+        for disk in self._online():
+            cleaned = disk.checkpoint(CLEANER_OFFSETS).read()
+            found = (
+                find_dirt(log, cleaned.get(log.partition), now_ms)
+                for log in list(disk.logs.values())
+            )
+            dirty += [(disk, entry) for entry in found if entry is not None]
+        if not dirty:
+            return None
+        disk, dirtiest = max(dirty, key=lambda entry: entry[1].ratio)
+        partition = dirtiest.log.partition
+        try:
+            clean_up_to = clean(dirtiest, self._files, now_ms)
+            offsets = disk.checkpoint(CLEANER_OFFSETS).read()
+        except OSError as error:
+            disk.directory.fail(error)
+        except StorageError:
+            logger.info("%s is no longer compacted: its directory is offline", partition)
+        else:
+            kept = {tp: offset for tp, offset in offsets.items() if tp in disk.logs}
+            disk.write_checkpoint(CLEANER_OFFSETS, {**kept, partition: clean_up_to})
+        return partition
+
+    def delete_expired_files(self, *, now_ms: int) -> None:
+        """Remove the files of segments and logs that were let go long enough ago."""
+        self._each(lambda log: log.delete_expired_files(now_ms))
+        for disk in self._online():
+            due = [path for deadline, path in disk.doomed if deadline <= now_ms]
+            for path in due:
+                shutil.rmtree(path, ignore_errors=True)
+            disk.doomed = [entry for entry in disk.doomed if entry[1] not in due]
+
+    def _each(self, work: Callable[[Log], object]) -> None:
+        for log in self.logs():
+            # The failure has taken the directory offline, which is reported on its own.
+            with suppress(StorageError):
+                work(log)
+
+    def _flush_rolled(self, log: Log) -> None:
+        sealed_up_to = log.segments[-1].base_offset
+
+        def flush() -> None:
+            with suppress(StorageError):
+                log.flush(sealed_up_to)
+
+        self._run_later(flush)
+
+    def _checkpoint(
+        self,
+        name: str,
+        offset_of: Callable[[Log], int],
+        is_wanted: Callable[[Log], bool] = lambda log: True,
+    ) -> None:
+        for disk in self._online():
+            logs = [log for log in list(disk.logs.values()) if is_wanted(log)]
+            disk.write_checkpoint(name, {log.partition: offset_of(log) for log in logs})
+
+    # -- directories
+
+    def _online(self) -> list[_Disk]:
+        return [disk for disk in self._disks if disk.directory.is_online]
+
+    def _lose(self, directory: LogDirectory) -> None:
+        """Part with the logs of a directory that has just gone offline."""
+        disk = next(disk for disk in self._disks if disk.directory is directory)
+        for partition in list(disk.logs):
+            self._lost.add(partition)
+            del self._logs[partition], disk.logs[partition]
+        self._on_failure(directory.path)
+
+
+_Loading = Callable[[], tuple[_Disk, Log | None]]
+
+
+def _call(loading: _Loading) -> tuple[_Disk, Log | None]:
+    return loading()

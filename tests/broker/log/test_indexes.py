@@ -1,0 +1,106 @@
+import os
+import struct
+from bisect import bisect_right
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.broker.log.files import REAL_FILES
+from klamm.broker.log.indexes import Entry, OffsetIndex, TimeIndex
+
+BASE = 1000
+
+
+def offset_index(tmp_path, entries=()) -> OffsetIndex:
+    index = OffsetIndex(tmp_path / f"{BASE:020d}.index", BASE, REAL_FILES)
+    index.open_for_append()
+    for last_offset, position in entries:
+        index.append(last_offset, position)
+    return index
+
+
+@pytest.mark.rule("LOG-16")
+def test_offset_entries_are_relative_to_the_segment(tmp_path):
+    index = offset_index(tmp_path, [(1005, 4097), (1030, 9000)])
+    content = index.path.read_bytes()
+    assert list(struct.iter_unpack(">ii", content)) == [(5, 4097), (30, 9000)]
+
+
+@pytest.mark.rule("LOG-17")
+def test_time_entries_are_a_timestamp_and_a_relative_offset(tmp_path):
+    index = TimeIndex(tmp_path / "i.timeindex", BASE, REAL_FILES)
+    index.open_for_append()
+    for timestamp, offset in [(-1, 1000), (50, 1003), (50, 1010), (49, 1012), (60, 1020)]:
+        index.append_if_larger(timestamp, offset)
+    assert list(struct.iter_unpack(">qi", index.path.read_bytes())) == [(50, 3), (60, 20)]
+
+
+@given(st.lists(st.integers(1, 20), max_size=700), st.data())
+@pytest.mark.rule("LOG-16")
+def test_the_floor_is_found_in_memory_and_on_disk(tmp_path_factory, steps, data):
+    tmp_path = tmp_path_factory.mktemp("index")
+    keys = [BASE + sum(steps[: i + 1]) for i in range(len(steps))]
+    index = offset_index(tmp_path, [(key, key * 2) for key in keys])
+    probe = data.draw(st.integers(BASE - 5, BASE + sum(steps) + 5))
+    after = bisect_right(keys, probe)
+    expected = Entry(keys[after - 1], keys[after - 1] * 2) if after else None
+    assert index.floor(probe) == expected
+    index.seal()
+    assert index.floor(probe) == expected
+    assert OffsetIndex(index.path, BASE, REAL_FILES).floor(probe) == expected
+    assert [entry.key for entry in index] == keys
+
+
+@pytest.mark.rule("LOG-18")
+def test_a_sealed_index_is_exactly_as_long_as_its_entries(tmp_path):
+    index = offset_index(tmp_path, [(1005, 4097), (1030, 9000)])
+    index.seal()
+    assert index.path.stat().st_size == 16
+
+
+@pytest.mark.rule("LOG-18")
+def test_an_index_is_full_before_its_limit(tmp_path):
+    index = offset_index(tmp_path, [(1001, 1), (1002, 2)])
+    assert not index.is_full(32)
+    index.append(1003, 3)
+    assert index.is_full(32)
+
+
+@pytest.mark.rule("LOG-18")
+def test_zeros_that_kafka_left_behind_are_cut_off(tmp_path):
+    index = offset_index(tmp_path, [(1005, 4097), (1030, 9000)])
+    index.seal()
+    os.truncate(index.path, 10_000)
+    opened = OffsetIndex(index.path, BASE, REAL_FILES)
+    assert opened.is_sane(10_000)
+    assert opened.path.stat().st_size == 16
+    assert opened.last() == Entry(1030, 9000)
+
+
+@pytest.mark.rule("LOG-18")
+def test_a_time_index_of_zeros_only_is_empty(tmp_path):
+    path = tmp_path / "i.timeindex"
+    path.write_bytes(bytes(1200))
+    index = TimeIndex(path, BASE, REAL_FILES)
+    assert index.is_sane()
+    assert index.last() is None
+
+
+@pytest.mark.rule("REC-1")
+@pytest.mark.parametrize(
+    "content", [b"x" * 7, struct.pack(">ii", 5, 5000), struct.pack(">ii", -1, 40)]
+)
+def test_an_index_that_cannot_belong_to_the_log_is_told(tmp_path, content):
+    path = tmp_path / "i.index"
+    path.write_bytes(content)
+    assert not OffsetIndex(path, BASE, REAL_FILES).is_sane(log_size=5000)
+
+
+def test_cutting_keeps_what_comes_before(tmp_path):
+    index = offset_index(tmp_path, [(BASE + i, i) for i in range(1, 200)])
+    index.cut_where(lambda entry: entry.value >= 100)
+    assert index.last() == Entry(BASE + 99, 99)
+    assert index.path.stat().st_size == 99 * 8
+    index.append(BASE + 150, 150)
+    assert [entry.value for entry in index][-2:] == [99, 150]
