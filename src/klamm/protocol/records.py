@@ -368,6 +368,39 @@ def build_batch(
     return _sealed(header, body)
 
 
+def thin_batch(
+    header: BatchHeader, records: Sequence[Record], *, delete_horizon_ms: int | None = None
+) -> Batch:
+    """What compaction leaves of a batch: some of its records or none, in its place.
+
+    A delete horizon is kept where the base timestamp otherwise is. A batch without records has
+    neither horizon nor codec, as Kafka writes it.
+    """
+    attributes = header.attributes & ~_DELETE_HORIZON
+    base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
+    if not records:
+        attributes &= ~_CODEC_BITS
+        base_timestamp = max_timestamp
+    elif delete_horizon_ms is not None:
+        attributes |= _DELETE_HORIZON
+        base_timestamp = delete_horizon_ms
+    if records and not header.has_log_append_time:
+        max_timestamp = max(record.timestamp for record in records)
+    encoded = b"".join(
+        _encode_record(record, record.offset - header.base_offset, base_timestamp)
+        for record in records
+    )
+    body = compress(Codec(attributes & _CODEC_BITS), encoded)
+    thinned = header._replace(
+        batch_length=HEADER_SIZE - LENGTH_END + len(body),
+        attributes=attributes,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        record_count=len(records),
+    )
+    return _sealed(thinned, body)
+
+
 def _encode_record(record: Record, offset_delta: int, base_timestamp: int) -> bytes:
     parts = [
         b"\0",
