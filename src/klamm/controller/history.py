@@ -45,7 +45,6 @@ from klamm.core.transitions import PartitionState
 
 #: What the controller calls its writes, and what the history calls the decisions behind them.
 _KIND_OF: Final = {
-    "partition created": CREATED,
     "offline election": CLEAN,
     "unclean election": CLEAN,
     "preferred election": PREFERRED,
@@ -168,16 +167,6 @@ class History:
 
     # DecisionLog
 
-    def states_written(self, cluster: Cluster, states: States, outcomes: I8, why: str) -> None:
-        """States were written; `cluster` still holds what was true before."""
-        if self._event is None or not len(states):
-            return
-        kind = _KIND_OF.get(why, why.replace(" ", "_"))
-        decisions = _decisions(cluster, states, outcomes, kind)
-        self._event.decisions.append(decisions)
-        if kind == CREATED:
-            self._event.topic_changes += _created(cluster, decisions)
-
     def performed(self, cluster: Cluster, effect: Effect, reply: Any, elapsed_s: float) -> None:
         """An effect was carried out, and its procedure has not gone on yet."""
         event = self._event
@@ -190,6 +179,10 @@ class History:
         elif isinstance(effect, _WRITES):
             event.writing += elapsed
         match effect:
+            case effects.WriteStates(states=states, why=why):
+                self._decided(cluster, states, reply, _KIND_OF.get(why, why.replace(" ", "_")))
+            case effects.CreateStates(states=states):
+                self._decided(cluster, states, reply, CREATED)
             case effects.Announce():
                 event.announcing += elapsed
                 event.announced_after = _us(self._clock.monotonic() - self._began)
@@ -215,6 +208,13 @@ class History:
 
     # What an event has changed
 
+    def _decided(self, cluster: Cluster, states: States, outcomes: I8, kind: str) -> None:
+        if self._event is not None and len(states):
+            decisions = _decisions(cluster, states, outcomes, kind)
+            self._event.decisions.append(decisions)
+            if kind == CREATED:
+                self._event.topic_changes += _created(cluster, decisions)
+
     def _isr_seen(self, cluster: Cluster, reply: effects.StatesRead) -> None:
         """Leaders have written states themselves; the controller learns of it by reading them."""
         seen = reply.states.at(reply.found)
@@ -223,7 +223,7 @@ class History:
         differs = (widen(seen.isr, width) != widen(known.isr, width)).any(axis=1)
         seen = seen.at(differs)
         done = np.full(len(seen), Outcome.DONE, np.int8)
-        self.states_written(cluster, seen, done, "isr change")
+        self._decided(cluster, seen, done, ISR_CHANGED)
 
     def _compare(self, event: EventRecord, cluster: Cluster) -> None:
         """Note what is different from the end of the event before."""
@@ -352,12 +352,21 @@ def _topics_of(cluster: Cluster, rows: I32) -> tuple[list[str], I32]:
     return [cluster.topic_at(topic).name for topic in present.tolist()], position[index]
 
 
+def _known(cluster: Cluster, rows: I32) -> States:
+    """What is cached about rows; where nothing is, there is no leader, no epoch and no ISR."""
+    known = cluster.leadership(rows)
+    blank = np.flatnonzero(~cluster.has_leadership[rows])
+    known.leader[blank] = NO_BROKER
+    known.leader_epoch[blank] = NO_EPOCH
+    known.isr[blank] = NO_BROKER
+    return known
+
+
 def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Decisions:
     """What is about to replace what the cluster holds."""
     row = states.row
     topics, topic = _topics_of(cluster, row)
-    is_known = cluster.has_leadership[row]
-    old_isr = np.where(is_known[:, None], cluster.isr[row], np.int32(NO_BROKER))
+    known = _known(cluster, row)
     old_state = cluster.state[row]
     kinds: Sequence[str] = (kind,)
     code = np.zeros(len(row), np.int8)
@@ -366,8 +375,9 @@ def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Dec
         state = np.where(outcomes == Outcome.DONE, np.int8(PartitionState.ONLINE), old_state)
     if kind == CLEAN:
         kinds = (CLEAN, UNCLEAN)
-        outsider = is_known & ~contains(old_isr, states.leader[:, None])[:, 0]
-        recovering = (states.recovery == RECOVERING) & (cluster.recovery[row] != RECOVERING)
+        outsider = ~contains(known.isr, states.leader[:, None])[:, 0]
+        outsider &= cluster.has_leadership[row]
+        recovering = (states.recovery == RECOVERING) & (known.recovery != RECOVERING)
         code = (outsider | recovering).astype(np.int8)
     return Decisions(
         topics=topics,
@@ -377,34 +387,32 @@ def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Dec
         partition=cluster.partition[row],
         kind=code,
         outcome=outcomes,
-        old_leader=np.where(is_known, cluster.leader[row], np.int32(NO_BROKER)),
-        old_leader_epoch=np.where(is_known, cluster.leader_epoch[row], np.int32(NO_EPOCH)),
-        old_isr=old_isr,
+        old_leader=known.leader,
+        old_leader_epoch=known.leader_epoch,
+        old_isr=known.isr,
         old_state=old_state,
         leader=states.leader,
         leader_epoch=states.leader_epoch,
         isr=states.isr,
         state=state,
-        replicas=cluster.replicas[row],
+        # Several times faster than an index, for rows of a few slots.
+        replicas=cluster.replicas.take(row, axis=0),
     )
 
 
 def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -> Decisions:
     """Partitions that the event leaves without a leader, compared with how it found them."""
-    is_known = cluster.has_leadership[rows]
-    leader = np.where(is_known, cluster.leader[rows], np.int32(NO_BROKER))
-    epoch = np.where(is_known, cluster.leader_epoch[rows], np.int32(NO_EPOCH))
-    isr = np.where(is_known[:, None], cluster.isr[rows], np.int32(NO_BROKER))
-    old_leader, old_epoch, old_isr = leader.copy(), epoch.copy(), isr.copy()
+    found, left = _known(cluster, rows), _known(cluster, rows)
     # From the last to the first, so that the first one's past is what stays.
     for decisions in reversed(earlier):
         at = np.flatnonzero(np.isin(decisions.row, rows))
         target = np.searchsorted(rows, decisions.row[at])
-        old_leader[target] = decisions.old_leader[at]
-        old_epoch[target] = decisions.old_leader_epoch[at]
-        old_isr[target] = widen(decisions.old_isr[at], isr.shape[1])
+        found.leader[target] = decisions.old_leader[at]
+        found.leader_epoch[target] = decisions.old_leader_epoch[at]
+        found.isr[target] = widen(decisions.old_isr[at], found.isr.shape[1])
     topics, topic = _topics_of(cluster, rows)
     state = cluster.state[rows]
+    was_online = np.int8(PartitionState.ONLINE)
     return Decisions(
         topics=topics,
         kinds=(NOBODY,),
@@ -413,13 +421,13 @@ def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -
         partition=cluster.partition[rows],
         kind=np.zeros(len(rows), np.int8),
         outcome=np.full(len(rows), Outcome.DONE, np.int8),
-        old_leader=old_leader,
-        old_leader_epoch=old_epoch,
-        old_isr=old_isr,
-        old_state=np.where(is_known, np.int8(PartitionState.ONLINE), state),
+        old_leader=found.leader,
+        old_leader_epoch=found.leader_epoch,
+        old_isr=found.isr,
+        old_state=np.where(cluster.has_leadership[rows], was_online, state),
         leader=np.full(len(rows), NO_BROKER, np.int32),
-        leader_epoch=epoch,
-        isr=isr,
+        leader_epoch=left.leader_epoch,
+        isr=left.isr,
         state=state,
         replicas=cluster.replicas[rows],
     )

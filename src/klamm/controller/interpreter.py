@@ -5,6 +5,7 @@ term; a fence that does not hold is thrown into the procedure as `FencedError`.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import singledispatchmethod
 from typing import Any, Final, Protocol
@@ -54,10 +55,12 @@ _UNCLEAN: Final = "unclean.leader.election.enable"
 
 
 class DecisionLog(Protocol):
-    """Is told of each write of states, before and after; the history is made from it."""
+    """Is told of each effect once it was carried out; the history is made from it."""
 
-    def states_written(self, cluster: Cluster, states: States, outcomes: I8, why: str) -> None:
-        """`cluster` still holds what was true before."""
+    def performed(
+        self, cluster: Cluster, effect: effects.Effect, reply: Any, elapsed_s: float
+    ) -> None:
+        """The procedure has not gone on: `cluster` still holds what was true before."""
         ...
 
 
@@ -99,11 +102,14 @@ class Interpreter:
         try:
             effect = next(procedure)
             while True:
+                started = time.monotonic()
                 try:
                     reply = await self._perform(effect)
                 except Exception as error:
                     effect = procedure.throw(error)
                 else:
+                    elapsed_s = time.monotonic() - started
+                    self._decisions.performed(context.cluster, effect, reply, elapsed_s)
                     effect = procedure.send(reply)
         except StopIteration:
             pass
@@ -194,9 +200,7 @@ class Interpreter:
                 strict=True,
             )
         )
-        outcomes = await self._write(rows)
-        self._decisions.states_written(self._context.cluster, states, outcomes, effect.why)
-        return outcomes
+        return await self._write(rows)
 
     @_perform.register
     async def _(self, effect: effects.CreateStates) -> I8:
@@ -222,7 +226,6 @@ class Interpreter:
         outcomes = np.empty(len(states), np.int8)
         target = np.array(wanted)
         outcomes[target[target >= 0]] = written[target >= 0]
-        self._decisions.states_written(cluster, states, outcomes, "partition created")
         return outcomes
 
     def _state_paths(self, rows: list[int]) -> Iterator[str]:
