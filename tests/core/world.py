@@ -1,14 +1,12 @@
-"""A small world for procedures: ZooKeeper as a dictionary, brokers that answer, one controller.
+"""A small world for procedures: ZooKeeper, brokers that answer, and one controller.
 
 Effects are performed at once, one after the other. The world records every write and every
-request; it can refuse a write, fence the controller, or stop it after any write as a crash would.
-Watches are always armed, and what they notice waits in the queue until `settle`.
+request; events wait in the queue until `settle`, and after each of them the cluster is looked at.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,40 +17,28 @@ from klamm.core.cluster import (
     Broker,
     Cluster,
     Endpoint,
-    States,
     TopicPartition,
-    TopicRead,
 )
-from klamm.core.columns import NO_BROKER, padded, unpad
+from klamm.core.columns import NO_BROKER, unpad
 from klamm.core.context import Context, Settings
-from klamm.core.effects import Outcome, Procedure, StatesRead, UnreadableConfig
+from klamm.core.effects import Procedure
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
 from klamm.core.procedures.failover import take_office
-from klamm.errors import FencedError
-
-TOPICS = "/brokers/topics"
-IDS = "/brokers/ids"
-REASSIGN = "/admin/reassign_partitions"
-PREFERRED = "/admin/preferred_replica_election"
-DELETIONS = "/admin/delete_topics"
-ISR_CHANGES = "/isr_change_notification"
-LOG_DIRS = "/log_dir_event_notification"
-UNCLEAN = "unclean.leader.election.enable"
-
-
-class Crash(BaseException):
-    """The controller stops dead; no procedure gets to see this."""
-
-
-@dataclass(frozen=True)
-class Write:
-    """One change of one znode; `version` is the one after it."""
-
-    op: str
-    path: str
-    version: int
-    data: Any
+from tests.core.ensemble import (
+    DELETIONS,
+    IDS,
+    PREFERRED,
+    REASSIGN,
+    TOPICS,
+    ZOOKEEPER_EFFECTS,
+    Ensemble,
+    Node,
+    Write,
+    reassignment_json,
+    state_json,
+    state_path,
+)
 
 
 @dataclass(frozen=True)
@@ -65,56 +51,23 @@ class Request:
     brokers: Sequence[int] = ()
 
 
-@dataclass
-class Node:
-    """A znode; `data` is what its JSON says."""
-
-    data: Any
-    version: int = 0
-
-
-@dataclass
-class Faults:
-    """What is to go wrong."""
-
-    #: Stop after that many more writes.
-    crash_after: int | None = None
-    #: Outcomes for the next writes of states, by path; used up one by one.
-    refuse: dict[str, list[Outcome]] = field(default_factory=dict)
-    #: Called before each effect; may raise, or change the world behind the controller's back.
-    before: Callable[[effects.Effect], None] = lambda effect: None
-
-
-def state_path(topic: str, partition: int) -> str:
-    return f"{TOPICS}/{topic}/partitions/{partition}/state"
-
-
-class World:
+class World(Ensemble):
     """ZooKeeper, brokers, and who is controller."""
 
     def __init__(self, brokers: Iterable[int] = (), settings: Settings | None = None) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.broker_epochs: dict[int, int] = {}
-        self.registrations: dict[int, Broker] = {}
-        self.writes: list[Write] = []
+        super().__init__()
         self.requests: list[Request] = []
-        self.queue: deque[events.Event] = deque()
         self.answers: list[tuple[events.Event, Any]] = []
         self.scheduled: list[tuple[events.Event, float]] = []
         self.performed: list[effects.Effect] = []
-        self.faults = Faults()
         #: What brokers answer: errors to LeaderAndIsr and to deletions, by (broker, partition).
         self.storage_errors: set[tuple[int, TopicPartition]] = set()
         self.deletion_errors: dict[tuple[int, TopicPartition], int] = {}
         self.silent: set[int] = set()
         self.channels: dict[int, int] = {}
-        self.features: dict[str, int] = {}
         self.settings = settings or Settings()
         self.ctx: Context = Context(Cluster(), self.settings)
-        self.in_office = False
-        self.controller_epoch = 0
         self._zxid = 100
-        self._topic_ids = 0
         for broker in brokers:
             self.register(broker)
         self.queue.clear()
@@ -174,14 +127,14 @@ class World:
         recovery: int = 0,
     ) -> None:
         """A partition's state is there, from earlier."""
-        data = _state_json(leader, leader_epoch, isr, controller_epoch, recovery)
+        data = state_json(leader, leader_epoch, isr, controller_epoch, recovery)
         self.nodes[state_path(topic, partition)] = Node(data, version)
 
     def request_deletion(self, topic: str) -> None:
         self.create(f"{DELETIONS}/{topic}", None)
 
     def request_reassignment(self, targets: Mapping[TopicPartition, Sequence[int]]) -> None:
-        self.create(REASSIGN, _reassignment_json(targets))
+        self.create(REASSIGN, reassignment_json(targets))
 
     def request_preferred_election(self, *partitions: TopicPartition) -> None:
         listed = [{"topic": topic, "partition": partition} for topic, partition in partitions]
@@ -198,41 +151,6 @@ class World:
             "removing_replicas": {},
         } | ({"topic_id": topic_id} if with_id else {})
 
-    # Znodes
-
-    def create(self, path: str, data: Any) -> bool:
-        if path in self.nodes:
-            return False
-        self.nodes[path] = Node(deepcopy(data))
-        self._written("create", path, 0, data)
-        return True
-
-    def set(self, path: str, data: Any) -> None:
-        node = self.nodes[path]
-        node.data, node.version = deepcopy(data), node.version + 1
-        self._written("set", path, node.version, data)
-
-    def delete(self, path: str) -> None:
-        node = self.nodes.pop(path)
-        self._written("delete", path, node.version, None)
-
-    def children(self, path: str) -> list[str]:
-        stem = path + "/"
-        return sorted(
-            {p.removeprefix(stem).split("/")[0] for p in self.nodes if p.startswith(stem)}
-        )
-
-    def _written(self, op: str, path: str, version: int, data: Any) -> None:
-        self.writes.append(Write(op, path, version, deepcopy(data)))
-        event = _noticed(op, path)
-        if event is not None and event not in self.queue:
-            self.queue.append(event)
-        if self.faults.crash_after is not None:
-            self.faults.crash_after -= 1
-            if self.faults.crash_after <= 0:
-                self.faults.crash_after = None
-                raise Crash
-
     # The controller
 
     @property
@@ -247,7 +165,6 @@ class World:
         self.cluster.controller_epoch = self.controller_epoch
         self.queue.clear()
         self.channels.clear()
-        self.in_office = True
         self.run(take_office(self.ctx))
 
     def settle(self, limit: int = 1000) -> None:
@@ -342,176 +259,11 @@ class World:
         """What procedures had to complain about."""
         return [remark.text for remark in self.ctx.remarks if remark.level >= 40]
 
-    # Effects
-
-    def _fenced(self) -> None:
-        if self.controller_epoch != self.cluster.controller_epoch:
-            raise FencedError("another controller has taken over")
+    # Effects that concern brokers and the queue
 
     def _perform(self, effect: effects.Effect) -> Any:
         perform = _PERFORM[type(effect)]
         return perform(self, effect)
-
-    def _read_states(self, effect: effects.ReadStates) -> StatesRead:
-        nodes = [self.nodes.get(self._path(row)) for row in effect.rows.tolist()]
-        found = [node is not None and isinstance(node.data, dict) for node in nodes]
-        data = [
-            node.data if node and ok else _NO_STATE for node, ok in zip(nodes, found, strict=True)
-        ]
-        return StatesRead(
-            np.array(found, np.bool_),
-            States(
-                effect.rows,
-                np.array([d["leader"] for d in data], np.int32),
-                np.array([d["leader_epoch"] for d in data], np.int32),
-                padded(d["isr"] for d in data),
-                np.array([d.get("leader_recovery_state", 0) for d in data], np.int8),
-                np.array([d["controller_epoch"] for d in data], np.int32),
-                np.array([node.version if node else -1 for node in nodes], np.int32),
-            ),
-        )
-
-    def _write_states(self, effect: effects.WriteStates) -> effects.Outcomes:
-        self._fenced()
-        outcomes = []
-        for k, row in enumerate(effect.states.row.tolist()):
-            path = self._path(row)
-            injected = self.faults.refuse.get(path)
-            if injected:
-                outcomes.append(injected.pop(0))
-            elif path not in self.nodes:
-                outcomes.append(Outcome.NO_NODE)
-            elif self.nodes[path].version != effect.states.version[k]:
-                outcomes.append(Outcome.BAD_VERSION)
-            else:
-                data = _state_of(effect.states, k)
-                _check_succession(self.nodes[path].data, data)
-                self.set(path, data)
-                outcomes.append(Outcome.DONE)
-        return np.array(outcomes, np.int8)
-
-    def _create_states(self, effect: effects.CreateStates) -> effects.Outcomes:
-        self._fenced()
-        outcomes = []
-        for k, row in enumerate(effect.states.row.tolist()):
-            path = self._path(row)
-            injected = self.faults.refuse.get(path)
-            if injected:
-                outcomes.append(injected.pop(0))
-                continue
-            parent = path.removesuffix("/state")
-            self.create(parent.rsplit("/", 1)[0], None)
-            self.create(parent, None)
-            is_new = self.create(path, _state_of(effect.states, k))
-            outcomes.append(Outcome.DONE if is_new else Outcome.EXISTS)
-        return np.array(outcomes, np.int8)
-
-    def _path(self, row: int) -> str:
-        return state_path(*self.cluster.name(row))
-
-    def _read_topics(self, effect: effects.ReadTopics) -> dict[str, TopicRead]:
-        return {name: self._topic_read(name) for name in effect.names}
-
-    def _topic_read(self, name: str) -> TopicRead:
-        node = self.nodes.get(f"{TOPICS}/{name}")
-        if node is None or not isinstance(node.data, dict):
-            return TopicRead(None, {})
-        lists = (
-            {int(number): brokers for number, brokers in node.data.get(key, {}).items()}
-            for key in ("partitions", "adding_replicas", "removing_replicas")
-        )
-        return TopicRead(node.data.get("topic_id"), *lists)
-
-    def _write_topic(self, effect: effects.WriteTopic) -> Outcome:
-        self._fenced()
-        path = f"{TOPICS}/{effect.name}"
-        injected = self.faults.refuse.get(path)
-        if injected:
-            return injected.pop(0)
-        if path not in self.nodes:
-            return Outcome.NO_NODE
-        moves = effect.partitions.items()
-        data = {
-            "version": 3,
-            "partitions": {str(number): list(move.replicas) for number, move in moves},
-            "adding_replicas": {str(n): list(move.adding) for n, move in moves if move.adding},
-            "removing_replicas": {
-                str(n): list(move.removing) for n, move in moves if move.removing
-            },
-        }
-        if effect.topic_id is not None:
-            data["topic_id"] = effect.topic_id
-        self.set(path, data)
-        return Outcome.DONE
-
-    def _new_topic_ids(self, effect: effects.NewTopicIds) -> list[str]:
-        self._topic_ids += effect.count
-        return [f"new-id-{self._topic_ids - k}" for k in range(effect.count)]
-
-    def _read_overrides(self, effect: effects.ReadUncleanOverrides) -> dict[str, Any]:
-        return {name: self._override(name) for name in effect.topics}
-
-    def _override(self, name: str) -> Any:
-        node = self.nodes.get(f"/config/topics/{name}")
-        if node is None:
-            return None
-        if not isinstance(node.data, dict):
-            return UnreadableConfig
-        value = node.data.get("config", {}).get(UNCLEAN)
-        return None if value is None else value == "true"
-
-    def _delete_topic(self, effect: effects.DeleteTopic) -> None:
-        self._fenced()
-        stem = f"{TOPICS}/{effect.name}"
-        below = sorted((p for p in self.nodes if p.startswith(stem + "/")), reverse=True)
-        for path in (
-            *below,
-            stem,
-            f"/config/topics/{effect.name}",
-            f"{DELETIONS}/{effect.name}",
-        ):
-            self._drop([path])
-
-    def _drop(self, paths: Iterable[str]) -> None:
-        self._fenced()
-        for path in paths:
-            if path in self.nodes:
-                self.delete(path)
-
-    def _read_reassign(self, effect: effects.ReadReassignRequest) -> Any:
-        node = self.nodes.get(REASSIGN)
-        if node is None:
-            return None
-        listed = node.data["partitions"] if isinstance(node.data, dict) else []
-        return {(entry["topic"], entry["partition"]): entry["replicas"] for entry in listed}
-
-    def _write_reassign(self, effect: effects.WriteReassignRequest) -> None:
-        self._fenced()
-        if effect.entries:
-            self.set(REASSIGN, _reassignment_json(effect.entries))
-        else:
-            self._drop([REASSIGN])
-
-    def _read_preferred(self, effect: effects.ReadPreferredRequest) -> Any:
-        node = self.nodes.get(PREFERRED)
-        return None if node is None else _partitions_in(node.data)
-
-    def _read_isr_changes(self, effect: effects.ReadIsrNotifications) -> Any:
-        names = self.children(ISR_CHANGES)
-        found = (_partitions_in(self.nodes[f"{ISR_CHANGES}/{name}"].data) for name in names)
-        return names, set().union(*found)
-
-    def _read_log_dirs(self, effect: effects.ReadLogDirNotifications) -> Any:
-        names = self.children(LOG_DIRS)
-        return names, {self.nodes[f"{LOG_DIRS}/{name}"].data["broker"] for name in names}
-
-    def _drop_notifications(
-        self, effect: effects.DropIsrNotifications | effects.DropLogDirNotifications
-    ) -> None:
-        is_isr = isinstance(effect, effects.DropIsrNotifications)
-        parent = ISR_CHANGES if is_isr else LOG_DIRS
-        names = self.children(parent) if effect.names is None else effect.names
-        self._drop(f"{parent}/{name}" for name in names)
 
     def _change_channels(self, effect: effects.ChangeChannels) -> None:
         for broker in effect.close:
@@ -606,113 +358,14 @@ class World:
             self.queue.append(events.StopReplicaAnswered(broker, 0, deleted))
 
 
-_NO_STATE = {"leader": -1, "leader_epoch": 0, "isr": [], "controller_epoch": 0}
-
 _PERFORM: dict[type[effects.Effect], Callable[[World, Any], Any]] = {
-    effects.ReadStates: World._read_states,
-    effects.WriteStates: World._write_states,
-    effects.CreateStates: World._create_states,
-    effects.ReadTopicNames: lambda world, _: set(world.children(TOPICS)),
-    effects.ReadTopics: World._read_topics,
-    effects.WriteTopic: World._write_topic,
-    effects.WriteTopics: lambda world, e: [world._write_topic(topic) for topic in e.topics],
-    effects.NewTopicIds: World._new_topic_ids,
-    effects.ReadPartitionChildren: lambda world, e: set(
-        map(int, world.children(f"{TOPICS}/{e.topic}/partitions"))
-    ),
-    effects.ReadUncleanOverrides: World._read_overrides,
-    effects.DeleteTopic: World._delete_topic,
-    effects.ForgetTopicWatch: lambda world, e: None,
-    effects.WatchStates: lambda world, e: None,
-    effects.ForgetStateWatch: lambda world, e: None,
-    effects.ReadDeletions: lambda world, _: set(world.children(DELETIONS)),
-    effects.DropDeletions: lambda world, e: world._drop(f"{DELETIONS}/{n}" for n in e.names),
-    effects.ReadReassignRequest: World._read_reassign,
-    effects.WriteReassignRequest: World._write_reassign,
-    effects.ReadPreferredRequest: World._read_preferred,
-    effects.DropPreferredRequest: lambda world, _: world._drop([PREFERRED]),
-    effects.ReadIsrNotifications: World._read_isr_changes,
-    effects.ReadLogDirNotifications: World._read_log_dirs,
-    effects.DropIsrNotifications: World._drop_notifications,
-    effects.DropLogDirNotifications: World._drop_notifications,
-    effects.SetUpFeatures: lambda world, _: world.features,
-    effects.ReadBrokers: lambda world, _: dict(world.registrations),
-    effects.ReadBroker: lambda world, e: world.registrations.get(e.id),
-    effects.WatchBrokers: lambda world, e: None,
-    effects.ForgetBrokerWatch: lambda world, e: None,
+    **ZOOKEEPER_EFFECTS,
     effects.ChangeChannels: World._change_channels,
     effects.Announce: World._announce,
     effects.Enqueue: lambda world, e: world.queue.append(e.event),
     effects.Schedule: World._schedule,
     effects.Answer: World._answer,
 }
-
-
-def _noticed(op: str, path: str) -> events.Event | None:
-    """The event that a watch makes of a change (ZK-25)."""
-    parent, _, name = path.rpartition("/")
-    match parent, op:
-        case "/brokers/ids", "create" | "delete":
-            return events.BrokerChange()
-        case "/brokers/topics", "create" | "delete":
-            return events.TopicChange()
-        case "/brokers/topics", "set":
-            return events.PartitionModifications(name)
-        case "/admin/delete_topics", "create" | "delete":
-            return events.TopicDeletion()
-        case "/isr_change_notification", "create" | "delete":
-            return events.IsrChangeNotification()
-        case "/log_dir_event_notification", "create" | "delete":
-            return events.LogDirEventNotification()
-    match path, op:
-        case "/admin/reassign_partitions", "create":
-            return events.ZkReassignment()
-        case "/admin/preferred_replica_election", "create":
-            return events.ZkPreferredElection()
-    return None
-
-
-def _state_json(
-    leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int, recovery: int
-) -> dict[str, Any]:
-    data = {
-        "version": 1,
-        "leader": leader,
-        "leader_epoch": leader_epoch,
-        "controller_epoch": controller_epoch,
-        "isr": list(isr),
-    }
-    return data | {"leader_recovery_state": recovery} if recovery else data
-
-
-def _state_of(states: States, k: int) -> dict[str, Any]:
-    return _state_json(
-        int(states.leader[k]),
-        int(states.leader_epoch[k]),
-        unpad(states.isr[k]),
-        int(states.controller_epoch[k]),
-        int(states.recovery[k]),
-    )
-
-
-def _check_succession(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """A partition never has two leaders in one epoch, and its epoch never goes back."""
-    assert after["isr"], "an ISR is written empty"
-    assert after["leader_epoch"] >= before["leader_epoch"], "a leader epoch goes back"
-    if after["leader_epoch"] == before["leader_epoch"]:
-        assert after["leader"] == before["leader"], "two leaders in one epoch"
-
-
-def _reassignment_json(targets: Mapping[TopicPartition, Sequence[int]]) -> dict[str, Any]:
-    listed = [
-        {"topic": topic, "partition": partition, "replicas": list(replicas)}
-        for (topic, partition), replicas in targets.items()
-    ]
-    return {"version": 1, "partitions": listed}
-
-
-def _partitions_in(data: Any) -> set[TopicPartition]:
-    return {(entry["topic"], entry["partition"]) for entry in data["partitions"]}
 
 
 def steady(

@@ -19,7 +19,8 @@ import pytest
 from klamm.core import events
 from klamm.core.context import Settings
 from klamm.core.events import ElectionType
-from tests.core.world import TOPICS, Node, Request, World
+from tests.core.ensemble import TOPICS, Node
+from tests.core.world import Request, World
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "data" / "traces").glob("*.json"))
 #: From this step on klamm is stricter on purpose: who is not the leader changes no ISR (ISR-21).
@@ -199,7 +200,6 @@ def _first_start(world: World, step: Mapping[str, Any]) -> None:
 
 
 def _move_with_work_left(world: World, step: Mapping[str, Any], *_: str) -> None:
-    world.in_office = False
     world.lose(1)
     _create_recorded(world, step, f"{TOPICS}/n", "/admin/delete_topics/d")
     _create_recorded(world, step, "/admin/preferred_replica_election")
