@@ -11,10 +11,11 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from klamm.controller.meters import Timer
 from klamm.controller.queue import EventQueue
 from klamm.core.cluster import Broker, Endpoint
 from klamm.core.events import Event
@@ -52,8 +53,8 @@ class Channel:
         answered: Callable[[Event, str], None],
     ) -> None:
         self.broker = broker
-        self.requests_sent = 0
-        self.waited_s = 0.0
+        #: How long requests wait before they are sent.
+        self.queue_time = Timer(time.monotonic)
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -86,9 +87,8 @@ class Channel:
                 self._arrived.clear()
                 await self._arrived.wait()
             request = self._queue.popleft()
-            self.waited_s = time.monotonic() - request.queued_at
+            self.queue_time.observe(time.monotonic() - request.queued_at)
             answer = await self._send_until_answered(request)
-            self.requests_sent += 1
             event = request.answered(answer)
             if event is not None:
                 self._answered(event, f"answer of broker {self.broker.id} to {request.name}")
@@ -154,7 +154,7 @@ class Channels:
         """Say where answers go."""
         self._queue = queue
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Channel]:
         return iter(self._channels.values())
 
     def open(self, broker: Broker) -> None:

@@ -26,6 +26,7 @@ from klamm.core.events import ControllerState, Event
 from klamm.core.procedures.dispatch import answer_when_not_active, handle
 from klamm.core.procedures.failover import take_office
 from klamm.errors import FencedError, SessionLostError
+from klamm.zookeeper.store import Event as StoreEvent
 from klamm.zookeeper.store import (
     EventKind,
     SessionExpired,
@@ -72,7 +73,7 @@ class Shutdown(RoleEvent):
 
 
 class Recorder(Protocol):
-    """Keeps a record of each event: what the history is made from."""
+    """Keeps a record of each event: what the history and the metrics are made from."""
 
     def begin(self, queued: Queued, epoch: int, at: float) -> None:
         """An event is about to be handled."""
@@ -133,12 +134,13 @@ class Controller:
         self._store = store
         self._channels = channels
         self._interpreter = interpreter
-        self._recorder = recorder
+        self._recorders = [recorder]
         self._world = world
         self._on_session_lost = on_session_lost
         self._expiry_begun = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
         self._after_event: list[Callable[[], None]] = []
+        self._session_observers: list[Callable[[StoreEvent], None]] = []
         interpreter.attach(self.queue, self._schedule)
         channels.attach(self.queue)
 
@@ -150,6 +152,14 @@ class Controller:
     def after_each_event(self, callback: Callable[[], None]) -> None:
         """Have something done after every event: gauges, and requests that wait for a state."""
         self._after_event.append(callback)
+
+    def observe(self, recorder: Recorder) -> None:
+        """Let another one follow the events."""
+        self._recorders.append(recorder)
+
+    def observe_session(self, callback: Callable[[StoreEvent], None]) -> None:
+        """Let another one follow what happens to the session and its watches."""
+        self._session_observers.append(callback)
 
     # Input
 
@@ -164,6 +174,8 @@ class Controller:
     async def follow_session(self) -> None:
         """Turn what happens to the session and its watches into events, until it is closed."""
         async for happened in self._store.events():
+            for observer in self._session_observers:
+                observer(happened)
             match happened:
                 case WatchEvent(kind, election.CONTROLLER):
                     gone = kind is EventKind.DELETED
@@ -212,10 +224,9 @@ class Controller:
         while True:
             queued = await self.queue.take()
             self.state = queued.event.state
-            self._recorder.begin(
-                queued, self.context.cluster.controller_epoch if self.context else 0,
-                self._world.now(),
-            )
+            epoch = self.context.cluster.controller_epoch if self.context else 0
+            for recorder in self._recorders:
+                recorder.begin(queued, epoch, self._world.now())
             outcome = "done"
             try:
                 if isinstance(queued.event, Shutdown):
@@ -234,7 +245,8 @@ class Controller:
                     "[Controller id=%s] error while handling %s", self.broker_id, queued.event
                 )
             finally:
-                self._recorder.end(outcome, self.context)
+                for recorder in self._recorders:
+                    recorder.end(outcome, self.context)
                 self._interpreter.flush_remarks(self.context)
                 self.state = ControllerState.IDLE
                 for callback in self._after_event:
@@ -309,7 +321,9 @@ class Controller:
             self._interpreter.fence = result.fence
             log.info(
                 "[Controller id=%s] elected, epoch %s, epoch zkVersion %s",
-                self.broker_id, result.epoch, result.fence.version,
+                self.broker_id,
+                result.epoch,
+                result.fence.version,
             )
             await self._carry_out(take_office(self.context), None)
         except (FencedError, SessionLostError):

@@ -29,9 +29,7 @@ class EventQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(
-        self, event: Any, *, cause: str, answer: Callable[[Any], None] | None = None
-    ) -> None:
+    def put(self, event: Any, *, cause: str, answer: Callable[[Any], None] | None = None) -> None:
         """Add an event at the end."""
         self._waiting.append(Queued(event, self._clock(), cause, answer))
         self._arrived.set()

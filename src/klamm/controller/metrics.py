@@ -1,0 +1,250 @@
+"""The controller's metrics (section 19), rendered in Prometheus' text format.
+
+A metric that Kafka calls `kafka.controller:type=KafkaController,name=ActiveControllerCount` is
+called `kafka_controller_KafkaController_ActiveControllerCount`; further parts of Kafka's name, such
+as `broker-id=1`, become labels. docs/metrics.md has the whole mapping.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Final
+
+from klamm.controller.channels import Channels
+from klamm.controller.loop import Controller, World
+from klamm.controller.meters import QUANTILES, WINDOWS_MIN, Histogram, Meter, Timer
+from klamm.controller.queue import Queued
+from klamm.core.context import Context
+from klamm.core.events import ControllerState
+from klamm.core.metrics import Gauges, gauges
+from klamm.zookeeper.store import (
+    Event,
+    SessionExpired,
+    SessionResumed,
+    SessionStarted,
+    SessionSuspended,
+)
+
+#: After that long without an event the time that events waited is forgotten (EVT-11).
+QUIET_S: Final = 300.0
+#: The migration state of a cluster that lives in ZooKeeper and stays there.
+_ZK_MIGRATION_STATE: Final = 4
+
+#: Each state has a timer, but for Idle and UpdateMetadataResponseReceived (MET-2).
+TIMER_OF: Final[Mapping[ControllerState, str]] = {
+    ControllerState.CONTROLLER_CHANGE: "ControllerChange",
+    ControllerState.BROKER_CHANGE: "LeaderElection",
+    ControllerState.TOPIC_CHANGE: "TopicChange",
+    ControllerState.TOPIC_DELETION: "TopicDeletion",
+    ControllerState.ALTER_PARTITION_REASSIGNMENT: "PartitionReassignment",
+    ControllerState.AUTO_LEADER_BALANCE: "AutoLeaderBalance",
+    ControllerState.MANUAL_LEADER_BALANCE: "ManualLeaderBalance",
+    ControllerState.CONTROLLED_SHUTDOWN: "ControlledShutdown",
+    ControllerState.ISR_CHANGE: "IsrChange",
+    ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED: "LeaderAndIsrResponseReceived",
+    ControllerState.LOG_DIR_CHANGE: "LogDirChange",
+    ControllerState.CONTROLLER_SHUTDOWN: "ControllerShutdown",
+    ControllerState.UNCLEAN_LEADER_ELECTION_ENABLE: "UncleanLeaderElectionEnable",
+    ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE: "TopicUncleanLeaderElectionEnable",
+    ControllerState.LIST_PARTITION_REASSIGNMENT: "ListPartitionReassignment",
+    ControllerState.UPDATE_FEATURES: "UpdateFeatures",
+}
+
+
+class SessionState(Enum):
+    """What ZooKeeper's client calls the states of its connection."""
+
+    CONNECTING = "CONNECTING"
+    CONNECTED = "CONNECTED"
+    CLOSED = "CLOSED"
+
+
+class ControllerMetrics:
+    """Everything that section 19 lists, for one candidate."""
+
+    def __init__(self, controller: Controller, channels: Channels, world: World) -> None:
+        clock = world.monotonic
+        self._controller = controller
+        self._channels = channels
+        self._clock = clock
+        self._gauges = Gauges()
+        self._began = 0.0
+        self._timer: Timer | None = None
+        self._timers = {state: Timer(clock) for state in TIMER_OF}
+        self._queue_time_ms = Histogram()
+        self._last_event_at = clock()
+        self._unclean_elections = Meter(clock)
+        self._counted: tuple[Context | None, int] = (None, 0)
+        self._session_state = SessionState.CONNECTING
+        self._expires, self._disconnects, self._connects = (Meter(clock) for _ in range(3))
+        controller.observe(self)
+        controller.observe_session(self.session_event)
+
+    # What the controller tells
+
+    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+        """An event leaves the queue."""
+        self._forget_when_quiet()
+        self._began = self._last_event_at = self._clock()
+        self._queue_time_ms.observe((self._began - queued.enqueued_at) * 1000)
+        self._timer = self._timers.get(queued.event.state)
+
+    def end(self, outcome: str, context: Context | None) -> None:
+        """It is done with, well or not (EVT-9)."""
+        if self._timer is not None:
+            self._timer.observe(self._clock() - self._began)
+        self._gauges = gauges(None if context is None else context.cluster)
+        if context is not None:
+            known, counted = self._counted
+            new = context.unclean_elections - (counted if known is context else 0)
+            self._unclean_elections.mark(new)
+            self._counted = (context, context.unclean_elections)
+
+    def session_event(self, event: Event) -> None:
+        """Something happened to the connection with ZooKeeper."""
+        match event:
+            case SessionStarted() | SessionResumed():
+                self._session_state = SessionState.CONNECTED
+                self._connects.mark()
+            case SessionSuspended():
+                self._session_state = SessionState.CONNECTING
+                self._disconnects.mark()
+            case SessionExpired():
+                self._session_state = SessionState.CLOSED
+                self._expires.mark()
+
+    def _forget_when_quiet(self) -> None:
+        if self._clock() - self._last_event_at >= QUIET_S:
+            self._queue_time_ms.clear()
+
+    # Rendering
+
+    def render(self) -> str:
+        """All metrics in Prometheus' text format, version 0.0.4."""
+        self._forget_when_quiet()
+        page = _Page()
+        self._render_controller(page)
+        page.meter(
+            "kafka.controller:type=ControllerStats,name=UncleanLeaderElectionsPerSec",
+            self._unclean_elections,
+        )
+        for state, timer in self._timers.items():
+            name = f"{TIMER_OF[state]}RateAndTimeMs"
+            page.timers(f"kafka.controller:type=ControllerStats,name={name}", [("", timer)])
+        manager = "kafka.controller:type=ControllerEventManager"
+        page.gauge(f"{manager},name=EventQueueSize", len(self._controller.queue))
+        page.histogram(f"{manager},name=EventQueueTimeMs", self._queue_time_ms)
+        self._render_channels(page)
+        self._render_session(page)
+        return page.text()
+
+    def _render_controller(self, page: "_Page") -> None:
+        counts = self._gauges
+        for name, value in (
+            ("ActiveControllerCount", int(self._controller.is_active)),
+            ("OfflinePartitionsCount", counts.offline_partitions_count),
+            ("PreferredReplicaImbalanceCount", counts.preferred_replica_imbalance_count),
+            ("ControllerState", int(self._controller.state)),
+            ("GlobalTopicCount", counts.global_topic_count),
+            ("GlobalPartitionCount", counts.global_partition_count),
+            ("TopicsToDeleteCount", counts.topics_to_delete_count),
+            ("ReplicasToDeleteCount", counts.replicas_to_delete_count),
+            ("TopicsIneligibleToDeleteCount", counts.topics_ineligible_to_delete_count),
+            ("ReplicasIneligibleToDeleteCount", counts.replicas_ineligible_to_delete_count),
+            ("ActiveBrokerCount", counts.active_broker_count),
+            ("FencedBrokerCount", counts.fenced_broker_count),
+            ("ZkMigrationState", _ZK_MIGRATION_STATE),
+        ):
+            page.gauge(f"kafka.controller:type=KafkaController,name={name}", value)
+
+    def _render_channels(self, page: "_Page") -> None:
+        """What exists exactly while a channel does is asked of the channels there are (MET-5)."""
+        manager = "kafka.controller:type=ControllerChannelManager"
+        channels = [(f'broker_id="{channel.broker.id}"', channel) for channel in self._channels]
+        waiting = [(label, channel.queue_size) for label, channel in channels]
+        page.gauge(f"{manager},name=TotalQueueSize", sum(size for _, size in waiting))
+        page.gauges(f"{manager},name=QueueSize", waiting)
+        times = [(label, channel.queue_time) for label, channel in channels]
+        page.timers(f"{manager},name=RequestRateAndQueueTimeMs", times)
+
+    def _render_session(self, page: "_Page") -> None:
+        listener = "kafka.server:type=SessionExpireListener"
+        states = [(f'state="{s.value}"', int(s is self._session_state)) for s in SessionState]
+        page.gauges(f"{listener},name=SessionState", states)
+        page.meter(f"{listener},name=ZooKeeperExpiresPerSec", self._expires)
+        page.meter(f"{listener},name=ZooKeeperDisconnectsPerSec", self._disconnects)
+        page.meter(f"{listener},name=ZooKeeperSyncConnectsPerSec", self._connects)
+
+
+class _Page:
+    """The text as it grows: for each metric a line about its name and kind, then its samples."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    def gauge(self, jmx_name: str, value: float) -> None:
+        self.gauges(jmx_name, [("", value)])
+
+    def gauges(self, jmx_name: str, values: Iterable[tuple[str, float]]) -> None:
+        name = prometheus_name(jmx_name)
+        self._describe(name, jmx_name, "gauge")
+        for labels, value in values:
+            self._sample(name, labels, value)
+
+    def meter(self, jmx_name: str, meter: Meter) -> None:
+        name = prometheus_name(jmx_name)
+        self._describe(f"{name}_total", jmx_name, "counter")
+        self._sample(f"{name}_total", "", meter.count)
+        self._rates(name, jmx_name, [("", meter)])
+
+    def histogram(self, jmx_name: str, histogram: Histogram) -> None:
+        self._summaries(prometheus_name(jmx_name), jmx_name, [("", histogram)])
+
+    def timers(self, jmx_name: str, timers: Iterable[tuple[str, Timer]]) -> None:
+        name = prometheus_name(jmx_name)
+        timers = list(timers)
+        self._summaries(name, jmx_name, [(label, t.durations_ms) for label, t in timers])
+        self._rates(name, jmx_name, [(label, timer.meter) for label, timer in timers])
+
+    def _summaries(
+        self, name: str, jmx_name: str, histograms: Iterable[tuple[str, Histogram]]
+    ) -> None:
+        self._describe(name, jmx_name, "summary")
+        for labels, histogram in histograms:
+            for quantile, value in zip(QUANTILES, histogram.quantiles(), strict=True):
+                self._sample(name, _joined(labels, f'quantile="{quantile}"'), value)
+            self._sample(f"{name}_sum", labels, histogram.sum)
+            self._sample(f"{name}_count", labels, histogram.count)
+
+    def _rates(self, name: str, jmx_name: str, meters: Iterable[tuple[str, Meter]]) -> None:
+        self._describe(f"{name}_rate", f"{jmx_name}, in a second", "gauge")
+        for labels, meter in meters:
+            for window, rate in _windows(meter):
+                self._sample(f"{name}_rate", _joined(labels, f'window="{window}"'), rate)
+
+    def _describe(self, name: str, text: str, kind: str) -> None:
+        self._lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
+
+    def _sample(self, name: str, labels: str, value: float) -> None:
+        shown = f"{{{labels}}}" if labels else ""
+        self._lines.append(f"{name}{shown} {'NaN' if math.isnan(value) else f'{value:.10g}'}")
+
+
+def prometheus_name(jmx_name: str) -> str:
+    """`kafka.controller:type=T,name=N` as `kafka_controller_T_N`."""
+    group, _, properties = jmx_name.partition(":")
+    parts = [part.partition("=")[2] for part in properties.split(",")]
+    return "_".join([group.replace(".", "_"), *parts])
+
+
+def _joined(*labels: str) -> str:
+    return ",".join(label for label in labels if label)
+
+
+def _windows(meter: Meter) -> Iterator[tuple[str, float]]:
+    yield "mean", meter.mean_rate()
+    for minutes, rate in zip(WINDOWS_MIN, meter.rates(), strict=True):
+        yield f"{minutes}m", rate
