@@ -4,14 +4,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from klamm.zookeeper.server import ZooKeeperServer
 
 # No deadlines: a loaded machine is not a bug.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.register_profile("nightly", deadline=None, max_examples=5_000)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", PATIENT)
+settings.register_profile("ci", PATIENT, derandomize=True)
+settings.register_profile("nightly", PATIENT, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -10,6 +10,8 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._is_cut = False
+        #: Whether what the server answers is dropped, as if the connection broke on the way back.
+        self.swallow_replies = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -44,13 +46,19 @@ class Proxy:
         self._tasks.add(task)
         onward_reader, onward_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, onward_writer}
-        await asyncio.gather(self._pass(reader, onward_writer), self._pass(onward_reader, writer))
+        await asyncio.gather(
+            self._pass(reader, onward_writer),
+            self._pass(onward_reader, writer, are_replies=True),
+        )
         self._writers -= {writer, onward_writer}
         self._tasks.discard(task)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, are_replies: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
+                if not (are_replies and self.swallow_replies):
+                    writer.write(data)
+                    await writer.drain()
         writer.transport.abort()

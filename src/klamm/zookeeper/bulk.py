@@ -38,7 +38,7 @@ TRANSACTION_ROWS: Final = 1000
 _OVERHEAD_BYTES: Final = 64
 
 #: Transactions under way at a time.
-_WINDOW: Final = 4
+_WINDOW: Final = 8
 #: What remains of a failed transaction goes out in this many pieces.
 _PIECES: Final = 8
 

@@ -351,13 +351,15 @@ def decode_topic(topic: str, data: bytes | None) -> TopicAssignment:
 
 def _decode_replica_map(path: str, json: Json, key: str) -> dict[int, Sequence[int]]:
     replicas = _object_at(path, json, key, default={})
-    try:
-        # One pass over all replicas: this runs for every partition of a cluster at failover.
-        if not set(map(type, chain.from_iterable(replicas.values()))) <= {int}:
-            raise TypeError
-        return {int(partition): brokers for partition, brokers in replicas.items()}
-    except (TypeError, ValueError):
+    # Whole columns at a time: this runs for every partition of a cluster at failover.
+    is_sound = (
+        set(map(type, replicas.values())) <= {list}
+        and set(map(type, chain.from_iterable(replicas.values()))) <= {int}
+        and all(map(str.isdecimal, replicas))
+    )
+    if not is_sound:
         _malformed(path, f"{key} is expected to map partitions to lists of broker ids")
+    return dict(zip(map(int, replicas), replicas.values(), strict=True))
 
 
 def encode_topic_id(topic_id: uuid.UUID) -> str:
