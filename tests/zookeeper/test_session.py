@@ -8,6 +8,7 @@ import pytest
 import uvloop
 
 from klamm.errors import ConfigError, SessionLostError, UnavailableError
+from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.server import ZooKeeperServer, free_port
 from klamm.zookeeper.session import open_store, split_connect_string
 from klamm.zookeeper.store import (
@@ -18,6 +19,7 @@ from klamm.zookeeper.store import (
     SessionStarted,
     SessionSuspended,
     SetData,
+    Store,
     WatchEvent,
 )
 from tests.zookeeper.conftest import RealZooKeeper
@@ -170,3 +172,9 @@ async def test_a_request_in_the_queue_fails_when_the_store_is_closed(real: RealZ
     await client.store.close()
     with pytest.raises(SessionLostError):
         await waiting
+
+
+async def test_both_stores_fit_the_protocol(real: RealZooKeeper):
+    client = await real.client()
+    stores: list[Store] = [client.store, MemoryZooKeeper().session(session_timeout_ms=10_000)]
+    assert {store.session_timeout_ms for store in stores} == {10_000}

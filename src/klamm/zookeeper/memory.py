@@ -110,14 +110,14 @@ class MemoryZooKeeper:
         self._sessions: dict[int, MemoryStore] = {}
         self._last_session_id = 0
 
-    def session(self, chroot: str = "") -> "MemoryStore":
+    def session(self, chroot: str = "", session_timeout_ms: int = 18_000) -> "MemoryStore":
         """Open a session below a chroot, which is created if it is missing."""
         parts = chroot.split("/")[1:]
         for i in range(len(parts)):
             path = "/" + "/".join(parts[: i + 1])
             if path not in self._nodes:
                 self._transact([Create(path)], session_id=0)
-        return MemoryStore(self, chroot)
+        return MemoryStore(self, chroot, session_timeout_ms)
 
     def expire(self, store: "MemoryStore") -> None:
         """End a session for lack of signs of life. It is told at once, or when it reconnects."""
@@ -287,7 +287,8 @@ class _Transaction:
 class MemoryStore:
     """A `Store` on a `MemoryZooKeeper`."""
 
-    def __init__(self, zookeeper: MemoryZooKeeper, chroot: str) -> None:
+    def __init__(self, zookeeper: MemoryZooKeeper, chroot: str, session_timeout_ms: int) -> None:
+        self.session_timeout_ms = session_timeout_ms
         self._zookeeper = zookeeper
         self._chroot = chroot
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()

@@ -89,6 +89,7 @@ class ZooKeeperStore:
     ) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._chroot = chroot
+        self._session_timeout_ms = session_timeout_ms
         self._new_connection: Callable[[], Connection] = lambda: Connection(
             hosts, chroot, session_timeout_ms, max_in_flight, self._events.put_nowait
         )
@@ -108,6 +109,10 @@ class ZooKeeperStore:
     @property
     def session_id(self) -> int:
         return self._connection.session_id
+
+    @property
+    def session_timeout_ms(self) -> int:
+        return self._session_timeout_ms
 
     async def events(self) -> AsyncIterator[Event]:
         while (event := await self._events.get()) is not None:

@@ -306,6 +306,11 @@ class Store(Protocol):
         """The id of the current session, or of the one just lost."""
         ...
 
+    @property
+    def session_timeout_ms(self) -> int:
+        """How long a session that shows no sign of life was asked to last."""
+        ...
+
     def events(self) -> AsyncIterator[Event]:
         """Everything that happens to the session and its watches, in order, for one consumer.
 
