@@ -77,8 +77,17 @@ class Groups(RuleBasedStateMachine):
                 term = (id(self.groups.get(group)), answer.generation)
                 self.leaders[term].add(instance_id or answer.member_id)
 
+    def members(self) -> list[tuple[str, Client]]:
+        """Everyone who is in a group and knows it."""
+        return [
+            (name, Client(member.id, group.generation, group.leader or "", member.instance_id))
+            for name, group in self.groups.items()
+            for member in group.members.values()
+        ]
+
     def some_client(self, data: st.DataObject) -> tuple[str, Client]:
-        return data.draw(st.sampled_from(self.clients[-8:]))
+        """A member, or someone who has been one."""
+        return data.draw(st.sampled_from(self.members() + self.clients[-4:]))
 
     # What clients do
 
@@ -114,23 +123,38 @@ class Groups(RuleBasedStateMachine):
         self.parked[self.driver.sync(client, assignments, group=group)] = (group, None)
 
     @rule()
-    def everyone_syncs(self):
-        for name, group in list(self.groups.items()):
-            for member in list(group.members.values()):
-                if not member.is_parked:
-                    client = Client(member.id, group.generation, "", member.instance_id)
-                    ticket = self.driver.sync(client, {member.id: b"all"}, group=name)
-                    self.parked[ticket] = (name, None)
+    def things_settle(self):
+        """Rebalances that are under way come to their end."""
+        self.driver.acknowledge()
+        for name, client in self.members():
+            if self.driver.heartbeat(client, name) is ErrorCode.REBALANCE_IN_PROGRESS:
+                self.offer_again(name, client)
+        self.driver.advance(3_000)
+        for name, client in self.members():
+            ticket = self.driver.sync(client, {client.member_id: b"all"}, group=name)
+            self.parked[ticket] = (name, None)
+        self.driver.acknowledge()
+        self.learn()
+
+    def offer_again(self, name: str, client: Client) -> None:
+        member = self.groups[name].members.get(client.member_id)
+        if member is None or member.join_ticket is not None:
+            return  # lost its place, or has joined already
+        ticket = self.driver.join(
+            client.member_id,
+            group=name,
+            instance_id=client.instance_id,
+            protocols=member.protocols,
+        )
+        self.parked[ticket] = (name, client.instance_id)
 
     @rule()
     def everyone_sends_heartbeats(self):
-        for name, group in self.groups.items():
-            for member in group.members.values():
-                client = Client(member.id, group.generation, "", member.instance_id)
-                assert self.driver.heartbeat(client, name) in (
-                    ErrorCode.NONE,
-                    ErrorCode.REBALANCE_IN_PROGRESS,
-                )
+        for name, client in self.members():
+            assert self.driver.heartbeat(client, name) in (
+                ErrorCode.NONE,
+                ErrorCode.REBALANCE_IN_PROGRESS,
+            )
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
