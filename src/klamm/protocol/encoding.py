@@ -16,7 +16,7 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import LocalProtocolError
 from klamm.protocol.fields import FIXED_FORMATS, REQUIRED, WireField, wire_fields
@@ -28,6 +28,13 @@ Writer: TypeAlias = Callable[[Any, Append], None]
 
 _NO_UUID: Final = bytes(16)
 _NO_TAGS: Final = b"\0"
+
+
+class EncodedArray(NamedTuple):
+    """The items of an array that someone else has already encoded for the version at hand."""
+
+    size: int
+    parts: Sequence[bytes | memoryview]
 
 
 def encode_parts(schema: Any, values: Values, append: Append) -> None:
@@ -194,9 +201,14 @@ def _array_writer(each: WireField, is_flexible: bool) -> Writer:
         else _one_writer(each._replace(is_nullable=False), is_flexible)
     )
 
-    def write_items(items: Sequence[Any] | None, append: Append) -> None:
+    def write_items(items: Sequence[Any] | EncodedArray | None, append: Append) -> None:
         if items is None:
             append(_checked_null(null, each.name))
+            return
+        if isinstance(items, EncodedArray):
+            append(encode_count(items.size, is_flexible))
+            for part in items.parts:
+                append(part)
             return
         append(encode_count(len(items), is_flexible))
         for item in items:
