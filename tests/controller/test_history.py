@@ -104,7 +104,7 @@ def test_a_record_says_when_why_how_it_ended_and_how_long_each_phase_took(office
     record = office.records()[-1]
     assert record["cause"] == "watch on /brokers/topics"
     assert record["outcome"] == "done"
-    assert record["at"].timestamp() == pytest.approx(office.clock.at - record["total_us"] / 1e6)
+    assert record["at"].timestamp() == pytest.approx(office.clock.now() - record["total_us"] / 1e6)
     # Two reads, one write and one announcement of a millisecond each, after five in the queue.
     assert record["queued_us"] == pytest.approx(5000, abs=2)
     assert (record["reading_us"], record["writing_us"]) == (2000, 1000)
