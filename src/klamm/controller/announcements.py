@@ -5,16 +5,17 @@ inter-broker protocol alone; nothing is negotiated (CHAN-32).
 """
 
 import asyncio
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
 
 import numpy as np
 
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import Channels, Outgoing
-from klamm.core.cluster import LEADER_DURING_DELETE, Cluster, TopicPartition
-from klamm.core.columns import I32, unpad
+from klamm.core.cluster import LEADER_DURING_DELETE, Cluster
+from klamm.core.columns import I32, NO_BROKER, Mask, keep, padded
 from klamm.core.effects import Announce, ToReplicas
 from klamm.core.events import (
     Event,
@@ -22,8 +23,18 @@ from klamm.core.events import (
     StopReplicaAnswered,
     UpdateMetadataAnswered,
 )
-from klamm.protocol.apis import ApiKey
-from klamm.protocol.frames import decode_response, encode_request
+from klamm.protocol.control import (
+    ControlRequest,
+    PartitionStates,
+    StoppedReplicas,
+    Topics,
+    decode_leader_and_isr_response,
+    encode_leader_and_isr,
+    encode_stop_replica,
+    encode_update_metadata,
+)
+from klamm.protocol.encoding import Values
+from klamm.protocol.frames import decode_response
 from klamm.protocol.headers import RequestHeader
 from klamm.zookeeper import znodes
 
@@ -95,73 +106,40 @@ class Announcer:
             self._send_stop_replica(cluster, broker, entries)
 
     def _send_leader_and_isr(self, cluster: Cluster, broker: int, entries: ToReplicas) -> None:
-        version = self._leader_and_isr
-        is_new = dict(zip(entries.rows.tolist(), entries.flag.tolist(), strict=True))
-        topics, flat = [], []
-        for topic, rows in cluster.topics_by_row(entries.rows):
-            states = [self._state(cluster, row) | {"is_new": is_new[row]} for row in rows.tolist()]
-            flat += [{"topic_name": topic.name, **state} for state in states]
-            topics.append(
-                {
-                    "topic_name": topic.name,
-                    "topic_id": _uuid(topic.id),
-                    "partition_states": states,
-                }
-            )
-        leaders = np.unique(cluster.leader[entries.rows]).tolist()
-        body = self._head(cluster, broker) | {
-            "topic_states": topics,
-            "ungrouped_partition_states": flat,
-            "live_leaders": [
-                {"broker_id": e[0], "host_name": e[1], "port": e[2]}
-                for e in self._endpoints(cluster, leaders)
+        order = _by_topic(cluster, entries.rows)
+        rows = entries.rows[order]
+        topics, ids = _topics(cluster, rows)
+        states = _states(cluster, rows, is_new=entries.flag[order], offline=_nobody(rows))
+        leaders = np.unique(cluster.leader[rows]).tolist()
+        request = encode_leader_and_isr(
+            self._leader_and_isr,
+            topics,
+            states,
+            controller_id=self._broker_id,
+            controller_epoch=cluster.controller_epoch,
+            live_leaders=[
+                {"broker_id": leader, "host_name": host, "port": port}
+                for leader, host, port in self._endpoints(cluster, leaders)
             ],
-        }
-        names = {_uuid(t.id): t.name for t, _ in cluster.topics_by_row(entries.rows)}
-        answered = [cluster.name(row) for row in entries.rows.tolist()]
+        )
+        names = dict(zip(ids, topics.names, strict=True))
+        asked = _Named(topics, states.partition)
 
-        def event(header: RequestHeader, frame: bytes) -> Event:
-            answer = decode_response(header, frame)
-            errors: dict[TopicPartition, int] = {}
-            if version >= 5:
-                for t in answer.topics:
-                    for p in t.partition_errors:
-                        if t.topic_id in names:
-                            errors[names[t.topic_id], p.partition_index] = int(p.error_code)
-            else:
-                for p in answer.partition_errors:
-                    errors[p.topic_name, p.partition_index] = int(p.error_code)
-            return LeaderAndIsrAnswered(broker, int(answer.error_code), errors, answered)
+        def answered(header: RequestHeader, frame: bytes) -> Event:
+            outcome = decode_leader_and_isr_response(header, frame)
+            errors = {}
+            for failed in outcome.failed:
+                name = failed.topic if isinstance(failed.topic, str) else names.get(failed.topic)
+                if name is not None:
+                    errors[name, failed.partition] = failed.error_code
+            return LeaderAndIsrAnswered(broker, outcome.error_code, errors, asked)
 
-        self._send(broker, ApiKey.LEADER_AND_ISR, version, body, event)
-
-    def _state(self, cluster: Cluster, row: int) -> dict[str, Any]:
-        return {
-            "partition_index": int(cluster.partition[row]),
-            "controller_epoch": int(cluster.decided_in[row]),
-            "leader": int(cluster.leader[row]),
-            "leader_epoch": int(cluster.leader_epoch[row]),
-            "isr": unpad(cluster.isr[row]),
-            "partition_epoch": int(cluster.partition_epoch[row]),
-            "zk_version": int(cluster.partition_epoch[row]),
-            "replicas": unpad(cluster.replicas[row]),
-            "adding_replicas": cluster.adding.get(row, ()),
-            "removing_replicas": cluster.removing.get(row, ()),
-            "leader_recovery_state": int(cluster.recovery[row]),
-        }
-
-    def _head(self, cluster: Cluster, broker: int) -> dict[str, Any]:
-        return {
-            "controller_id": self._broker_id,
-            "controller_epoch": cluster.controller_epoch,
-            "broker_epoch": cluster.brokers[broker].epoch,
-            "is_kraft_controller": False,
-            "type": 0,
-        }
+        self._send(cluster, broker, request, answered)
 
     def _endpoints(
         self, cluster: Cluster, brokers: Sequence[int]
     ) -> Iterator[tuple[int, str, int]]:
+        """Where brokers listen for each other (CHAN-20)."""
         for broker in brokers:
             known = cluster.brokers.get(broker)
             for endpoint in known.endpoints if known else ():
@@ -170,103 +148,173 @@ class Announcer:
 
     def _send_update_metadata(self, cluster: Cluster, rows: I32, brokers: Sequence[int]) -> None:
         rows = rows[cluster.has_leadership[rows]]
-        queued = dict(zip(rows.tolist(), cluster.is_queued(rows).tolist(), strict=True))
-        online = dict(zip(rows.tolist(), cluster.online(rows), strict=True))
-        topics = []
-        for topic, of_topic in cluster.topics_by_row(rows):
-            states = []
-            for row in of_topic.tolist():
-                state = self._state(cluster, row)
-                replicas = cluster.replicas[row]
-                state["offline_replicas"] = unpad(replicas[~online[row] & (replicas >= 0)])
-                if queued[row]:
-                    state |= {"leader": LEADER_DURING_DELETE, "leader_epoch": 0, "zk_version": 0}
-                states.append(state)
-            topics.append(
-                {"topic_name": topic.name, "topic_id": _uuid(topic.id), "partition_states": states}
+        rows = rows[_by_topic(cluster, rows)]
+        topics, _ = _topics(cluster, rows)
+        replicas = cluster.replicas[rows]
+        offline = keep(replicas, ~cluster.online(rows))
+        states = _states(cluster, rows, is_new=np.zeros(len(rows), np.bool_), offline=offline)
+        going = cluster.is_queued(rows)
+        if going.any():
+            states = replace(
+                states,
+                leader=np.where(going, np.int32(LEADER_DURING_DELETE), states.leader),
+                leader_epoch=np.where(going, np.int32(0), states.leader_epoch),
+                partition_epoch=np.where(going, np.int32(0), states.partition_epoch),
             )
-        live = [
-            {
-                "id": b.id,
-                "endpoints": [
-                    {
-                        "port": e.port,
-                        "host": e.host,
-                        "listener": e.listener,
-                        "security_protocol": e.security_protocol,
-                    }
-                    for e in b.endpoints
-                ],
-                "rack": b.rack,
-            }
-            for b in cluster.brokers.values()
-        ]
+        request = encode_update_metadata(
+            self._update_metadata,
+            topics,
+            states,
+            controller_id=self._broker_id,
+            controller_epoch=cluster.controller_epoch,
+            live_brokers=_live_brokers(cluster),
+        )
         for broker in brokers:
-            body = self._head(cluster, broker) | {"topic_states": topics, "live_brokers": live}
-
-            def event(header: RequestHeader, frame: bytes, broker: int = broker) -> Event:
-                return UpdateMetadataAnswered(
-                    broker, int(decode_response(header, frame).error_code)
-                )
-
             done = None
             if broker == self._broker_id:
                 self._told += 1
                 done = self._own_broker_answered
-            self._send(broker, ApiKey.UPDATE_METADATA, self._update_metadata, body, event, done)
+            self._send(cluster, broker, request, _metadata_answered(broker), done)
 
     def _send_stop_replica(self, cluster: Cluster, broker: int, entries: ToReplicas) -> None:
-        flags = dict(zip(entries.rows.tolist(), entries.flag.tolist(), strict=True))
-        epochs = dict(zip(entries.rows.tolist(), entries.leader_epoch.tolist(), strict=True))
-        topics = [
-            {
-                "topic_name": topic.name,
-                "partition_states": [
-                    {
-                        "partition_index": int(cluster.partition[row]),
-                        "leader_epoch": epochs[row],
-                        "delete_partition": flags[row],
-                    }
-                    for row in rows.tolist()
-                ],
-            }
-            for topic, rows in cluster.topics_by_row(entries.rows)
-        ]
-        deleted = {cluster.name(row) for row, flag in flags.items() if flag}
+        order = _by_topic(cluster, entries.rows)
+        rows, is_deleted = entries.rows[order], entries.flag[order]
+        topics, _ = _topics(cluster, rows)
+        replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
+        deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
 
-        def event(header: RequestHeader, frame: bytes) -> Event | None:
+        def answered(header: RequestHeader, frame: bytes) -> Event | None:
             answer = decode_response(header, frame)
             errors = {
-                (str(p.topic_name), int(p.partition_index)): int(p.error_code)
-                for p in answer.partition_errors
-                if (p.topic_name, p.partition_index) in deleted
+                (str(each.topic_name), int(each.partition_index)): int(each.error_code)
+                for each in answer.partition_errors
+                if (each.topic_name, each.partition_index) in deleted
             }
             return StopReplicaAnswered(broker, int(answer.error_code), errors) if errors else None
 
-        body = self._head(cluster, broker) | {"topic_states": topics}
-        self._send(broker, ApiKey.STOP_REPLICA, self._stop_replica, body, event)
+        for request in encode_stop_replica(
+            self._stop_replica,
+            topics,
+            replicas,
+            controller_id=self._broker_id,
+            controller_epoch=cluster.controller_epoch,
+        ):
+            self._send(cluster, broker, request, answered)
 
     def _send(
         self,
+        cluster: Cluster,
         broker: int,
-        key: ApiKey,
-        version: int,
-        body: Mapping[str, Any],
-        event: Any,
-        done: Any = None,
+        request: ControlRequest,
+        answered: Callable[[RequestHeader, bytes], Event | None],
+        done: Callable[[], None] | None = None,
     ) -> None:
-        header = RequestHeader(key, version, 0, str(self._broker_id))
-        frame = encode_request(header, body)
+        epoch = cluster.brokers[broker].epoch
+        client_id = str(self._broker_id)
+        # The correlation id was checked by the channel, which hands over what follows it.
+        header = RequestHeader(request.api_key, request.api_version, 0, client_id)
         self._channels.send(
             broker,
             Outgoing(
-                key.name,
-                lambda correlation: [frame[:8], correlation.to_bytes(4, "big"), frame[12:]],
-                lambda answer: event(header, b"\0\0\0\0" + answer),
-                done,
+                name=request.api_key.name,
+                frame=lambda correlation_id: request.chunks(correlation_id, client_id, epoch),
+                answered=lambda answer: answered(header, bytes(4) + answer),
+                done=done,
             ),
         )
 
 
-def _uuid(topic_id: str | None) -> uuid.UUID | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """The partitions of a request, for the rare question whether one was among them."""
+
+    topics: Topics
+    partition: I32
+
+    def __contains__(self, wanted: object) -> bool:
+        match wanted:
+            case (str(topic), int(partition)) if topic in self.topics.names:
+                at = self.topics.names.index(topic)
+                first, end = self.topics.bounds[at : at + 2]
+                return bool((self.partition[first:end] == partition).any())
+        return False
+
+
+def _metadata_answered(broker: int) -> Callable[[RequestHeader, bytes], Event]:
+    def answered(header: RequestHeader, frame: bytes) -> Event:
+        return UpdateMetadataAnswered(broker, int(decode_response(header, frame).error_code))
+
+    return answered
+
+
+def _by_topic(cluster: Cluster, rows: I32) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The order in which rows of a topic stand together, by partition."""
+    return np.lexsort((cluster.partition[rows], cluster.topic_of[rows]))
+
+
+def _topics(cluster: Cluster, rows: I32) -> tuple[Topics, list[UUID | None]]:
+    """The topics of rows that stand together by topic, and their ids."""
+    index = cluster.topic_of[rows]
+    starts = np.flatnonzero(np.r_[True, np.diff(index) != 0]) if len(rows) else np.empty(0, int)
+    topics = [cluster.topic_at(i) for i in index[starts].tolist()]
+    ids = [_uuid(topic.id) for topic in topics]
+    bounds = np.append(starts, len(rows)).astype(np.int64)
+    return Topics([topic.name for topic in topics], ids, bounds), ids
+
+
+def _states(cluster: Cluster, rows: I32, *, is_new: Mask, offline: I32) -> PartitionStates:
+    return PartitionStates(
+        partition=cluster.partition[rows],
+        controller_epoch=cluster.decided_in[rows],
+        leader=cluster.leader[rows],
+        leader_epoch=cluster.leader_epoch[rows],
+        isr=cluster.isr[rows],
+        partition_epoch=cluster.partition_epoch[rows],
+        replicas=cluster.replicas[rows],
+        offline=offline,
+        adding=_moving(rows, cluster.adding),
+        removing=_moving(rows, cluster.removing),
+        is_new=is_new,
+        recovery=cluster.recovery[rows],
+    )
+
+
+def _nobody(rows: I32) -> I32:
+    return np.full((len(rows), 1), NO_BROKER, np.int32)
+
+
+def _moving(rows: I32, lists: dict[int, tuple[int, ...]]) -> I32:
+    """Replicas that a reassignment adds or removes: none, for nearly every partition."""
+    if not lists:
+        return _nobody(rows)
+    moving = np.isin(rows, np.fromiter(lists, np.int32, len(lists)))
+    found = padded([lists[row] for row in rows[moving].tolist()])
+    columns = np.full((len(rows), found.shape[1]), NO_BROKER, np.int32)
+    columns[moving] = found
+    return columns
+
+
+def _live_brokers(cluster: Cluster) -> list[Values]:
+    """Every broker with all its endpoints (CHAN-22)."""
+    return [
+        {
+            "id": broker.id,
+            "v0_host": broker.endpoints[0].host if broker.endpoints else "",
+            "v0_port": broker.endpoints[0].port if broker.endpoints else -1,
+            "endpoints": [
+                {
+                    "port": endpoint.port,
+                    "host": endpoint.host,
+                    "listener": endpoint.listener,
+                    "security_protocol": endpoint.security_protocol,
+                }
+                for endpoint in broker.endpoints
+            ],
+            "rack": broker.rack,
+        }
+        for _, broker in sorted(cluster.brokers.items())
+    ]
+
+
+def _uuid(topic_id: str | None) -> UUID | None:
     return None if topic_id is None else znodes.decode_topic_id("cluster", topic_id)

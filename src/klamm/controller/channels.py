@@ -33,7 +33,7 @@ class Outgoing:
 
     name: str
     #: The parts of the frame for a given correlation id, size included.
-    frame: Callable[[int], Sequence[bytes]]
+    frame: Callable[[int], Sequence[bytes | memoryview]]
     #: What an answer (without size and correlation id) means, if it means anything.
     answered: Callable[[bytes], Event | None]
     #: Called once the broker has answered, whatever it answered.

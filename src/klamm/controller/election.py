@@ -41,7 +41,7 @@ class Won:
 
 
 async def watch_controller(store: Store) -> int:
-    """Arm the watch on `/controller` and say who holds it, NOBODY if none does or it is unreadable."""
+    """Arm the watch on `/controller` and say who holds it (NOBODY: none, or unreadable)."""
     await store.exists(CONTROLLER, watch=True)
     return await read_controller(store)
 
