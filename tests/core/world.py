@@ -57,6 +57,7 @@ class World(Ensemble):
     def __init__(self, brokers: Iterable[int] = (), settings: Settings | None = None) -> None:
         super().__init__()
         self.requests: list[Request] = []
+        self.lost_requests: list[Request] = []
         self.answers: list[tuple[events.Event, Any]] = []
         self.scheduled: list[tuple[events.Event, float]] = []
         self.performed: list[effects.Effect] = []
@@ -228,6 +229,7 @@ class World(Ensemble):
     def forget_what_happened(self) -> None:
         self.writes.clear()
         self.requests.clear()
+        self.lost_requests.clear()
         self.answers.clear()
         self.performed.clear()
 
@@ -292,9 +294,9 @@ class World(Ensemble):
             self._send_stop_replica(broker, entries)
 
     def _send(self, request: Request) -> None:
-        known = self.cluster.brokers[request.to]
-        assert self.channels[request.to] == known.epoch, "a request to a broker of another epoch"
-        self.requests.append(request)
+        # Without a channel it is lost, and a broker that has bounced refuses its old epoch.
+        is_heard = self.channels.get(request.to) == self.cluster.brokers[request.to].epoch
+        (self.requests if is_heard else self.lost_requests).append(request)
 
     def _send_leader_and_isr(self, broker: int, entries: effects.ToReplicas) -> None:
         told = {
