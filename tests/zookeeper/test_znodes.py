@@ -281,6 +281,48 @@ def test_a_state_that_is_not_json_is_no_leadership_info(data: bytes | None):
     assert znodes.decode_state("/state", data) is None
 
 
+@pytest.mark.rule("ZK-16", "PSM-17")
+@given(st.data())
+def test_many_states_are_read_as_they_would_be_one_by_one(data: st.DataObject):
+    sound = st.builds(
+        znodes.encode_state,
+        st.integers(-1, 9),
+        st.integers(0, 9),
+        st.lists(st.integers(0, 9)),
+        st.integers(0, 9),
+        st.integers(0, 1),
+    )
+    unsound = st.sampled_from(
+        [
+            None,
+            b"",
+            b"{",
+            b"7",
+            b"[]",
+            b"{}",
+            as_json({"leader": 1, "isr": [1]}),
+            as_json({"leader": 1, "leader_epoch": 1, "isr": ["1"], "controller_epoch": 1}),
+            as_json({"leader": 1, "leader_epoch": True, "isr": [1], "controller_epoch": 1}),
+        ]
+    )
+    rows = data.draw(st.lists(st.one_of(sound, unsound) if data.draw(st.booleans()) else sound))
+    paths = [f"/{i}" for i in range(len(rows))]
+    states = znodes.decode_states(paths, rows)
+    expected: dict[int, PartitionState] = {}
+    refused: list[str] = []
+    for i, (path, row) in enumerate(zip(paths, rows, strict=True)):
+        try:
+            state = znodes.decode_state(path, row)
+        except MalformedZnodeError as error:
+            refused.append(str(error))
+        else:
+            if state is not None:
+                expected[i] = state
+    at, *columns, errors = states
+    assert dict(zip(at, map(PartitionState, *columns), strict=True)) == expected
+    assert [str(error) for error in errors] == refused
+
+
 # --- the others -----------------------------------------------------------------------------------
 
 

@@ -11,11 +11,22 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
 from klamm.errors import MalformedZnodeError
+from klamm.zookeeper.fields import (
+    Json,
+    brokers,
+    integer,
+    integer_at,
+    json_object,
+    malformed,
+    object_at,
+    object_if_json,
+    text_at,
+)
 
 # --- paths ----------------------------------------------------------------------------------------
 
@@ -102,66 +113,7 @@ def sequence_number(name: str) -> int:
     return int(name[-10:])
 
 
-# --- JSON -----------------------------------------------------------------------------------------
-
-Json: TypeAlias = dict[str, Any]
 Partition: TypeAlias = tuple[str, int]
-
-
-def _malformed(path: str, reason: str) -> NoReturn:
-    raise MalformedZnodeError(f"{path}: {reason}")
-
-
-def _object_if_json(path: str, data: bytes | None) -> Json | None:
-    """The object, or None for what cannot be parsed at all: there, and only there, Kafka is
-    lenient."""
-    try:
-        value = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(value, dict):
-        _malformed(path, f"a JSON object is expected, not {value!r}")
-    return value
-
-
-def _object(path: str, data: bytes | None) -> Json:
-    json = _object_if_json(path, data)
-    if json is None:
-        _malformed(path, f"JSON is expected, not {data!r}")
-    return json
-
-
-def _integer(path: str, value: object, what: str) -> int:
-    # JSON's true and false are ints to Python, but not to Kafka.
-    if type(value) is not int:
-        _malformed(path, f"{what} is expected to be an integer, not {value!r}")
-    return value
-
-
-def _integer_at(path: str, json: Json, key: str) -> int:
-    if key not in json:
-        _malformed(path, f"{key} is missing")
-    return _integer(path, json[key], key)
-
-
-def _text_at(path: str, json: Json, key: str) -> str:
-    value = json.get(key)
-    if not isinstance(value, str):
-        _malformed(path, f"{key} is expected to be a string, not {value!r}")
-    return value
-
-
-def _object_at(path: str, json: Json, key: str, default: Json | None = None) -> Json:
-    value = json.get(key, default)
-    if not isinstance(value, dict):
-        _malformed(path, f"{key} is expected to be an object, not {value!r}")
-    return value
-
-
-def _brokers(path: str, value: object, what: str) -> list[int]:
-    if not isinstance(value, list) or any(type(broker) is not int for broker in value):
-        _malformed(path, f"{what} is expected to be a list of broker ids, not {value!r}")
-    return value
 
 
 # --- the controller -------------------------------------------------------------------------------
@@ -177,8 +129,8 @@ def encode_controller(broker: int, timestamp_ms: int) -> bytes:
 
 def decode_controller(data: bytes | None) -> int:
     """The controller's id; -1, none known, for content that is not JSON (ZK-6)."""
-    json = _object_if_json(CONTROLLER, data)
-    return -1 if json is None else _integer_at(CONTROLLER, json, "brokerid")
+    json = object_if_json(CONTROLLER, data)
+    return -1 if json is None else integer_at(CONTROLLER, json, "brokerid")
 
 
 def encode_controller_epoch(epoch: int) -> bytes:
@@ -189,7 +141,7 @@ def encode_controller_epoch(epoch: int) -> bytes:
 def decode_controller_epoch(data: bytes | None) -> int:
     """The epoch in decimal text."""
     if data is None or not re.fullmatch(rb"-?[0-9]+", data):
-        _malformed(CONTROLLER_EPOCH, f"a decimal number is expected, not {data!r}")
+        malformed(CONTROLLER_EPOCH, f"a decimal number is expected, not {data!r}")
     return int(data)
 
 
@@ -257,22 +209,22 @@ def encode_broker(registration: BrokerRegistration, timestamp_ms: int) -> bytes:
 def decode_broker(broker: int, data: bytes | None) -> BrokerRegistration:
     """A registration in any version from 1 to 5 (ZK-10)."""
     path = broker_path(broker)
-    json = _object(path, data)
-    version = _integer_at(path, json, "version")
+    json = json_object(path, data)
+    version = integer_at(path, json, "version")
     if version < 1:
-        _malformed(path, f"there is no version {version} of a registration")
-    jmx_port = _integer_at(path, json, "jmx_port")
+        malformed(path, f"there is no version {version} of a registration")
+    jmx_port = integer_at(path, json, "jmx_port")
     rack = json.get("rack")
     if rack is not None and not isinstance(rack, str):
-        _malformed(path, f"rack is expected to be a string, not {rack!r}")
+        malformed(path, f"rack is expected to be a string, not {rack!r}")
     if version == 1:
-        host, port = _text_at(path, json, "host"), _integer_at(path, json, "port")
+        host, port = text_at(path, json, "host"), integer_at(path, json, "port")
         endpoints: tuple[Endpoint, ...] = (Endpoint("PLAINTEXT", "PLAINTEXT", host, port),)
     else:
         endpoints = tuple(_decode_endpoints(path, json))
     features = {
         name: FeatureRange(
-            _integer_at(path, feature, "min_version"), _integer_at(path, feature, "max_version")
+            integer_at(path, feature, "min_version"), integer_at(path, feature, "max_version")
         )
         for name, feature in _features_at(path, json, default={})
     }
@@ -283,24 +235,24 @@ def decode_broker(broker: int, data: bytes | None) -> BrokerRegistration:
 def _decode_endpoints(path: str, json: Json) -> Iterable[Endpoint]:
     texts = json.get("endpoints")
     if not isinstance(texts, list):
-        _malformed(path, f"endpoints is expected to be a list, not {texts!r}")
-    protocols = _object_at(path, json, "listener_security_protocol_map", default={})
+        malformed(path, f"endpoints is expected to be a list, not {texts!r}")
+    protocols = object_at(path, json, "listener_security_protocol_map", default={})
     for text in texts:
         match = _ENDPOINT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            _malformed(path, f"an endpoint is LISTENER://HOST:PORT, not {text!r}")
+            malformed(path, f"an endpoint is LISTENER://HOST:PORT, not {text!r}")
         listener, host, port = match.groups()
         # Before version 4 there is no map, and a listener has the name of its protocol (ZK-11).
         protocol = protocols.get(listener) if protocols else listener
         if not isinstance(protocol, str):
-            _malformed(path, f"listener {listener} has no security protocol")
+            malformed(path, f"listener {listener} has no security protocol")
         yield Endpoint(listener, protocol, host, int(port))
 
 
 def _features_at(path: str, json: Json, default: Json | None) -> Iterable[tuple[str, Json]]:
-    features = _object_at(path, json, "features", default)
+    features = object_at(path, json, "features", default)
     for name in features:
-        yield name, _object_at(path, features, name)
+        yield name, object_at(path, features, name)
 
 
 # --- topics and partitions ------------------------------------------------------------------------
@@ -337,7 +289,7 @@ def decode_topic(topic: str, data: bytes | None) -> TopicAssignment:
     """An assignment in any version from 1 to 3; without data, or with data that is not JSON, that
     of a topic without partitions (ZK-13)."""
     path = topic_path(topic)
-    json = _object_if_json(path, data)
+    json = object_if_json(path, data)
     if json is None:
         return NO_PARTITIONS
     topic_id = json.get("topic_id")
@@ -350,7 +302,7 @@ def decode_topic(topic: str, data: bytes | None) -> TopicAssignment:
 
 
 def _decode_replica_map(path: str, json: Json, key: str) -> dict[int, Sequence[int]]:
-    replicas = _object_at(path, json, key, default={})
+    replicas = object_at(path, json, key, default={})
     # Whole columns at a time: this runs for every partition of a cluster at failover.
     is_sound = (
         set(map(type, replicas.values())) <= {list}
@@ -358,7 +310,7 @@ def _decode_replica_map(path: str, json: Json, key: str) -> dict[int, Sequence[i
         and all(map(str.isdecimal, replicas))
     )
     if not is_sound:
-        _malformed(path, f"{key} is expected to map partitions to lists of broker ids")
+        malformed(path, f"{key} is expected to map partitions to lists of broker ids")
     return dict(zip(map(int, replicas), replicas.values(), strict=True))
 
 
@@ -370,7 +322,7 @@ def encode_topic_id(topic_id: uuid.UUID) -> str:
 def decode_topic_id(path: str, text: object) -> uuid.UUID:
     """The id in 22 characters of URL-safe base64."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9A-Za-z_-]{22}", text):
-        _malformed(path, f"a topic id has 22 characters of URL-safe base64, not {text!r}")
+        malformed(path, f"a topic id has 22 characters of URL-safe base64, not {text!r}")
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
@@ -394,37 +346,89 @@ class PartitionState(NamedTuple):
 
 
 def encode_state(
-    leader: int, leader_epoch: int, isr: Iterable[int], controller_epoch: int, recovery: int = 0
+    leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int, recovery: int = 0
 ) -> bytes:
-    """A partition's state (ZK-16). Built by hand, as many thousands are written at a time."""
-    return b'{"controller_epoch":%d,"leader":%d,"version":1,%s"leader_epoch":%d,"isr":[%s]}' % (
-        controller_epoch,
-        leader,
-        b'"leader_recovery_state":%d,' % recovery if recovery else b"",
-        leader_epoch,
-        ",".join(map(str, isr)).encode(),
-    )
+    """A partition's state (ZK-16)."""
+    json: Json = {"controller_epoch": controller_epoch, "leader": leader, "version": 1}
+    if recovery:
+        json["leader_recovery_state"] = recovery
+    json["leader_epoch"] = leader_epoch
+    json["isr"] = isr
+    return orjson.dumps(json)
 
 
 def decode_state(path: str, data: bytes | None) -> PartitionState | None:
     """A partition's state; None, no leadership info, for data that is not JSON (ZK-16)."""
-    try:
-        json = orjson.loads(data or b"")
-    except orjson.JSONDecodeError:
+    json = object_if_json(path, data)
+    if json is None:
         return None
+    return PartitionState(
+        integer_at(path, json, "leader"),
+        integer_at(path, json, "leader_epoch"),
+        brokers(path, json.get("isr"), "isr"),
+        integer_at(path, json, "controller_epoch"),
+        integer(path, json.get("leader_recovery_state", 0), "leader_recovery_state"),
+    )
+
+
+class PartitionStates(NamedTuple):
+    """Many states as columns; `at` says which of the given rows have leadership info."""
+
+    at: list[int]
+    leader: list[int]
+    leader_epoch: list[int]
+    isr: list[list[int]]
+    controller_epoch: list[int]
+    recovery: list[int]
+    errors: list[MalformedZnodeError]
+
+
+def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> PartitionStates:
+    """Many states, for columns. What `decode_state` would raise comes back in `errors`."""
+    states = PartitionStates([], [], [], [], [], [], [])
+    at, leader, leader_epoch, isr, controller_epoch, recovery, _ = states
+    # A million of these are read at failover, nearly all of them sound. So they are taken for
+    # sound, their types are checked by column, and only if that fails one looks at each.
     try:
-        state = PartitionState(
-            json["leader"],
-            json["leader_epoch"],
-            json["isr"],
-            json["controller_epoch"],
-            json.get("leader_recovery_state", 0),
-        )
-        if set(map(type, (*state.isr, *state[:2], *state[3:]))) == {int}:
-            return state
-    except (KeyError, TypeError, AttributeError):
+        for i, content in enumerate(data):
+            if content:
+                json = orjson.loads(content)
+                leader.append(json["leader"])
+                leader_epoch.append(json["leader_epoch"])
+                isr.append(json["isr"])
+                controller_epoch.append(json["controller_epoch"])
+                recovery.append(json.get("leader_recovery_state", 0))
+                at.append(i)
+        numbers = chain(leader, leader_epoch, controller_epoch, recovery, *isr)
+        if set(map(type, isr)) <= {list} and set(map(type, numbers)) <= {int}:
+            return states
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         pass
-    _malformed(path, f"not the state of a partition: {json!r}")
+    return _decode_states_one_by_one(paths, data)
+
+
+def _decode_states_one_by_one(
+    paths: Sequence[str], data: Sequence[bytes | None]
+) -> PartitionStates:
+    found: list[tuple[int, PartitionState]] = []
+    errors: list[MalformedZnodeError] = []
+    for i, (path, content) in enumerate(zip(paths, data, strict=True)):
+        try:
+            state = decode_state(path, content)
+        except MalformedZnodeError as error:
+            errors.append(error)
+        else:
+            if state is not None:
+                found.append((i, state))
+    return PartitionStates(
+        [i for i, _ in found],
+        [state.leader for _, state in found],
+        [state.leader_epoch for _, state in found],
+        [list(state.isr) for _, state in found],
+        [state.controller_epoch for _, state in found],
+        [state.recovery for _, state in found],
+        errors,
+    )
 
 
 # --- notifications and requests through znodes ----------------------------------------------------
@@ -440,8 +444,8 @@ def encode_partitions(partitions: Iterable[Partition]) -> bytes:
 def decode_partitions(path: str, data: bytes | None) -> list[Partition]:
     """A list of partitions: an ISR change notification, or a request for preferred leaders."""
     return [
-        (_text_at(path, row, "topic"), _integer_at(path, row, "partition"))
-        for row in _partition_rows(path, _object(path, data))
+        (text_at(path, row, "topic"), integer_at(path, row, "partition"))
+        for row in _partition_rows(path, json_object(path, data))
     ]
 
 
@@ -454,11 +458,11 @@ def encode_reassignment(targets: Mapping[Partition, Sequence[int]]) -> bytes:
 def decode_reassignment(data: bytes | None) -> dict[Partition, list[int]]:
     """The reassignments asked for by znode; none for data that is not JSON (REASG-1)."""
     path = REASSIGN_PARTITIONS
-    json = _object_if_json(path, data)
+    json = object_if_json(path, data)
     if json is None:
         return {}
     return {
-        (_text_at(path, row, "topic"), _integer_at(path, row, "partition")): _brokers(
+        (text_at(path, row, "topic"), integer_at(path, row, "partition")): brokers(
             path, row.get("replicas"), "replicas"
         )
         for row in _partition_rows(path, json)
@@ -468,7 +472,7 @@ def decode_reassignment(data: bytes | None) -> dict[Partition, list[int]]:
 def _partition_rows(path: str, json: Json) -> list[Json]:
     rows = json.get("partitions")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        _malformed(path, f"partitions is expected to be a list of objects, not {rows!r}")
+        malformed(path, f"partitions is expected to be a list of objects, not {rows!r}")
     return rows
 
 
@@ -486,8 +490,8 @@ def encode_log_dir_event(event: LogDirEvent) -> bytes:
 
 def decode_log_dir_event(path: str, data: bytes | None) -> LogDirEvent:
     """The content of a log directory notification."""
-    json = _object(path, data)
-    return LogDirEvent(_integer_at(path, json, "broker"), _integer_at(path, json, "event"))
+    json = json_object(path, data)
+    return LogDirEvent(integer_at(path, json, "broker"), integer_at(path, json, "event"))
 
 
 # --- configuration --------------------------------------------------------------------------------
@@ -502,10 +506,10 @@ def decode_config(path: str, data: bytes | None) -> dict[str, str]:
     """The configuration of an entity; nothing is configured on a node without data."""
     if data is None:
         return {}
-    config = _object_at(path, _object(path, data), "config", default={})
+    config = object_at(path, json_object(path, data), "config", default={})
     for key, value in config.items():
         if not isinstance(value, str):
-            _malformed(path, f"{key} is expected to be a string, not {value!r}")
+            malformed(path, f"{key} is expected to be a string, not {value!r}")
     return config
 
 
@@ -516,14 +520,14 @@ def encode_config_change(entity_path: str) -> bytes:
 
 def decode_config_change(path: str, data: bytes | None) -> str:
     """The path, below `/config`, of the entity whose configuration changed."""
-    json = _object(path, data)
-    version = _integer_at(path, json, "version")
+    json = json_object(path, data)
+    version = integer_at(path, json, "version")
     if version == 1:
-        entity_type = _text_at(path, json, "entity_type")
-        return f"{entity_type}/{_text_at(path, json, 'entity_name')}"
+        entity_type = text_at(path, json, "entity_type")
+        return f"{entity_type}/{text_at(path, json, 'entity_name')}"
     if version == 2:
-        return _text_at(path, json, "entity_path")
-    _malformed(path, f"there is no version {version} of a configuration change")
+        return text_at(path, json, "entity_path")
+    malformed(path, f"there is no version {version} of a configuration change")
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -536,7 +540,7 @@ def encode_cluster_id(cluster_id: str) -> bytes:
 
 def decode_cluster_id(data: bytes | None) -> str:
     """The id of the cluster."""
-    return _text_at(CLUSTER_ID, _object(CLUSTER_ID, data), "id")
+    return text_at(CLUSTER_ID, json_object(CLUSTER_ID, data), "id")
 
 
 class FinalizedFeatures(NamedTuple):
@@ -562,15 +566,15 @@ def encode_features(features: FinalizedFeatures) -> bytes:
 
 def decode_features(data: bytes | None) -> FinalizedFeatures:
     """The finalized features in any version."""
-    json = _object(FEATURE, data)
-    version = _integer_at(FEATURE, json, "version")
+    json = json_object(FEATURE, data)
+    version = integer_at(FEATURE, json, "version")
     if version < 1:
-        _malformed(FEATURE, f"there is no version {version} of the features")
-    status = _integer_at(FEATURE, json, "status")
+        malformed(FEATURE, f"there is no version {version} of the features")
+    status = integer_at(FEATURE, json, "status")
     if status not in (0, 1):
-        _malformed(FEATURE, f"status is expected to be 0 or 1, not {status}")
+        malformed(FEATURE, f"status is expected to be 0 or 1, not {status}")
     levels = {
-        name: _integer_at(FEATURE, feature, "max_version_level")
+        name: integer_at(FEATURE, feature, "max_version_level")
         for name, feature in _features_at(FEATURE, json, default=None)
     }
     return FinalizedFeatures(status == 1, levels, version)
@@ -604,8 +608,8 @@ def decode_producer_id_block(data: bytes | None) -> ProducerIdBlock | None:
     if not data:
         return None
     path = PRODUCER_ID_BLOCK
-    json = _object(path, data)
-    start, end = _text_at(path, json, "block_start"), _text_at(path, json, "block_end")
+    json = json_object(path, data)
+    start, end = text_at(path, json, "block_start"), text_at(path, json, "block_end")
     if not (re.fullmatch(r"[0-9]+", start) and re.fullmatch(r"[0-9]+", end)):
-        _malformed(path, f"a block of decimal numbers is expected, not {start!r} to {end!r}")
-    return ProducerIdBlock(_integer_at(path, json, "broker"), int(start), int(end))
+        malformed(path, f"a block of decimal numbers is expected, not {start!r} to {end!r}")
+    return ProducerIdBlock(integer_at(path, json, "broker"), int(start), int(end))
