@@ -21,10 +21,10 @@ from klamm.broker.groups.messages import (
     OffsetToCommit,
     Protocol,
     SyncRequest,
-    TopicPartition,
 )
 from klamm.broker.groups.records import Record
 from klamm.broker.groups.replay import ReplayBatch
+from klamm.broker.log.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 START_MS = 1_700_000_000_000

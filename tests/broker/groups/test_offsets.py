@@ -125,8 +125,11 @@ def test_nothing_is_written_if_no_offset_is_acceptable(driver):
     ticket = driver.commit({("t", 0): OffsetToCommit(1, metadata="x" * 4097)})
     assert driver.answers[ticket].errors == {("t", 0): ErrorCode.OFFSET_METADATA_TOO_LARGE}
     assert driver.appends == []
+
+
+def test_commit_of_nothing_creates_no_group(driver):
     assert driver.answers[driver.commit({})].errors == {}
-    assert driver.appends == []
+    assert driver.state() == "Dead"
 
 
 @pytest.mark.rule("OFF-4", "OFF-8")

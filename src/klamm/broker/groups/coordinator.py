@@ -33,7 +33,6 @@ from klamm.broker.groups.messages import (
     LeaveRequest,
     SyncAnswer,
     SyncRequest,
-    TopicPartition,
 )
 from klamm.broker.groups.records import (
     CommittedOffset,
@@ -46,6 +45,7 @@ from klamm.broker.groups.records import (
 )
 from klamm.broker.groups.replay import Replay, ReplayBatch
 from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.broker.log.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 #: `offsets.topic.num.partitions`, which counts as long as there is no `__consumer_offsets`.
@@ -209,6 +209,9 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def commit_offsets(self, ticket: Ticket, request: CommitRequest, now_ms: int) -> list[Effect]:
+        if not request.offsets:
+            self._outbox.answer(ticket, CommitAnswer(errors={}))  # and no group comes of it
+            return self._outbox.drain()
         error = self._check(request.group_id, may_be_empty=True)
         group = self._groups.get(request.group_id)
         if not error and group is None:

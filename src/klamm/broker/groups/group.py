@@ -22,10 +22,10 @@ from klamm.broker.groups.messages import (
     JoinedMember,
     Protocol,
     SyncAnswer,
-    TopicPartition,
 )
 from klamm.broker.groups.offsets import GroupOffsets
 from klamm.broker.groups.records import StoredGroup, StoredMember, subscribed_topics
+from klamm.broker.log.names import TopicPartition
 from klamm.errors import IllegalTransitionError, RemoteProtocolError
 from klamm.protocol.codes import ErrorCode
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from klamm.broker.log.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 NO_GENERATION: Final = -1
@@ -15,11 +16,6 @@ NO_OFFSET: Final = -1
 NO_LEADER_EPOCH: Final = -1
 #: What a client sends that has no member id yet.
 UNKNOWN_MEMBER: Final = ""
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
 
 
 class Protocol(NamedTuple):

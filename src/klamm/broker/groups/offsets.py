@@ -7,8 +7,9 @@ offset before it, or are told to wait if they ask for stable offsets only.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from klamm.broker.groups.messages import FetchedOffset, TopicPartition
+from klamm.broker.groups.messages import FetchedOffset
 from klamm.broker.groups.records import CommittedOffset
+from klamm.broker.log.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 #: Stands for the place in the log of everything that was there before this coordinator.

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.broker.groups.messages import TopicPartition
 from klamm.broker.groups.records import (
     CommittedOffset,
     GroupKey,
@@ -15,6 +14,7 @@ from klamm.broker.groups.records import (
     decode_key,
     decode_offset_value,
 )
+from klamm.broker.log.names import TopicPartition
 from klamm.errors import RemoteProtocolError
 
 NO_PRODUCER: Final = -1
