@@ -7,6 +7,7 @@ inter-broker protocol alone; nothing is negotiated (CHAN-32).
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -316,5 +317,6 @@ def _live_brokers(cluster: Cluster) -> list[Values]:
     ]
 
 
+@lru_cache(maxsize=1 << 16)
 def _uuid(topic_id: str | None) -> UUID | None:
     return None if topic_id is None else znodes.decode_topic_id("cluster", topic_id)

@@ -7,6 +7,7 @@ term; a fence that does not hold is thrown into the procedure as `FencedError`.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,7 @@ from klamm.controller.channels import Channels
 from klamm.controller.queue import EventQueue, Queued
 from klamm.core import effects
 from klamm.core.cluster import Broker, Cluster, Endpoint, States
-from klamm.core.columns import I8, NO_BROKER
+from klamm.core.columns import I8, I32, I64, NO_BROKER, padded, widen
 from klamm.core.context import Context, Log
 from klamm.core.effects import Outcome, Procedure, StatesRead, TopicRead, UnreadableConfig
 from klamm.core.events import Event
@@ -154,35 +155,15 @@ class Interpreter:
         )
         at = 0
         async for chunk in self._store.read_many(self._state_paths(rows.tolist())):
-            decoded: list[tuple[int, int, int, int, int]] = []
-            positions: list[int] = []
-            isrs: list[Any] = []
-            for k, (path, data, version) in enumerate(
-                zip(chunk.path, chunk.data, chunk.version, strict=True)
-            ):
-                if version == NO_VERSION:
-                    continue
-                try:
-                    state = znodes.decode_state(path, data)
-                except MalformedZnodeError as error:
-                    log.error("[Controller id=%s] %s", self._broker_id, error)
-                    continue
-                if state is not None:
-                    positions.append(at + k)
-                    isrs.append(state.isr)
-                    decoded.append(
-                        (
-                            state.leader,
-                            state.leader_epoch,
-                            state.controller_epoch,
-                            state.recovery,
-                            version,
-                        )
-                    )
+            columns = znodes.decode_states(chunk.path, chunk.data)
+            for error in columns.errors:
+                self._complain(error)
+            if columns.at:
+                position = np.array(columns.at, np.int64) + at
+                version = np.array(chunk.version, np.int32)[columns.at]
+                states = _fill(states, position, columns, version)
+                found[position] = True
             at += len(chunk.path)
-            if decoded:
-                states = _fill(states, positions, decoded, isrs)
-                found[positions] = True
         return StatesRead(found, states)
 
     @_perform.register
@@ -227,6 +208,9 @@ class Interpreter:
         target = np.array(wanted)
         outcomes[target[target >= 0]] = written[target >= 0]
         return outcomes
+
+    def _complain(self, error: MalformedZnodeError) -> None:
+        log.error("[Controller id=%s] %s", self._broker_id, error)
 
     def _state_paths(self, rows: list[int]) -> Iterator[str]:
         """Paths of states, made as they are needed."""
@@ -280,7 +264,7 @@ class Interpreter:
         try:
             topic = znodes.decode_topic(name, data)
         except MalformedZnodeError as error:
-            log.error("[Controller id=%s] %s", self._broker_id, error)
+            self._complain(error)
             topic = znodes.NO_PARTITIONS
         return TopicRead(
             None if topic.topic_id is None else znodes.encode_topic_id(topic.topic_id),
@@ -326,7 +310,7 @@ class Interpreter:
                 try:
                     text = znodes.decode_config(path, data).get(_UNCLEAN)
                 except MalformedZnodeError as error:
-                    log.error("[Controller id=%s] %s", self._broker_id, error)
+                    self._complain(error)
                     found[next(names)] = UnreadableConfig
                 else:
                     found[next(names)] = None if text is None else text.lower() == "true"
@@ -373,7 +357,7 @@ class Interpreter:
         try:
             return znodes.decode_reassignment(data)
         except MalformedZnodeError as error:
-            log.error("[Controller id=%s] %s", self._broker_id, error)
+            self._complain(error)
             return {}
 
     @_perform.register
@@ -392,7 +376,7 @@ class Interpreter:
         try:
             return set(znodes.decode_partitions(znodes.PREFERRED_ELECTION, data))
         except MalformedZnodeError as error:
-            log.error("[Controller id=%s] %s", self._broker_id, error)
+            self._complain(error)
             return set()
 
     @_perform.register
@@ -416,7 +400,7 @@ class Interpreter:
             try:
                 partitions.update(znodes.decode_partitions(path, data))
             except MalformedZnodeError as error:
-                log.error("[Controller id=%s] %s", self._broker_id, error)
+                self._complain(error)
         return names, partitions
 
     @_perform.register
@@ -427,7 +411,7 @@ class Interpreter:
             try:
                 brokers.add(znodes.decode_log_dir_event(path, data).broker)
             except MalformedZnodeError as error:
-                log.error("[Controller id=%s] %s", self._broker_id, error)
+                self._complain(error)
         return names, brokers
 
     async def _read_children(self, parent: str, names: list[str]) -> Any:
@@ -500,7 +484,7 @@ class Interpreter:
         except NoNodeError:
             return None
         except MalformedZnodeError as error:
-            log.error("[Controller id=%s] %s", self._broker_id, error)
+            self._complain(error)
             return None
         return Broker(
             id=broker_id,
@@ -570,34 +554,18 @@ def _encoded(states: States, controller_epoch: int) -> Iterator[bytes]:
         yield znodes.encode_state(leader, leader_epoch, members, controller_epoch, recovery)
 
 
-def _fill(
-    states: States,
-    positions: list[int],
-    decoded: list[tuple[int, int, int, int, int]],
-    isrs: list[list[int]],
-) -> States:
+def _fill(states: States, position: I64, columns: znodes.PartitionStates, version: I32) -> States:
     """Put what was decoded into the columns; a long ISR makes them wider."""
-    longest = max(map(len, isrs))
-    isr = states.isr
-    if longest > isr.shape[1]:
-        isr = np.pad(isr, ((0, 0), (0, longest - isr.shape[1])), constant_values=NO_BROKER)
-    table = np.array(decoded, np.int64)
-    states.leader[positions] = table[:, 0]
-    states.leader_epoch[positions] = table[:, 1]
-    states.controller_epoch[positions] = table[:, 2]
-    states.recovery[positions] = table[:, 3]
-    states.version[positions] = table[:, 4]
-    width = isr.shape[1]
-    isr[positions] = [members + [NO_BROKER] * (width - len(members)) for members in isrs]
-    return States(
-        states.row,
-        states.leader,
-        states.leader_epoch,
-        isr,
-        states.recovery,
-        states.controller_epoch,
-        states.version,
-    )
+    isr = padded(columns.isr)
+    width = max(isr.shape[1], states.isr.shape[1])
+    states = replace(states, isr=widen(states.isr, width))
+    states.leader[position] = columns.leader
+    states.leader_epoch[position] = columns.leader_epoch
+    states.isr[position] = widen(isr, width)
+    states.recovery[position] = columns.recovery
+    states.controller_epoch[position] = columns.controller_epoch
+    states.version[position] = version
+    return states
 
 
 def _topic_data(topic: effects.WriteTopic) -> bytes:
