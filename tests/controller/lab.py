@@ -1,0 +1,411 @@
+"""A laboratory for controllers: real nodes as processes, a real ZooKeeper, and scripted brokers.
+
+A scripted broker registers, accepts connections, records what controllers tell it and answers as it
+was told to: at once, not until released, or with errors. Everything waits for conditions.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from klamm.protocol.apis import ApiKey, request_header_version
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.frames import decode_response, encode_request, encode_response
+from klamm.protocol.headers import RequestHeader
+from klamm.protocol.schemas import message_reader
+
+PATIENCE_S = 30.0
+CONTROL = {ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA}
+
+
+def wait_until(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
+    """The first true value of the condition."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise TimeoutError(f"not in {timeout_s} s: {what or condition}; last: {value!r}")
+        threading.Event().wait(0.02)
+
+
+def topic_znode(partitions: Mapping[int, list[int]], topic_id: str | None = None) -> bytes:
+    value: dict[str, Any] = {
+        "version": 3,
+        "partitions": {str(p): r for p, r in partitions.items()},
+        "adding_replicas": {},
+        "removing_replicas": {},
+    }
+    if topic_id is not None:
+        value["topic_id"] = topic_id
+    return json.dumps(value).encode()
+
+
+@dataclass
+class Received:
+    """One request of a controller."""
+
+    api: ApiKey
+    version: int
+    body: Any
+
+    def partitions(self) -> dict[tuple[str, int], Any]:
+        """What it says, by partition."""
+        states = getattr(self.body, "ungrouped_partition_states", None)
+        if states is not None:
+            return {(s.topic_name, s.partition_index): s for s in states}
+        return {
+            (topic.topic_name, state.partition_index): state
+            for topic in self.body.topic_states
+            for state in topic.partition_states
+        }
+
+
+@dataclass
+class Script:
+    """How a broker answers."""
+
+    withheld: set[ApiKey] = field(default_factory=set)
+    top_error: dict[ApiKey, ErrorCode] = field(default_factory=dict)
+    partition_error: dict[tuple[str, int], ErrorCode] = field(default_factory=dict)
+
+
+class ScriptedBroker:
+    """A broker as the controller sees one, and nothing more."""
+
+    def __init__(self, zookeeper: str, broker_id: int, rack: str | None = None) -> None:
+        self.id = broker_id
+        self.rack = rack
+        self.script = Script()
+        self.received: list[Received] = []
+        self.epoch = -1
+        self._zookeeper = zookeeper
+        self._changed = threading.Condition()
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._client: KazooClient | None = None
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def register(self) -> "ScriptedBroker":
+        self._client = KazooClient(self._zookeeper, timeout=10)
+        self._client.start()
+        path = f"/brokers/ids/{self.id}"
+        self._client.create(path, self.registration(), ephemeral=True, makepath=True)
+        self.epoch = self._client.exists(path).czxid
+        return self
+
+    def registration(self, **changes: Any) -> bytes:
+        value = {
+            "version": 5,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "jmx_port": -1,
+            "timestamp": "1",
+            "endpoints": [f"PLAINTEXT://127.0.0.1:{self.port}"],
+            "listener_security_protocol_map": {"PLAINTEXT": "PLAINTEXT"},
+            "features": {},
+        }
+        if self.rack is not None:
+            value["rack"] = self.rack
+        return json.dumps(value | changes).encode()
+
+    def leave(self) -> None:
+        """The registration goes; connections stay until the controller closes them."""
+        if self._client is not None:
+            self._client.stop()
+            self._client.close()
+            self._client = None
+
+    def close(self) -> None:
+        self.leave()
+        self._listener.close()
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def release(self) -> None:
+        """Answer again what was withheld."""
+        with self._changed:
+            self.script.withheld.clear()
+            self._changed.notify_all()
+
+    def told(self, api: ApiKey, topic: str, partition: int) -> list[Any]:
+        """Everything it was told about a partition by one kind of request, in order."""
+        return [
+            request.partitions()[topic, partition]
+            for request in list(self.received)
+            if request.api is api and (topic, partition) in request.partitions()
+        ]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._sockets.add(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, struct.error), connection:
+            stream = connection.makefile("rb")
+            while size := stream.read(4):
+                frame = stream.read(struct.unpack(">i", size)[0])
+                header, body = _decode(frame)
+                request = Received(ApiKey(header.api_key), header.api_version, body)
+                self.received.append(request)
+                with self._changed:
+                    self._changed.wait_for(lambda: request.api not in self.script.withheld)
+                connection.sendall(encode_response(header, self._answer(request)))
+
+    def _answer(self, request: Received) -> dict[str, Any]:
+        top = self.script.top_error.get(request.api, ErrorCode.NONE)
+        if request.api is ApiKey.UPDATE_METADATA:
+            return {"error_code": top}
+        errors = [
+            {
+                "topic_name": topic,
+                "partition_index": partition,
+                "error_code": self.script.partition_error.get((topic, partition), top),
+            }
+            for topic, partition in _named(request)
+        ]
+        answer: dict[str, Any] = {"error_code": top, "partition_errors": errors}
+        if request.api is ApiKey.LEADER_AND_ISR and request.version >= 5:
+            answer["topics"] = [
+                {
+                    "topic_id": topic.topic_id,
+                    "partition_errors": [e for e in errors if e["topic_name"] == topic.topic_name],
+                }
+                for topic in request.body.topic_states
+            ]
+        return answer
+
+
+def _named(request: Received) -> Iterator[tuple[str, int]]:
+    if request.api is ApiKey.STOP_REPLICA and request.version < 3:
+        for topic in getattr(request.body, "topics", ()):
+            yield from ((topic.name, p) for p in topic.partition_indexes)
+        for each in getattr(request.body, "ungrouped_partitions", ()):
+            yield each.topic_name, each.partition_index
+    else:
+        yield from request.partitions()
+
+
+def _decode(frame: bytes) -> tuple[RequestHeader, Any]:
+    """A request in any version, also those that klamm's own brokers refuse."""
+    key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
+    at = 10 + max(length, 0)
+    if request_header_version(key, version) == 2:
+        at += 1
+    body, _ = message_reader(key, version, "request")(memoryview(frame), at)
+    return RequestHeader(key, version, correlation_id, ""), body
+
+
+class Node:
+    """A `klamm broker` process."""
+
+    def __init__(self, directory: Path, zookeeper: str, node_id: int, **config: Any) -> None:
+        self.id = node_id
+        self.directory = directory / f"node{node_id}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.config = {
+            "broker.id": node_id,
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "zookeeper.connect": zookeeper,
+            "zookeeper.session.timeout.ms": 3000,
+            "log.dirs": self.directory / "logs",
+            "auto.leader.rebalance.enable": "false",
+            "auto.create.topics.enable": "false",
+            "controlled.shutdown.retry.backoff.ms": 100,
+            "klamm.roles": "controller",
+            **{key.replace("_", "."): value for key, value in config.items()},
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Node":
+        file = self.directory / "server.properties"
+        file.write_text("".join(f"{key}={value}\n" for key, value in self.config.items()))
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "klamm", "broker", str(file)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return self
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def ask(self, api: ApiKey, version: int, timeout_s: float = PATIENCE_S, **body: Any) -> Any:
+        """One request on a connection of its own."""
+        header = RequestHeader(api, version, 7, "lab")
+        with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
+            connection.sendall(encode_request(header, body))
+            stream = connection.makefile("rb")
+            size = stream.read(4)
+            if len(size) < 4:
+                raise EOFError("closed without an answer")
+            return decode_response(header, stream.read(struct.unpack(">i", size)[0]))
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait(PATIENCE_S)
+
+    def terminate(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+
+class Lab:
+    """One cluster on a chroot of its own."""
+
+    def __init__(self, address: str, directory: Path) -> None:
+        self.chroot = f"/lab-{uuid.uuid4().hex[:8]}"
+        self.address = address + self.chroot
+        self.directory = directory
+        self.brokers: dict[int, ScriptedBroker] = {}
+        self.nodes: dict[int, Node] = {}
+        with_root = KazooClient(address, timeout=10)
+        with_root.start()
+        with_root.ensure_path(self.chroot)
+        with_root.stop()
+        with_root.close()
+        self.zk = KazooClient(self.address, timeout=10)
+        self.zk.start()
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+        for broker in self.brokers.values():
+            broker.close()
+        self.zk.stop()
+        self.zk.close()
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add_brokers(self, *ids: int, racks: Mapping[int, str] | None = None) -> None:
+        for broker_id in ids:
+            rack = (racks or {}).get(broker_id)
+            self.brokers[broker_id] = ScriptedBroker(self.address, broker_id, rack).register()
+
+    def add_node(self, node_id: int = 100, **config: Any) -> Node:
+        node = Node(self.directory, self.address, node_id, **config)
+        self.nodes[node_id] = node.start()
+        return node
+
+    def start(self, brokers: int = 3, **config: Any) -> Node:
+        """Scripted brokers 1..n and one node, which is controller when this returns."""
+        self.add_brokers(*range(1, brokers + 1))
+        node = self.add_node(**config)
+        self.wait_controller(100)
+        return node
+
+    # ZooKeeper
+
+    def json(self, path: str) -> Any:
+        try:
+            data, _ = self.zk.get(path)
+        except NoNodeError:
+            return None
+        return json.loads(data) if data else None
+
+    def controller_id(self) -> int | None:
+        value = self.json("/controller")
+        return None if value is None else int(value["brokerid"])
+
+    def wait_controller(self, *ids: int) -> int:
+        """Wait until one of the nodes has the role and has announced itself to every broker."""
+
+        def announced() -> int | None:
+            holder = self.controller_id()
+            if holder is None or (ids and holder not in ids):
+                return None
+            epoch = int(self.zk.get("/controller_epoch")[0])
+            for broker in self.brokers.values():
+                heard = [r for r in list(broker.received) if r.api is ApiKey.UPDATE_METADATA]
+                if not any(r.body.controller_epoch == epoch for r in heard):
+                    return None
+            return holder
+
+        found: int = wait_until(announced, f"a controller of {ids}")
+        return found
+
+    def create_topic(self, name: str, partitions: Mapping[int, list[int]]) -> None:
+        """By znode, and wait until every partition has a leader."""
+        self.zk.create(f"/brokers/topics/{name}", topic_znode(partitions))
+        for partition in partitions:
+            self.wait_state(name, partition, lambda state: state["leader"] >= 0)
+
+    def state(self, topic: str, partition: int) -> dict[str, Any] | None:
+        """The partition's state, with its data version as `version`."""
+        try:
+            data, stat = self.zk.get(f"/brokers/topics/{topic}/partitions/{partition}/state")
+        except NoNodeError:
+            return None
+        return {**json.loads(data), "version": stat.version}
+
+    def wait_state(
+        self, topic: str, partition: int, condition: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        def met() -> dict[str, Any] | None:
+            state = self.state(topic, partition)
+            return state if state is not None and condition(state) else None
+
+        found: dict[str, Any] = wait_until(met, f"state of {topic}-{partition}")
+        return found
+
+    def alter_partition(
+        self, node: Node, topic: str, partition: int, isr: list[int], **changes: Any
+    ) -> Any:
+        """The leader's proposal of an ISR, from what the state says now; the partition's answer."""
+        state = self.state(topic, partition)
+        assert state is not None
+        leader = changes.pop("broker", state["leader"])
+        proposal = {
+            "partition_index": partition,
+            "leader_epoch": state["leader_epoch"],
+            "new_isr": isr,
+            "leader_recovery_state": 0,
+            "partition_epoch": state["version"],
+            **changes,
+        }
+        answer = node.ask(
+            ApiKey.ALTER_PARTITION,
+            1,
+            broker_id=leader,
+            broker_epoch=self.brokers[leader].epoch,
+            topics=[{"topic_name": topic, "partitions": [proposal]}],
+        )
+        return answer.topics[0].partitions[0] if answer.topics else answer
