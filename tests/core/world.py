@@ -28,6 +28,8 @@ from klamm.core.procedures.failover import take_office
 from tests.core.ensemble import (
     DELETIONS,
     IDS,
+    ISR_CHANGES,
+    LOG_DIRS,
     PREFERRED,
     REASSIGN,
     TOPICS,
@@ -141,6 +143,16 @@ class World(Ensemble):
         listed = [{"topic": topic, "partition": partition} for topic, partition in partitions]
         self.create(PREFERRED, {"version": 1, "partitions": listed})
 
+    def notify_isr_change(self, *partitions: TopicPartition) -> None:
+        """Leaders that have written states themselves say so."""
+        listed = [{"topic": topic, "partition": partition} for topic, partition in partitions]
+        self.create(f"{ISR_CHANGES}/isr_change_{len(self.writes)}", {"partitions": listed})
+
+    def notify_log_dir(self, broker: int) -> None:
+        """A broker has lost a log directory."""
+        path = f"{LOG_DIRS}/log_dir_event_{len(self.writes)}"
+        self.create(path, {"version": 1, "broker": broker, "event": 1})
+
     @staticmethod
     def _topic_json(
         topic_id: str, partitions: Mapping[int, Sequence[int]], with_id: bool
@@ -183,7 +195,7 @@ class World(Ensemble):
         return next(answer for asked, answer in reversed(self.answers) if asked is event)
 
     def report_isr(
-        self, topic: str, isr: Sequence[int], partition: int = 0, **changes: Any
+        self, topic: str, isr: Sequence[int], /, partition: int = 0, **changes: Any
     ) -> events.IsrAnswer:
         """The leader proposes an ISR; `changes` are fields of the proposal that are otherwise.
 
