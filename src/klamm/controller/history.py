@@ -31,6 +31,7 @@ from klamm.controller.history_records import (
     Move,
     TopicChanged,
 )
+from klamm.controller.history_topic import TopicShipping
 from klamm.controller.queue import Queued
 from klamm.controller.spool import Spool
 from klamm.core import effects
@@ -108,6 +109,8 @@ class History:
         self._controller = config.broker_id
         self._clock = clock
         self.spool = Spool(config.klamm_history_dir, config.klamm_history_retention_bytes)
+        topic = config.klamm_history_topic
+        self._shipping = None if topic is None else TopicShipping(config, topic, self.spool)
         self._term = _Term()
         self._event: EventRecord | None = None
         self._began = 0.0
@@ -120,6 +123,8 @@ class History:
 
     def begin(self, queued: Queued, epoch: int, at: float) -> None:
         """An event is about to be handled; `epoch` is 0 outside of a term of office."""
+        if self._shipping is not None:
+            self._shipping.begin()
         self._began = self._clock.monotonic()
         event = queued.event
         self._event = EventRecord(
@@ -203,8 +208,10 @@ class History:
                 self._term.asked_for[id(asked)] = (asked, self._term.seq + 1)
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write what is left; what has not been shipped is shipped by the node's next life."""
         await asyncio.to_thread(self.spool.close)
+        if self._shipping is not None:
+            await self._shipping.close()
 
     # What an event has changed
 

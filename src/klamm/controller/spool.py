@@ -37,18 +37,14 @@ _UNLIMITED: Final = -1
 class Spool:
     """Writes records to files in a thread of its own, which starts with the first record."""
 
-    def __init__(
-        self,
-        directory: Path,
-        retention_bytes: int = _UNLIMITED,
-        on_written: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, retention_bytes: int = _UNLIMITED) -> None:
         self.directory = directory
+        #: Called in the spool's thread when there is something new in the files.
+        self.on_written: Callable[[], object] | None = None
         self._retention_bytes = retention_bytes
         self._file_bytes_max = FILE_BYTES_MAX
         if retention_bytes > 0:
             self._file_bytes_max = min(FILE_BYTES_MAX, retention_bytes // _FILES_IN_RETENTION)
-        self._on_written = on_written
         self._waiting: queue.SimpleQueue[EventRecord | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closing = False
@@ -132,8 +128,8 @@ class Spool:
             # Whatever it was, the next records deserve another try, in a file of their own.
             log.exception("a part of the history is lost")
             self._end_file()
-        if self._on_written is not None:
-            self._on_written()
+        if self.on_written is not None:
+            self.on_written()
 
     def _current_file(self) -> tuple[BinaryIO, Any]:
         if self._file is not None and self._file.tell() >= self._file_bytes_max:
