@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from klamm.errors import ConfigError, SessionLostError, UnavailableError
+from klamm.errors import ConfigError, LocalProtocolError, SessionLostError, UnavailableError
 from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.server import ZooKeeperServer, free_port
 from klamm.zookeeper.session import open_store, split_connect_string
@@ -172,6 +172,16 @@ async def test_a_request_in_the_queue_fails_when_the_store_is_closed(real: RealZ
     await client.store.close()
     with pytest.raises(SessionLostError):
         await waiting
+
+
+async def test_a_node_larger_than_the_server_takes_is_refused_before_it_is_sent(
+    real: RealZooKeeper,
+):
+    store = (await real.client()).store
+    with pytest.raises(LocalProtocolError, match="/big"):
+        await store.create("/big", bytes(1 << 20))
+    # The connection is as good as before.
+    await store.create("/big", bytes(1_000_000))
 
 
 async def test_both_stores_fit_the_protocol(real: RealZooKeeper):

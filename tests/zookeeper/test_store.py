@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from klamm.errors import FencedError, LocalProtocolError, SessionLostError
+from klamm.errors import FencedError, SessionLostError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     NO_VERSION,
@@ -138,14 +138,6 @@ async def test_sequential_nodes_are_numbered_in_order_of_creation(zk: ZooKeeper)
     second = await store.create("/s/n_", sequential=True)
     assert (first.path, second.path) == ("/s/n_0000000000", "/s/n_0000000001")
     assert znodes.sequence_number(second.path) == 1
-
-
-async def test_a_node_larger_than_the_server_takes_is_refused_before_it_is_sent(zk: ZooKeeper):
-    if "Real" not in type(zk).__name__:
-        pytest.skip("memory has no such limit")
-    store = (await zk.client()).store
-    with pytest.raises(LocalProtocolError, match="/big"):
-        await store.create("/big", bytes(1 << 20))
 
 
 @pytest.mark.rule("ZK-1")

@@ -40,6 +40,10 @@ from klamm.zookeeper.store import (
 from klamm.zookeeper.wire import Opcode
 
 _LOG: Final = logging.getLogger(__name__)
+#: kazoo's own words. It warns at every attempt to connect, of which there are many when ZooKeeper
+#: is away; what matters of that is said here, once.
+_KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
+_KAZOO_LOG.setLevel(logging.ERROR)
 
 #: Paths of one setWatches request, with room to spare below the server's limit.
 _SET_WATCHES_BYTES: Final = 512 * 1024
@@ -154,12 +158,16 @@ class Connection:
             case SessionStarted(session_id):
                 self.session_id = session_id
                 self._usable.set()
+                _LOG.info("ZooKeeper session %#x has started", self.session_id)
             case SessionResumed():
                 self._usable.set()
+                _LOG.info("ZooKeeper session %#x is connected again", self.session_id)
             case SessionSuspended():
                 self._usable.clear()
+                _LOG.warning("ZooKeeper session %#x has lost its connection", self.session_id)
             case SessionExpired():
                 self._end()
+                _LOG.warning("ZooKeeper session %#x has expired", self.session_id)
         self._on_event(event)
 
     def _resolve(self, reply: "asyncio.Future[bytes | None]", value: bytes | None) -> None:
@@ -346,10 +354,10 @@ class _Client(KazooClient):  # type: ignore[misc]
             timeout=session_timeout_ms / 1000,
             handler=_Handler(),
             connection_retry=retry,
-            logger=_LOG,
+            logger=_KAZOO_LOG,
         )
         self.watch_fired = watch_fired
-        self._connection = _KazooConnection(self, self._conn_retry.copy(), logger=_LOG)
+        self._connection = _KazooConnection(self, self._conn_retry.copy(), logger=_KAZOO_LOG)
 
     @property
     def session_id(self) -> int:
