@@ -171,7 +171,7 @@ class ScriptedBroker:
                 request = Received(ApiKey(header.api_key), header.api_version, body)
                 self.received.append(request)
                 with self._changed:
-                    self._changed.wait_for(lambda: request.api not in self.script.withheld)
+                    self._changed.wait_for(lambda api=request.api: api not in self.script.withheld)
                 connection.sendall(encode_response(header, self._answer(request)))
 
     def _answer(self, request: Received) -> dict[str, Any]:

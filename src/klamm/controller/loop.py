@@ -29,6 +29,7 @@ from klamm.errors import FencedError, SessionLostError
 from klamm.zookeeper.store import Event as StoreEvent
 from klamm.zookeeper.store import (
     EventKind,
+    NoNodeError,
     SessionExpired,
     SessionStarted,
     Store,
@@ -292,6 +293,9 @@ class Controller:
             self.active_id = await election.watch_controller(self._store)
             if was_active and not self.is_active:
                 self._resign()
+            if self.is_active:
+                # The epoch moved on under us, yet the role is still ours: nobody could act.
+                await self._give_up()
             if self.active_id == election.NOBODY:
                 self.queue.put(Reelect(), cause="fenced, and nobody is controller")
 
@@ -333,14 +337,17 @@ class Controller:
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """Let another broker try: clean up, and delete `/controller` if it is still ours."""
-        fence = self._interpreter.fence
+        """Let another broker try: clean up, and delete `/controller` if it is still ours.
+
+        That the node belongs to this session is as good as a fence: no other can have made it.
+        """
         holder = await election.read_controller(self._store)
         self._resign()
         self.active_id = holder if holder != self.broker_id else election.NOBODY
-        if holder == self.broker_id and fence is not None:
-            with contextlib.suppress(FencedError):
-                await self._store.delete_recursive([election.CONTROLLER], fence)
+        stat = await self._store.exists(election.CONTROLLER)
+        if stat is not None and stat.ephemeral_owner == self._store.session_id:
+            with contextlib.suppress(NoNodeError):
+                await self._store.delete(election.CONTROLLER)
 
     def _resign(self) -> None:
         """Drop everything that belongs to the office (RESIGN-1, RESIGN-2)."""
