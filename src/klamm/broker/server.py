@@ -16,7 +16,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, cast
 
 from klamm.config.endpoints import Endpoint
 from klamm.errors import ConfigError, RemoteProtocolError
@@ -29,10 +29,7 @@ _SENDFILE_MAX_BYTES: Final = 1 << 20
 
 
 class FileRange(Protocol):
-    """Part of a file, to be sent as it is; it stays readable until `release`."""
-
-    @property
-    def fileno(self) -> int: ...
+    """Part of a file, to be sent as it is; it stays readable for as long as it is referred to."""
 
     @property
     def position(self) -> int: ...
@@ -40,7 +37,7 @@ class FileRange(Protocol):
     @property
     def size(self) -> int: ...
 
-    def release(self) -> None: ...
+    def fileno(self) -> int: ...
 
 
 Part: TypeAlias = bytes | memoryview | FileRange
@@ -78,8 +75,8 @@ class Connection(asyncio.BufferedProtocol):
     # Reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports behave like asyncio's without being of their class.
+        self._transport = cast(asyncio.Transport, transport)
         original = transport.get_extra_info("socket")
         self._socket = socket.socket(fileno=os.dup(original.fileno()))
         self._socket.setblocking(False)
@@ -201,12 +198,15 @@ class Connection(asyncio.BufferedProtocol):
             part = self._outbox[0]
             try:
                 if isinstance(part, bytes | memoryview):
-                    self._sent += self._socket.send(memoryview(part)[self._sent :])
                     size = len(part)
+                    # The head of an answer is not worth a packet of its own.
+                    more = socket.MSG_MORE if len(self._outbox) > 1 else 0
+                    rest = memoryview(part)[self._sent :] if self._sent else part
+                    self._sent += self._socket.send(rest, more)
                 else:
                     size = part.size
                     count = min(size - self._sent, _SENDFILE_MAX_BYTES)
-                    sent = os.sendfile(fd, part.fileno, part.position + self._sent, count)
+                    sent = os.sendfile(fd, part.fileno(), part.position + self._sent, count)
                     if sent == 0 and count:
                         raise OSError(errno.EIO, "the file is shorter than it was")
                     self._sent += sent
@@ -216,8 +216,6 @@ class Connection(asyncio.BufferedProtocol):
             if self._sent >= size:
                 self._outbox.popleft()
                 self._sent = 0
-                if not isinstance(part, bytes | memoryview):
-                    part.release()
         return True
 
     def _writable(self) -> None:
@@ -238,9 +236,6 @@ class Connection(asyncio.BufferedProtocol):
             await self._drained
 
     def _clear_outbox(self) -> None:
-        for part in self._outbox:
-            if not isinstance(part, bytes | memoryview):
-                part.release()
         self._outbox.clear()
         self._sent = 0
 
