@@ -11,6 +11,7 @@ from klamm.protocol._kio import entity_reader
 from klamm.protocol.encoding import encode_struct
 from klamm.protocol.fields import WireField, wire_fields
 from klamm.protocol.schemas import message_schema
+from klamm.protocol.soundness import check_sound
 
 from .exchanges import SCHEMAS, kio_bytes, schema_id, values_of
 
@@ -55,14 +56,14 @@ def value(each: WireField) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=schema_id)
 @given(data=st.data())
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.rule("API-1", "API-3a")
 def test_kio_reads_what_klamm_writes_and_writes_the_same(schema, data):
     message = message_schema(*schema)
     given_values = data.draw(values(message))
     written = encode_struct(message, given_values)
     read, size = entity_reader(message)(written, 0)
-    assert size == len(written)
+    assert size == len(written) == check_sound(message, memoryview(written), 0)
     # A tagged struct that equals its default is left out by kio, and written by klamm when given.
     again = encode_struct(message, values_of(read))
     assert kio_bytes(read) == again

@@ -14,8 +14,8 @@ from klamm.protocol.fetch import (
     FetchPartitionResponse,
     FetchResponse,
     FetchTopicResponse,
+    decode_fetch_request,
     encode_fetch_response,
-    fetch_request,
 )
 from klamm.protocol.frames import decode_request, decode_response, encode_request
 from klamm.protocol.headers import RequestHeader, decode_request_header, decode_response_header
@@ -208,8 +208,7 @@ def test_recorded_answers_are_read_and_written_again_byte_for_byte(exchange: Exc
 @settings(max_examples=15, deadline=None)
 def test_requests_take_one_form_whatever_the_version(version, values):
     schema = message_schema(1, version, "request")
-    body, _ = entity_reader(schema)(encode_struct(schema, values), 0)
-    request = fetch_request(body, version)
+    request = decode_fetch_request(memoryview(encode_struct(schema, values)), 0, version)
     expected_replica = (
         values["replica_id"]
         if version < 15

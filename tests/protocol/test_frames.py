@@ -5,12 +5,33 @@ import pytest
 from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.fetch import FetchResponse, encode_fetch_response
-from klamm.protocol.frames import decode_request, decode_response, encode_request, encode_response
+from klamm.protocol.frames import (
+    Request,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from klamm.protocol.headers import RequestHeader, decode_request_header
 
 from .exchanges import EXCHANGES, Exchange, kio_bytes, values_of
 
-GENERIC = [each for each in EXCHANGES if each.key not in (ApiKey.PRODUCE, ApiKey.FETCH)]
+OF_THEIR_OWN_FORM = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.LEADER_AND_ISR,
+    ApiKey.UPDATE_METADATA,
+)
+READ_BY_KIO = [each for each in EXCHANGES if each.key not in OF_THEIR_OWN_FORM]
+
+
+def comparable(request: Request) -> Request:
+    """Topics that are made when asked for have no equality of their own."""
+    if request.header.api_key not in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
+        return request
+    return request._replace(
+        body=request.body._replace(topic_states=list(request.body.topic_states))
+    )
 
 
 def sized(frame: bytes) -> bytes:
@@ -21,7 +42,7 @@ def request(key: int, version: int, body: bytes = b"", client_id: bytes = b"\0\0
     return struct.pack(">hhi", key, version, 7) + client_id + body
 
 
-@pytest.mark.parametrize("exchange", GENERIC, ids=str)
+@pytest.mark.parametrize("exchange", READ_BY_KIO, ids=str)
 @pytest.mark.rule("API-3", "API-4", "API-10", "API-12")
 def test_recorded_requests_are_read_and_written_again_byte_for_byte(exchange: Exchange):
     header, body = decode_request(exchange.request)
@@ -30,7 +51,9 @@ def test_recorded_requests_are_read_and_written_again_byte_for_byte(exchange: Ex
     assert exchange.request.endswith(kio_bytes(body))
 
 
-@pytest.mark.parametrize("exchange", GENERIC, ids=str)
+@pytest.mark.parametrize(
+    "exchange", [each for each in EXCHANGES if each.key not in (0, 1)], ids=str
+)
 @pytest.mark.rule("API-3", "API-4", "API-9")
 def test_recorded_answers_are_read_and_written_again_byte_for_byte(exchange: Exchange):
     assert exchange.response is not None
@@ -83,7 +106,8 @@ def test_api_versions_from_the_future_is_answered_in_version_zero():
 @pytest.mark.rule("FRM-5")
 def test_bytes_after_the_body_are_ignored():
     for exchange in EXCHANGES:
-        assert decode_request(exchange.request + b"left over") == decode_request(exchange.request)
+        whole = decode_request(exchange.request)
+        assert comparable(decode_request(exchange.request + b"left over")) == comparable(whole)
 
 
 @pytest.mark.rule("FRM-5")
@@ -153,7 +177,7 @@ def test_every_way_of_cutting_a_recorded_request_short_is_refused():
             except RemoteProtocolError:
                 continue
             # A record batch or trailing bytes may be cut without harm to the message around it.
-            assert cut == whole, (str(exchange), end)
+            assert comparable(cut) == comparable(whole), (str(exchange), end)
 
 
 def test_an_answer_to_another_request_is_refused():

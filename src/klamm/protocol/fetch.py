@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from klamm.errors import LocalProtocolError, RemoteProtocolError
+from klamm.protocol.apis import ApiKey
 from klamm.protocol.cursor import Cursor
 from klamm.protocol.headers import RequestHeader, encode_response_header
 from klamm.protocol.leaders import LeaderHint, NodeEndpoint, encode_endpoints
 from klamm.protocol.primitives import encode_count, encode_string, encode_tagged
+from klamm.protocol.schemas import message_reader
 
 _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_SESSIONS: Final = 7
@@ -158,10 +160,11 @@ class FetchResponse(NamedTuple):
     node_endpoints: Sequence[NodeEndpoint] = ()
 
 
-def fetch_request(body: Any, version: int) -> FetchRequest:
-    """Bring what kio read to the form that handlers know."""
+def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
+    """Read a body with kio and bring it to the form that handlers know."""
+    body, _ = message_reader(ApiKey.FETCH, version, "request")(view, at)
     has_sessions = version >= _FIRST_WITH_SESSIONS
-    replica = getattr(body, "replica_state", body)
+    replica: Any = getattr(body, "replica_state", body)
     return FetchRequest(
         replica_id=replica.replica_id,
         replica_epoch=getattr(replica, "replica_epoch", -1),

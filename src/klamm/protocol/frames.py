@@ -5,12 +5,15 @@ size, because whoever reads the socket needs it first; what is encoded here begi
 it can be sent as it is.
 """
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.control_decode import decode_leader_and_isr, decode_update_metadata
 from klamm.protocol.encoding import Values, encode_parts
-from klamm.protocol.fetch import decode_fetch_response, fetch_request
+from klamm.protocol.fetch import decode_fetch_request, decode_fetch_response
 from klamm.protocol.headers import (
     RequestHeader,
     decode_request_header,
@@ -23,6 +26,21 @@ from klamm.protocol.produce import decode_produce_request
 from klamm.protocol.schemas import Kind, message_reader, message_schema
 from klamm.protocol.unknown_tags import without_unknown_tags
 
+Decoder: TypeAlias = Callable[[memoryview, int, int], Any]
+
+#: Messages with a form of their own: body at an offset, version.
+_REQUEST_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
+    {
+        ApiKey.PRODUCE: decode_produce_request,
+        ApiKey.FETCH: decode_fetch_request,
+        ApiKey.LEADER_AND_ISR: decode_leader_and_isr,
+        ApiKey.UPDATE_METADATA: decode_update_metadata,
+    }
+)
+_RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
+    {ApiKey.FETCH: decode_fetch_response}
+)
+
 #: Cleaning is slow, so that it must not be worth an attacker's while.
 _CLEANED_BYTES_MAX: Final = 1 << 20
 
@@ -30,10 +48,10 @@ _CLEANED_BYTES_MAX: Final = 1 << 20
 class Request(NamedTuple):
     """A request that was read.
 
-    `body` is the dataclass of the message in the request's version, except for Produce and Fetch,
-    whose requests have a form of their own that does not depend on the version. It is None only
-    for an ApiVersions request of a version that is not known, which is answered all the same
-    (API-5).
+    `body` is the dataclass of the message in the request's version. Produce and Fetch have a form
+    that does not depend on the version, LeaderAndIsr and UpdateMetadata one that makes their
+    topics only when they are asked for. It is None only for an ApiVersions request of a version
+    that is not known, which is answered all the same (API-5).
     """
 
     header: RequestHeader
@@ -51,10 +69,7 @@ def decode_request(frame: bytes | memoryview) -> Request:
     key, version = header.api_key, header.api_version
     if version > APIS[key].max_version:
         return Request(header, None)
-    if key == ApiKey.PRODUCE:
-        return Request(header, decode_produce_request(view, at, version))
-    body = _read_body(view, at, header, "request")
-    return Request(header, fetch_request(body, version) if key == ApiKey.FETCH else body)
+    return Request(header, _decode_body(view, at, header, "request"))
 
 
 def encode_request(header: RequestHeader, values: Values) -> bytes:
@@ -69,9 +84,7 @@ def decode_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
     """The body of the answer to a request of ours, with Fetch in its own form."""
     view = memoryview(frame).toreadonly()
     at = decode_response_header(header, view)
-    if header.api_key == ApiKey.FETCH:
-        return decode_fetch_response(view, at, header.api_version)
-    return _read_body(view, at, header, "response")
+    return _decode_body(view, at, header, "response")
 
 
 def encode_response(header: RequestHeader, values: Values) -> bytes:
@@ -87,19 +100,25 @@ def encode_response(header: RequestHeader, values: Values) -> bytes:
     return framed(parts)
 
 
-def _read_body(view: memoryview, at: int, header: RequestHeader, kind: Kind) -> Any:
+def _decode_body(view: memoryview, at: int, header: RequestHeader, kind: Kind) -> Any:
     key, version = header.api_key, header.api_version
-    read = message_reader(key, version, kind)
+    by_hand = (_REQUEST_DECODERS if kind == "request" else _RESPONSE_DECODERS).get(key)
+    decode = by_hand or _read_with_kio(key, kind)
     try:
         try:
-            body, _ = read(view, at)
+            return decode(view, at, version)
         except KeyError:  # a tag that kio does not know
             if len(view) > _CLEANED_BYTES_MAX:
                 raise
-            schema = message_schema(key, version, kind)
-            body, _ = read(without_unknown_tags(schema, view, at), 0)
+            cleaned = without_unknown_tags(message_schema(key, version, kind), view, at)
+            return decode(memoryview(cleaned), 0, version)
+    except RemoteProtocolError:
+        raise
     except Exception as error:  # kio raises a handful of unrelated types for bytes it cannot read
         raise RemoteProtocolError(
             f"{APIS[key].name} {kind} version {version} cannot be read: {error}"
         ) from error
-    return body
+
+
+def _read_with_kio(key: int, kind: Kind) -> Decoder:
+    return lambda view, at, version: message_reader(key, version, kind)(view, at)[0]

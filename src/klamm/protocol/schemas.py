@@ -12,11 +12,12 @@ from typing import Any, Final, Literal, TypeAlias
 from klamm.errors import LocalProtocolError
 from klamm.protocol._kio import entity_reader
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.soundness import check_sound
 
 Kind: TypeAlias = Literal["request", "response"]
 
 #: Reads one struct at an offset of a read-only buffer, and says how many bytes it took.
-Reader: TypeAlias = Callable[[bytes | memoryview, int], tuple[Any, int]]
+Reader: TypeAlias = Callable[[memoryview, int], tuple[Any, int]]
 
 #: The versions that are declared in klamm.protocol.messages rather than in kio.
 DECLARED: Final[Mapping[ApiKey, range]] = MappingProxyType(
@@ -51,6 +52,13 @@ def message_schema(key: int, version: int, kind: Kind) -> type[Any]:
 
 @cache
 def message_reader(key: int, version: int, kind: Kind) -> Reader:
-    """The function that reads such a message."""
-    reader: Reader = entity_reader(message_schema(key, version, kind))
-    return reader
+    """kio's reader for such a message, given nothing to read that is not all there."""
+    schema = message_schema(key, version, kind)
+    read = entity_reader(schema)
+
+    def read_checked(view: memoryview, at: int) -> tuple[Any, int]:
+        check_sound(schema, view, at)
+        message, size = read(view, at)
+        return message, size
+
+    return read_checked

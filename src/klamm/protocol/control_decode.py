@@ -1,0 +1,123 @@
+"""Requests of the controller, read by a broker topic by topic.
+
+At its start a broker is told about every partition of the cluster. As one message that is a
+hundred megabytes of objects; read one topic at a time it is next to nothing. A message is walked
+once when it is decoded, so that it is known to be sound before any of it is acted upon, and once
+more whenever its topics are asked for.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from klamm.protocol._kio import entity_reader
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.cursor import Cursor
+from klamm.protocol.fields import wire_fields
+from klamm.protocol.schemas import Reader, message_schema
+from klamm.protocol.soundness import check_sound
+
+# Controller id, controller epoch and broker epoch, without what says nothing in ZooKeeper mode:
+# the flag of a KRaft controller and, in LeaderAndIsr, a type.
+_LEADER_AND_ISR: Final = struct.Struct(">iiqx")
+_LEADER_AND_ISR_WITH_KRAFT: Final = struct.Struct(">ixiqx")
+_UPDATE_METADATA: Final = struct.Struct(">iiq")
+_UPDATE_METADATA_WITH_KRAFT: Final = struct.Struct(">ixiq")
+
+_FIRST_LEADER_AND_ISR_WITH_KRAFT: Final = 7
+_FIRST_UPDATE_METADATA_WITH_KRAFT: Final = 8
+
+
+class TopicStates:
+    """The topics of a request, made anew for each iteration."""
+
+    __slots__ = ("_offsets", "_read", "_view")
+
+    def __init__(self, view: memoryview, offsets: list[int], read: Reader) -> None:
+        self._view = view
+        self._offsets = offsets
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[Any]:
+        read, view = self._read, self._view
+        return (read(view, at)[0] for at in self._offsets)
+
+
+class LeaderAndIsrRequest(NamedTuple):
+    """LeaderAndIsr from version 5 on; topics and leaders are those of the declared message."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int
+    topic_states: TopicStates
+    live_leaders: list[Any]
+
+
+class UpdateMetadataRequest(NamedTuple):
+    """UpdateMetadata from version 7 on; topics and brokers are those of the declared message."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int
+    topic_states: TopicStates
+    live_brokers: list[Any]
+
+
+def decode_leader_and_isr(view: memoryview, at: int, version: int) -> LeaderAndIsrRequest:
+    """Read the body at `at`; kio's exceptions pass through."""
+    has_kraft = version >= _FIRST_LEADER_AND_ISR_WITH_KRAFT
+    cursor, readers = _open(ApiKey.LEADER_AND_ISR, version, view, at)
+    controller_id, controller_epoch, broker_epoch = cursor.unpack(
+        _LEADER_AND_ISR_WITH_KRAFT if has_kraft else _LEADER_AND_ISR
+    )
+    topics = _read_topics(cursor, readers["topic_states"])
+    leaders = _read_items(cursor, readers["live_leaders"])
+    return LeaderAndIsrRequest(controller_id, controller_epoch, broker_epoch, topics, leaders)
+
+
+def decode_update_metadata(view: memoryview, at: int, version: int) -> UpdateMetadataRequest:
+    """Read the body at `at`; kio's exceptions pass through."""
+    has_kraft = version >= _FIRST_UPDATE_METADATA_WITH_KRAFT
+    cursor, readers = _open(ApiKey.UPDATE_METADATA, version, view, at)
+    controller_id, controller_epoch, broker_epoch = cursor.unpack(
+        _UPDATE_METADATA_WITH_KRAFT if has_kraft else _UPDATE_METADATA
+    )
+    topics = _read_topics(cursor, readers["topic_states"])
+    brokers = _read_items(cursor, readers["live_brokers"])
+    return UpdateMetadataRequest(controller_id, controller_epoch, broker_epoch, topics, brokers)
+
+
+def _open(
+    key: ApiKey, version: int, view: memoryview, at: int
+) -> tuple[Cursor, Mapping[str, Reader]]:
+    """A cursor on a body that is all there, and what reads the items of its arrays."""
+    check_sound(message_schema(key, version, "request"), view, at)
+    return Cursor(view, at, is_flexible=True), _item_readers(key, version)
+
+
+@cache
+def _item_readers(key: ApiKey, version: int) -> Mapping[str, Reader]:
+    fields = wire_fields(message_schema(key, version, "request"))
+    return {each.name: entity_reader(each.struct_type) for each in fields if each.is_array}
+
+
+def _read_topics(cursor: Cursor, read: Reader) -> TopicStates:
+    """Read each topic once, and keep nothing but where it was."""
+    offsets = []
+    for _ in range(cursor.length()):
+        offsets.append(cursor.at)
+        cursor.at += read(cursor.view, cursor.at)[1]
+    return TopicStates(cursor.view, offsets, read)
+
+
+def _read_items(cursor: Cursor, read: Reader) -> list[Any]:
+    items = []
+    for _ in range(cursor.length()):
+        item, size = read(cursor.view, cursor.at)
+        cursor.at += size
+        items.append(item)
+    return items
