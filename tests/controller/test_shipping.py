@@ -126,6 +126,19 @@ def test_a_torn_file_is_shipped_up_to_the_tear_and_then_left(spool: Spool):
     assert shipped(spool, inbox) == [3]
 
 
+def test_a_file_of_another_version_holds_nothing_up(spool: Spool, caplog: pytest.LogCaptureFixture):
+    inbox = Inbox()
+    schema = pa.schema([("seq", pa.int64())], metadata={"klamm.history": "0"})
+    with (
+        pa.OSFile(str(spool.directory / "000000000000001.arrows"), "wb") as file,
+        pa.ipc.new_stream(file, schema),
+    ):
+        pass
+    put(spool, 1)
+    assert shipped(spool, inbox) == [1]
+    assert "is not shipped" in caplog.text
+
+
 def test_files_that_the_retention_took_are_passed_over(spool: Spool):
     inbox = Inbox()
     put(spool, 1)

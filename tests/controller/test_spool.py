@@ -21,6 +21,7 @@ from klamm.controller.history_arrow import (
 from klamm.controller.history_records import Decisions, EventRecord
 from klamm.controller.spool import Spool, read_file, read_spool, spool_files
 from klamm.core.columns import padded
+from klamm.errors import KlammError
 
 
 def record(seq: int, *blocks: Decisions, cause: str = "a test") -> EventRecord:
@@ -105,6 +106,20 @@ def test_a_file_torn_at_any_byte_keeps_every_batch_before_the_tear(spool: Spool,
     for size in reversed(range(len(data))):
         os.truncate(torn, size)
         assert [read.end for read in read_file(torn)] == [end for end in ends if end <= size]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"), [(None, "none"), ({"klamm.history": "9"}, "version 9")]
+)
+def test_a_file_that_is_no_history_of_this_version_is_refused(
+    tmp_path: Path, metadata: dict[str, str] | None, found: str
+):
+    path = tmp_path / "000000000000001.arrows"
+    schema = pa.schema([("seq", pa.int64())], metadata=metadata)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema):
+        pass
+    with pytest.raises(KlammError, match=f"{path.name} holds no history of version 1, but {found}"):
+        sequences(tmp_path)
 
 
 def test_a_torn_file_does_not_hide_the_files_after_it(spool: Spool):

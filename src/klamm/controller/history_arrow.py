@@ -13,12 +13,14 @@ import pyarrow as pa
 
 from klamm.controller.history_records import Decisions, EventRecord
 from klamm.core.columns import I32, NO_BROKER, tally, widen
+from klamm.errors import KlammError
 
 #: Decisions in one row at most, and in one batch about as many; events in one batch at most.
 PART_DECISIONS_MAX: Final = 4096
 BATCH_EVENTS_MAX: Final = 512
 #: Raised when a column changes its meaning; new columns may come without.
 FORMAT_VERSION: Final = b"1"
+_VERSION_KEY: Final = b"klamm.history"
 
 _IDS: Final = pa.list_(pa.int32())
 
@@ -82,13 +84,22 @@ SCHEMA: Final = pa.schema(
         ("moves", pa.list_(MOVE)),
         ("decisions", pa.list_(DECISION)),
     ],
-    metadata={b"klamm.history": FORMAT_VERSION},
+    metadata={_VERSION_KEY: FORMAT_VERSION},
 )
 #: Small first, since a spool holds more of it then; the work is done beside the event loop.
 WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 
 _OUTCOMES: Final = pa.array(["done", "bad_version", "no_node", "exists", "failed"])
 _STATES: Final = pa.array(["new", "online", "offline", "non_existent"])
+
+
+def check_schema(schema: pa.Schema, source: object) -> None:
+    """Refuse what is no history, or one whose columns mean something else."""
+    version = (schema.metadata or {}).get(_VERSION_KEY)
+    if version != FORMAT_VERSION:
+        found = "none" if version is None else f"version {version.decode()}"
+        expected = FORMAT_VERSION.decode()
+        raise KlammError(f"{source} holds no history of version {expected}, but {found}.")
 
 
 def encode_batches(records: Sequence[EventRecord]) -> Iterator[pa.RecordBatch]:

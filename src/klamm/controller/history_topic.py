@@ -14,7 +14,7 @@ from klamm.broker.exchange import Exchange
 from klamm.config.broker import BrokerConfig
 from klamm.controller.shipping import Shipper, TooLargeError
 from klamm.controller.spool import Spool
-from klamm.errors import UnavailableError
+from klamm.errors import KlammError, UnavailableError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
@@ -27,6 +27,7 @@ _METADATA_VERSION: Final = 9
 _CREATE_TOPICS_VERSION: Final = 5
 _PRODUCE_VERSION: Final = 8
 _REPLICATION_MAX: Final = 3
+_LEADER_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 _ACKS_ALL: Final = -1
 _REQUEST_TIMEOUT_MS: Final = 30_000
 _ANSWER_TIMEOUT_S: Final = 35.0
@@ -89,21 +90,22 @@ class TopicWriter:
             "include_cluster_authorized_operations": False,
             "include_topic_authorized_operations": False,
         }
-        answer = await self._asking.ask(
-            *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
-        )
-        nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
-        topic = answer.topics[0]
-        code = ErrorCode.of(topic.error_code)
-        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if answer.controller_id not in nodes:
-                raise UnavailableError(f"there is no controller to create {self._topic}")
-            await self._create(nodes[answer.controller_id], len(nodes))
-            raise UnavailableError(f"{self._topic} was just created")
-        leader = next((p.leader_id for p in topic.partitions if p.partition_index == 0), None)
-        if leader not in nodes:
-            raise UnavailableError(f"{self._topic}-0 has no leader ({code.name})")
-        return nodes[leader]
+        code = ErrorCode.NONE
+        # A topic that was just created has no leader yet, or is not known everywhere.
+        for pause_s in (*_LEADER_PAUSES_S, 0.0):
+            answer = await self._asking.ask(
+                *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
+            )
+            nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+            topic = answer.topics[0]
+            code = ErrorCode.of(topic.error_code)
+            leader = next((p.leader_id for p in topic.partitions if p.partition_index == 0), None)
+            if leader in nodes:
+                return nodes[leader]
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and answer.controller_id in nodes:
+                await self._create(nodes[answer.controller_id], len(nodes))
+            await asyncio.sleep(pause_s)
+        raise UnavailableError(f"{self._topic}-0 has no leader ({code.name})")
 
     async def _create(self, controller: tuple[str, int], brokers: int) -> None:
         """Create the topic with up to three replicas: not every node may hold any."""
@@ -158,7 +160,6 @@ class TopicShipping:
 
 def read_topic(bootstrap_servers: str, topic: str) -> "Iterator[pa.RecordBatch]":
     """Everything that the topic holds now, partition by partition."""
-    import pyarrow as pa
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     settings = {
@@ -166,10 +167,11 @@ def read_topic(bootstrap_servers: str, topic: str) -> "Iterator[pa.RecordBatch]"
         "group.id": "klamm-story",  # librdkafka wants one; no group is joined
         "enable.auto.commit": False,
         "allow.auto.create.topics": False,
+        "log_level": 0,  # what goes wrong is raised, once
     }
     consumer = Consumer(settings)
     try:
-        known = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
+        known = consumer.list_topics(topic, timeout=_CONNECT_TIMEOUT_S).topics[topic]
         if known.error is not None or not known.partitions:
             raise UnavailableError(
                 f"There is no history topic {topic} at {bootstrap_servers}: set "
@@ -188,10 +190,23 @@ def read_topic(bootstrap_servers: str, topic: str) -> "Iterator[pa.RecordBatch]"
                 if message.error() is not None or offset is None:
                     raise UnavailableError(f"{topic}-{partition}: {message.error()}")
                 low = offset + 1
-                yield from pa.ipc.open_stream(message.value())
+                yield from _batches_of(message.value(), f"{topic}-{partition} at {offset}")
     except KafkaException as error:
         raise UnavailableError(
-            f"The history cannot be read from {bootstrap_servers}: {error}"
+            f"The history cannot be read from {bootstrap_servers}: {error.args[0].str()}"
         ) from error
     finally:
         consumer.close()
+
+
+def _batches_of(value: bytes | None, source: str) -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    from klamm.controller.history_arrow import check_schema
+
+    try:
+        stream = pa.ipc.open_stream(value or b"")
+    except pa.ArrowInvalid as error:
+        raise KlammError(f"{source} holds no history: {error}") from error
+    check_schema(stream.schema, source)
+    yield from stream

@@ -194,9 +194,12 @@ def read_file(path: Path, offset: int = 0) -> Iterator[Read]:
     """
     import pyarrow as pa
 
+    from klamm.controller.history_arrow import check_schema
+
     with pa.OSFile(str(path)) as file:
         try:
             schema = pa.ipc.read_schema(pa.ipc.read_message(file))
+            check_schema(schema, path)
             if offset:
                 file.seek(offset)
             while True:
