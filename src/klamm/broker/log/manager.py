@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from klamm.broker.log.checkpoints import (
 )
 from klamm.broker.log.cleaner import DirtyLog, clean, find_dirt
 from klamm.broker.log.directory import LogDirectory
-from klamm.broker.log.errors import StorageError
+from klamm.broker.log.errors import CorruptLogError, StorageError
 from klamm.broker.log.files import REAL_FILES, Files
 from klamm.broker.log.log import Log
 from klamm.broker.log.names import (
@@ -211,18 +211,23 @@ class LogManager:
         if not disk.directory.is_online:
             self._lost.add(partition)
             return disk, None
+        open_log = partial(
+            load_log,
+            path,
+            partition,
+            disk.directory,
+            self._config_of(partition.topic),
+            self._files,
+            now_ms=now_ms,
+            producer_expiration_ms=self._producer_expiration_ms,
+            on_roll=self._flush_rolled,
+        )
         try:
-            log = load_log(
-                path,
-                partition,
-                disk.directory,
-                self._config_of(partition.topic),
-                self._files,
-                checkpointed,
-                now_ms=now_ms,
-                producer_expiration_ms=self._producer_expiration_ms,
-                on_roll=self._flush_rolled,
-            )
+            try:
+                log = open_log(checkpointed)
+            except CorruptLogError as error:
+                logger.warning("%s is read from its start: %s", path, error)
+                log = open_log(replace(checkpointed, was_clean=False, recovery_point=0))
         except OSError as error:
             self._lost.add(partition)
             disk.directory.fail(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,25 +65,29 @@ def load_log(
 ) -> Log:
     """Open the log in `path`, which may be empty. Reads as much as it must: slow."""
     _finish_swaps(path, files)
-    segments = _open_segments(path, files, config, now_ms)
+    segments = _open_segments(path, files, now_ms)
+    flushed = len(segments)
+    if not checkpointed.was_clean:
+        flushed = max(0, bisect_right(segments, checkpointed.recovery_point, key=_base) - 1)
+    _repair_indexes(segments[:flushed], config)
     epochs, has_epochs = LeaderEpochs.load(path, files)
     producers = ProducerStates(path, files, producer_expiration_ms)
     if not has_epochs:
-        collect_epochs(epochs, segments)
-    if not checkpointed.was_clean:
-        segments = _recover(
-            segments, checkpointed.recovery_point, config, epochs, producers, now_ms
-        )
+        collect_epochs(epochs, segments[:flushed])
+    is_believed = flushed == len(segments)
+    if not is_believed:
+        segments = _recover(segments, flushed, config, epochs, producers, now_ms)
     end_offset = segments[-1].end_offset() if segments else 0
+    if is_believed:
+        rebuild_producers(producers, segments, end_offset, now_ms)
     if not segments or end_offset < checkpointed.start_offset:
         for segment in segments:
             logger.warning("%s ends before the log's start and is deleted", segment.path)
             segment.delete()
         end_offset = checkpointed.start_offset
         segments = [Segment(path, end_offset, files, created_ms=now_ms)]
+        epochs.clear()
         producers.clear()
-    elif checkpointed.was_clean:
-        rebuild_producers(producers, segments, end_offset, now_ms)
     producers.delete_snapshots_above(end_offset)
     start_offset = max(checkpointed.start_offset, segments[0].base_offset)
     epochs.truncate_from(end_offset)
@@ -142,33 +146,36 @@ def _end_of(path: Path, base_offset: int, files: Files) -> int:
     return max(base_offset + 1, swapped.end_offset())
 
 
-def _open_segments(path: Path, files: Files, config: LogConfig, now_ms: int) -> list[Segment]:
-    """All segments in order, with indexes that can be used."""
+def _open_segments(path: Path, files: Files, now_ms: int) -> list[Segment]:
+    """All segments in order; an index without its log is removed."""
     found = [(file, parse_segment_file(file)) for file in sorted(path.iterdir())]
     bases = {parsed[0] for _, parsed in found if parsed and parsed[1] == LOG}
     for file, parsed in found:
         if parsed and parsed[1] in _INDEXES and parsed[0] not in bases:
             files.delete(file)
-    segments = [Segment(path, base, files, created_ms=now_ms) for base in sorted(bases)]
+    return [Segment(path, base, files, created_ms=now_ms) for base in sorted(bases)]
+
+
+def _repair_indexes(segments: Iterable[Segment], config: LogConfig) -> None:
+    """Rebuild the indexes that are missing or cannot be right."""
     for segment in segments:
         if not segment.has_sane_indexes():
             logger.warning("the indexes of %s are missing or damaged and are rebuilt", segment.path)
             segment.rebuild(config.index_interval_bytes, _is_batch)
-    return segments
 
 
 def _recover(
     segments: list[Segment],
-    recovery_point: int,
+    flushed: int,
     config: LogConfig,
     epochs: LeaderEpochs,
     producers: ProducerStates,
     now_ms: int,
 ) -> list[Segment]:
-    """Read what may not have reached the disk; keep what is whole up to the first damage."""
-    flushed = max(0, bisect_right(segments, recovery_point, key=_base) - 1)
-    if not segments:
-        return segments
+    """Read the segments after the first `flushed`, and keep what is whole up to the first damage.
+
+    They may not have reached the disk; the others are believed.
+    """
     expected = segments[flushed].base_offset
     producers.delete_snapshots_above(expected)
     rebuild_producers(producers, segments[:flushed], expected, now_ms)

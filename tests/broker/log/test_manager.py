@@ -1,0 +1,333 @@
+import os
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from klamm.broker.log.checkpoints import DirectoryIdentity
+from klamm.broker.log.errors import StorageError
+from klamm.broker.log.manager import LogManager
+from klamm.broker.log.names import TopicPartition
+from klamm.broker.log.settings import LogConfig
+from klamm.errors import ConfigError
+from klamm.protocol.records import Record, build_batch
+from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, stored_records
+
+IDENTITY = DirectoryIdentity(1, "cluster")
+TOPIC_ID = uuid.UUID(int=7)
+
+
+class FailingFiles(UnsyncedFiles):
+    """Writes fail below one directory."""
+
+    def __init__(self) -> None:
+        self.broken: Path | None = None
+
+    def pwritev(self, fd, buffers, position):
+        if self.broken and os.readlink(f"/proc/self/fd/{fd}").startswith(str(self.broken)):
+            raise OSError(5, "Input/output error")
+        return os.pwritev(fd, buffers, position)
+
+
+class World:
+    """A broker's directories, on which managers come and go."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = [root / "one", root / "two"]
+        self.files = FailingFiles()
+        self.configs: dict[str, LogConfig] = {}
+        self.failures: list[Path] = []
+
+    def start(self, *, now_ms: int = NOW, **options) -> LogManager:
+        manager = LogManager(
+            self.paths,
+            config_of=lambda topic: self.configs.get(topic, LogConfig()),
+            on_failure=self.failures.append,
+            files=self.files,
+            **options,
+        )
+        manager.open(IDENTITY)
+        manager.load(now_ms=now_ms)
+        return manager
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(tmp_path)
+
+
+def create(manager, topic="t", partition=0, **options):
+    options = {"topic_id": TOPIC_ID, "is_new": True, "now_ms": NOW} | options
+    return manager.get_or_create(TopicPartition(topic, partition), **options)
+
+
+def append(log, count=1, **fields):
+    log.append_as_leader(batch_of(count, **fields), leader_epoch=0, now_ms=NOW)
+
+
+@pytest.mark.rule("LIFE-4", "LOG-20", "LOG-22")
+def test_logs_are_there_again_after_a_clean_stop(world):
+    manager = world.start()
+    log = create(manager)
+    append(log, 10)
+    log.advance_high_watermark(8)
+    log.raise_start_offset(3)
+    manager.close()
+    assert (log.directory.path / ".kafka_cleanshutdown").exists()
+
+    again = world.start().get(TopicPartition("t", 0))
+    assert (again.start_offset, again.high_watermark, again.end_offset) == (3, 8, 10)
+    assert again.recovery_point == 10
+    assert again.topic_id == TOPIC_ID
+    assert not (log.directory.path / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.rule("REC-2", "REC-5")
+def test_logs_are_recovered_after_a_crash(world):
+    manager = world.start()
+    log = create(manager)
+    append(log, 10)
+    log.advance_high_watermark(10)
+    manager.checkpoint_high_watermarks()
+    append(log, 5)
+    path = log.segments[-1].path
+    os.truncate(path, path.stat().st_size - 3)
+    manager.release()
+
+    again = world.start().get(TopicPartition("t", 0))
+    assert (again.end_offset, again.high_watermark, again.recovery_point) == (10, 10, 0)
+
+
+def test_logs_can_be_loaded_in_threads(world):
+    manager = world.start()
+    for partition in range(12):
+        append(create(manager, partition=partition), partition + 1)
+    manager.release()
+    manager = LogManager(
+        world.paths, config_of=lambda _: LogConfig(), on_failure=world.failures.append
+    )
+    manager.open(IDENTITY)
+    with ThreadPoolExecutor(3) as executor:
+        manager.load(now_ms=NOW, executor=executor)
+    ends = {log.partition.partition: log.end_offset for log in manager.logs()}
+    assert ends == {partition: partition + 1 for partition in range(12)}
+    manager.release()
+
+
+def test_a_stop_before_everything_is_loaded_is_not_a_clean_one(world):
+    world.start().close()
+    manager = LogManager(
+        world.paths, config_of=lambda _: LogConfig(), on_failure=world.failures.append
+    )
+    manager.open(IDENTITY)
+    manager.close()
+    assert not (world.paths[0] / ".kafka_cleanshutdown").exists()
+
+
+def test_a_new_log_goes_where_fewest_are(world):
+    manager = world.start()
+    logs = [create(manager, partition=partition) for partition in range(6)]
+    assert sorted(log.directory.path.name for log in logs) == ["one"] * 3 + ["two"] * 3
+    assert create(manager, partition=0) is logs[0]
+
+
+def test_a_partition_in_two_directories_is_refused(world):
+    manager = world.start()
+    create(manager)
+    manager.release()
+    for path in world.paths:
+        (path / "t-0").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match="two log directories"):
+        world.start()
+
+
+@pytest.mark.rule("LIFE-3")
+def test_the_directories_of_another_broker_are_refused(world):
+    world.start().release()
+    manager = LogManager(world.paths, config_of=lambda _: LogConfig(), on_failure=print)
+    with pytest.raises(ConfigError, match=r"broker\.id"):
+        manager.open(DirectoryIdentity(2, "cluster"))
+    manager.release()
+
+
+@pytest.mark.rule("STOP-2", "STOP-3")
+def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(world):
+    world.configs["t"] = LogConfig(file_delete_delay_ms=1000)
+    manager = world.start()
+    first = create(manager)
+    append(first, 5)
+    manager.delete(TopicPartition("t", 0), now_ms=NOW)
+    assert manager.get(TopicPartition("t", 0)) is None
+    second = create(manager, topic_id=uuid.UUID(int=8))
+    assert (second.end_offset, second.topic_id) == (0, uuid.UUID(int=8))
+
+    def marked() -> list[str]:
+        names = [entry.name for path in world.paths for entry in path.iterdir()]
+        return [name for name in names if name.endswith("-delete")]
+
+    assert len(marked()) == 1
+    manager.delete_expired_files(now_ms=NOW + 999)
+    assert len(marked()) == 1
+    manager.delete_expired_files(now_ms=NOW + 1000)
+    assert marked() == []
+
+
+@pytest.mark.rule("STOP-2")
+def test_what_a_crash_left_marked_is_removed_after_the_start(world):
+    manager = world.start()
+    create(manager)
+    manager.delete(TopicPartition("t", 0), now_ms=NOW)
+    manager.release()
+    manager = world.start()
+    assert manager.logs() == []
+    manager.delete_expired_files(now_ms=NOW)
+    assert [entry.name for entry in world.paths[0].iterdir() if entry.is_dir()] == []
+
+
+@pytest.mark.rule("REC-7", "LISR-1", "LISR-12")
+def test_one_directory_may_fail(world):
+    manager = world.start()
+    logs = {log.directory.path: log for log in (create(manager, partition=p) for p in range(2))}
+    broken, working = logs[world.paths[0]], logs[world.paths[1]]
+    world.files.broken = world.paths[0]
+    with pytest.raises(StorageError):
+        append(broken)
+    assert world.failures == [world.paths[0]]
+    with pytest.raises(StorageError):
+        manager.get(broken.partition)
+    append(working)
+    assert manager.get(working.partition) is working
+    assert create(manager, partition=7).directory.path == world.paths[1]
+    with pytest.raises(StorageError):
+        create(manager, partition=8, is_new=False)
+    assert [entry.is_online for entry in manager.describe()] == [False, True]
+    manager.close()
+    assert not (world.paths[0] / ".kafka_cleanshutdown").exists()
+    assert (world.paths[1] / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.rule("REC-7")
+def test_a_directory_that_cannot_be_used_is_offline_from_the_start(world):
+    world.paths[0].write_text("not a directory")
+    manager = world.start()
+    assert world.failures == [world.paths[0]]
+    assert create(manager).directory.path == world.paths[1]
+    manager.release()
+
+
+@pytest.mark.rule("REC-7")
+def test_without_any_directory_there_is_no_start(world):
+    for path in world.paths:
+        path.write_text("not a directory")
+    with pytest.raises(StorageError):
+        world.start()
+
+
+@pytest.mark.rule("REC-7")
+def test_a_checkpoint_that_cannot_be_written_takes_its_directory_offline(world):
+    manager = world.start()
+    create(manager)
+    world.files.broken = world.paths[1]
+    manager.checkpoint_high_watermarks()
+    assert world.failures == [world.paths[1]]
+    assert len(manager.logs()) == 1
+
+
+@pytest.mark.rule("BADM-10")
+def test_directories_are_described(world):
+    manager = world.start()
+    log = create(manager)
+    append(log, 3)
+    description = manager.describe()[0]
+    assert description.path == world.paths[0]
+    (described,) = description.logs
+    assert (described.partition, described.size, described.offset_lag) == (
+        TopicPartition("t", 0),
+        log.size,
+        0,
+    )
+    assert 0 < description.usable_bytes <= description.total_bytes
+
+
+@pytest.mark.rule("CFG-4")
+def test_new_settings_take_effect_on_open_logs(world):
+    manager = world.start()
+    log, other = create(manager), create(manager, "u")
+    manager.configure("t", LogConfig(max_message_bytes=10))
+    assert log.config.max_message_bytes == 10
+    assert other.config == LogConfig()
+
+
+@pytest.mark.rule("LOG-25")
+def test_the_end_of_a_segment_is_flushed_later(world):
+    work = []
+    manager = world.start(run_later=work.append)
+    log = create(manager)
+    append(log, 5)
+    log.roll(NOW)
+    append(log, 5)
+    assert log.recovery_point == 0
+    (flush,) = work
+    flush()
+    assert log.recovery_point == 5
+
+
+@pytest.mark.rule("LOG-22", "TRUNC-3")
+def test_a_truncation_is_in_the_checkpoint_of_recovery_points(world):
+    manager = world.start()
+    log = create(manager)
+    append(log, 5)
+    append(log, 5)
+    log.flush()
+    manager.checkpoint_recovery_points()
+    checkpoint = log.directory.path / "recovery-point-offset-checkpoint"
+    assert checkpoint.read_text() == "0\n1\nt 0 10\n"
+    manager.truncate_to(log, 5, now_ms=NOW)
+    assert checkpoint.read_text() == "0\n1\nt 0 5\n"
+
+
+@pytest.mark.rule("LOG-26", "IDEM-11")
+def test_what_comes_again_and_again_is_done_for_every_log(world):
+    world.configs["t"] = LogConfig(retention_ms=1000, flush_messages=1)
+    manager = world.start()
+    log = create(manager)
+    append(log, 5, timestamp=NOW - 2000, producer_id=5, producer_epoch=0, base_sequence=0)
+    log.advance_high_watermark(5)
+    manager.flush_due_logs(now_ms=NOW)
+    assert log.recovery_point == 5
+    manager.enforce_retention(now_ms=NOW)
+    assert log.start_offset == 5
+    manager.expire_producers(now_ms=NOW + 86_400_000)
+    assert len(log.producers) == 0
+
+
+@pytest.mark.rule("CMP-3", "CMP-4", "LOG-22")
+def test_the_dirtiest_log_is_compacted_and_that_is_remembered(world):
+    world.configs["c"] = LogConfig(cleanup_policy=frozenset({"compact"}))
+    manager = world.start()
+    log = create(manager, "c")
+    for value in (b"1", b"2", b"3"):
+        batch = build_batch([Record(b"k", value, NOW)])
+        log.append_as_leader(batch.data, leader_epoch=0, now_ms=NOW)
+    log.advance_high_watermark(3)
+    assert manager.clean_once(now_ms=NOW) is None
+    log.roll(NOW)
+    assert manager.clean_once(now_ms=NOW) == TopicPartition("c", 0)
+    assert [record.value for record in stored_records(log)] == [b"3"]
+    checkpoint = log.directory.path / "cleaner-offset-checkpoint"
+    assert checkpoint.read_text() == "0\n1\nc 0 3\n"
+    assert manager.clean_once(now_ms=NOW) is None
+
+
+def test_a_log_whose_files_contradict_a_clean_stop_is_read_from_its_start(world):
+    manager = world.start()
+    log = create(manager)
+    for _ in range(3):
+        append(log, 5)
+    manager.close()
+    path = log.segments[-1].path
+    content = path.read_bytes()
+    third = len(content) // 3
+    path.write_bytes(content[: 2 * third] + bytes(third))
+    assert world.start().get(TopicPartition("t", 0)).end_offset == 10
