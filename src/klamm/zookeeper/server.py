@@ -152,12 +152,11 @@ class ZooKeeperServer:
             raise ConfigError(f"A heap is given as 512m or 2g, not {heap!r}.")
         self.host = host
         self.port = port
-        self.data_dir = Path(data_dir) if data_dir is not None else None
+        self.data_dir = Path(data_dir).absolute() if data_dir is not None else None
         self._heap = heap
         self._log = log
         self._settings = {**_SETTINGS, **(settings or {})}
         self._is_temporary = data_dir is None
-        self._any_port = port == 0
         self._process: _Process | None = None
 
     @property
@@ -179,8 +178,17 @@ class ZooKeeperServer:
 
     def start(self, timeout_s: float = 30.0) -> Self:
         """Start the server and wait until it serves."""
-        self.launch()
-        self.wait_until_serving(timeout_s)
+        chooses_port = self.port == 0
+        for last_attempt in (False, False, True):
+            try:
+                self.launch()
+                self.wait_until_serving(timeout_s)
+                break
+            except UnavailableError:
+                if last_attempt or not chooses_port:
+                    raise
+                # Somebody may have taken the port between our choice and the server's start.
+                self.port = 0
         return self
 
     def launch(self) -> None:
@@ -188,7 +196,8 @@ class ZooKeeperServer:
         if self.is_running:
             return
         java = find_java()
-        if self._any_port and self.port == 0:
+        jars = _find_jars((*_JARS, *_LOGGING_JARS) if self._log else _JARS)
+        if self.port == 0:
             self.port = free_port(self.host)
         else:
             _check_port_is_free(self.host, self.port)
@@ -201,22 +210,24 @@ class ZooKeeperServer:
             raise ConfigError(
                 f"The data directory {self.data_dir} is of no use: {error}."
             ) from None
-        self._process = _Process(self._command(java, self.data_dir), self._output_path)
+        self._process = _Process(self._command(java, jars, self.data_dir), self._output_path)
         atexit.register(self.stop)
 
     def wait_until_serving(self, timeout_s: float = 30.0) -> None:
         """Wait until the server answers; if it never does, stop it and say what it said last."""
         deadline = time.monotonic() + timeout_s
-        while not _serves(self.host, self.port):
-            process = self._process
-            if process is None or process.ended.is_set() or time.monotonic() > deadline:
-                said = self.last_words()
-                self.stop()
-                raise UnavailableError(f"ZooKeeper did not start at {self.address}: {said}")
-            process.ended.wait(_POLL_SECONDS)
+        while self._process is not None and time.monotonic() < deadline:
+            if self._process.ended.wait(_POLL_SECONDS):
+                break
+            if _serves(self.host, self.port):
+                return
+        said = self.last_words()
+        self.stop()
+        raise UnavailableError(f"ZooKeeper did not start at {self.address}: {said}")
 
     def stop(self) -> None:
         """Stop the server; what was in a temporary directory is gone."""
+        atexit.unregister(self.stop)
         # Nothing that a clean shutdown would save outlives a temporary directory.
         self._end(signal.SIGKILL if self._is_temporary else signal.SIGTERM)
         if self._is_temporary and self.data_dir is not None:
@@ -227,13 +238,7 @@ class ZooKeeperServer:
         """Let the server crash; its data stays, and `start` brings it back."""
         self._end(signal.SIGKILL)
 
-    def wait(self) -> None:
-        """Wait until the server has ended by itself or by `stop` in another thread."""
-        if self._process is not None:
-            self._process.ended.wait()
-
     def _end(self, sig: signal.Signals) -> None:
-        atexit.unregister(self.stop)
         if self._process is not None:
             self._process.end(sig)
             self._process = None
@@ -264,13 +269,12 @@ class ZooKeeperServer:
     def _client_port(self) -> dict[str, str]:
         return {"clientPortAddress": self.host, "clientPort": str(self.port)}
 
-    def _command(self, java: Path, data_dir: Path) -> list[str]:
+    def _command(self, java: Path, jars: Sequence[Path], data_dir: Path) -> list[str]:
         options = [f"-Xmx{self._heap}", *_JVM_OPTIONS]
         if self._is_temporary:
             options += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=4096"]
         if self._log:
             options.append(f"-Dlog4j2.configurationFile={data_dir / 'log4j2.xml'}")
-        jars = _find_jars((*_JARS, *_LOGGING_JARS) if self._log else _JARS)
         class_path = os.pathsep.join(map(str, jars))
         return [str(java), *options, "-cp", class_path, self._main_class, str(data_dir / "zoo.cfg")]
 
@@ -409,9 +413,12 @@ def _check_port_is_free(host: str, port: int) -> None:
 def _serves(host: str, port: int) -> bool:
     """Whether a server takes requests; an answer to `ruok` would only mean that it is alive."""
     try:
-        with socket.create_connection((host, port), timeout=1) as sock:
+        with (
+            socket.create_connection((host, port), timeout=1) as sock,
+            sock.makefile("rb") as answer,
+        ):
             sock.sendall(b"srvr")
-            return b"Mode:" in sock.makefile("rb").read()
+            return b"Mode:" in answer.read()
     except OSError:
         return False
 

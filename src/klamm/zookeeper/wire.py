@@ -136,9 +136,10 @@ def encode_multi_read(opcode: Opcode, paths: Iterable[str], chroot: str) -> byte
     """Many reads in one request. The server ignores watch flags in here, so there are none."""
     header = _HEADERS[opcode]
     parts: list[bytes] = []
+    pack = _INT.pack
     for path in paths:
-        encoded = full_path(chroot, path).encode()
-        parts += (header, _INT.pack(len(encoded)), encoded, b"\0")
+        encoded = (chroot + path if path != "/" else chroot or "/").encode()
+        parts += (header, pack(len(encoded)), encoded, b"\0")
     parts.append(_END)
     return b"".join(parts)
 
