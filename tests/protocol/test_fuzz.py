@@ -55,14 +55,14 @@ def mutated(draw: Any, frames: list[bytes]) -> bytes:
 
 
 @given(frame=mutated([each.request for each in EXCHANGES]))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @pytest.mark.rule("FRM-4")
 def test_damaged_requests_are_read_or_refused(frame):
     survives(lambda: decode_request(frame))
 
 
 @given(frame=st.binary(max_size=100), key=st.sampled_from(sorted(APIS)), data=st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @pytest.mark.rule("FRM-4")
 def test_junk_after_a_plausible_header_is_read_or_refused(frame, key, data):
     api = APIS[key]
@@ -72,7 +72,7 @@ def test_junk_after_a_plausible_header_is_read_or_refused(frame, key, data):
 
 
 @given(data=st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_damaged_answers_are_read_or_refused(data):
     exchange = data.draw(st.sampled_from([each for each in EXCHANGES if each.response]))
     header, _ = decode_request_header(memoryview(exchange.request))

@@ -47,9 +47,8 @@ def test_declared_messages_are_written_as_kafka_writes_them(sample: dict[str, An
 def test_every_declared_version_has_a_sample():
     assert {(each["key"], each["version"], each["kind"]) for each in SAMPLES} == {
         (int(key), version, kind)
-        for key, versions in DECLARED.items()
-        for version in versions
-        for kind in ("request", "response")
+        for (key, kind), declaration in DECLARED.items()
+        for version in declaration.versions
     }
 
 

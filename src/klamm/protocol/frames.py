@@ -22,8 +22,9 @@ from klamm.protocol.headers import (
     encode_response_header,
     framed,
 )
+from klamm.protocol.messages.declare import Kind
 from klamm.protocol.produce import decode_produce_request
-from klamm.protocol.schemas import Kind, message_reader, message_schema
+from klamm.protocol.schemas import message_reader, message_schema
 from klamm.protocol.unknown_tags import without_unknown_tags
 
 Decoder: TypeAlias = Callable[[memoryview, int, int], Any]

@@ -1,34 +1,47 @@
 """Finding the dataclass of a message, kio's where it has one and klamm's own where not.
 
-Schemas are imported when a version is first met: a broker sees some forty of four hundred.
+kio's schemas are imported, and klamm's made, when a version is first met: a broker sees some
+forty of four hundred.
 """
 
 import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from klamm.errors import LocalProtocolError
 from klamm.protocol._kio import entity_reader
-from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.apis import APIS
+from klamm.protocol.messages import (
+    alter_partition,
+    controlled_shutdown,
+    create_topics,
+    delete_topics,
+    leader_and_isr,
+    stop_replica,
+    update_metadata,
+)
+from klamm.protocol.messages.declare import Declaration, Kind
 from klamm.protocol.soundness import check_sound
-
-Kind: TypeAlias = Literal["request", "response"]
 
 #: Reads one struct at an offset of a read-only buffer, and says how many bytes it took.
 Reader: TypeAlias = Callable[[memoryview, int], tuple[Any, int]]
 
-#: The versions that are declared in klamm.protocol.messages rather than in kio.
-DECLARED: Final[Mapping[ApiKey, range]] = MappingProxyType(
+#: What kio lacks, by API and kind; the rest is kio's.
+DECLARED: Final[Mapping[tuple[int, Kind], Declaration]] = MappingProxyType(
     {
-        ApiKey.LEADER_AND_ISR: range(8),
-        ApiKey.STOP_REPLICA: range(5),
-        ApiKey.UPDATE_METADATA: range(9),
-        ApiKey.CONTROLLED_SHUTDOWN: range(4),
-        ApiKey.ALTER_PARTITION: range(2),
-        ApiKey.CREATE_TOPICS: range(2),
-        ApiKey.DELETE_TOPICS: range(1),
+        (declaration.key, declaration.kind): declaration
+        for module in (
+            alter_partition,
+            controlled_shutdown,
+            create_topics,
+            delete_topics,
+            leader_and_isr,
+            stop_replica,
+            update_metadata,
+        )
+        for declaration in (module.REQUEST, module.RESPONSE)
     }
 )
 
@@ -36,18 +49,16 @@ DECLARED: Final[Mapping[ApiKey, range]] = MappingProxyType(
 @cache
 def message_schema(key: int, version: int, kind: Kind) -> type[Any]:
     """The dataclass of one message in one version."""
+    declared = DECLARED.get((key, kind))
+    if declared is not None and version in declared.versions:
+        return declared.schema(version)
     try:
         api = APIS[key]
-        module_name = api.key.name.lower()
-        if version in DECLARED.get(api.key, ()):
-            module = importlib.import_module(f"klamm.protocol.messages.{module_name}")
-            declared: type[Any] = getattr(module, kind.upper()).schema(version)
-            return declared
-        module = importlib.import_module(f"kio.schema.{module_name}.v{version}.{kind}")
-        schema: type[Any] = getattr(module, f"{api.name}{kind.capitalize()}")
-        return schema
+        module = importlib.import_module(f"kio.schema.{api.key.name.lower()}.v{version}.{kind}")
     except (KeyError, ModuleNotFoundError) as error:
         raise LocalProtocolError(f"no schema for API {key} version {version} ({kind})") from error
+    schema: type[Any] = getattr(module, f"{api.name}{kind.capitalize()}")
+    return schema
 
 
 @cache

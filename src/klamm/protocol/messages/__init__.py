@@ -1,4 +1,4 @@
 """The messages, or old versions of them, that kio lacks, declared from the specification's tables.
 
-A module is named after its API; `REQUEST` and `RESPONSE` make a schema for any version they hold.
+A module is named after its API and declares `REQUEST` and `RESPONSE`.
 """

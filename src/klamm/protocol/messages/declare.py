@@ -12,7 +12,7 @@ from dataclasses import Field as DataclassField
 from dataclasses import dataclass, make_dataclass
 from dataclasses import field as dataclass_field
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from klamm.protocol._kio import EntityType, KioErrorCode, i8, i16, i32, i32Timedelta, i64
 from klamm.protocol.apis import ApiKey
@@ -30,6 +30,8 @@ _PYTHON_TYPES: Final[dict[str, Any]] = {
 }
 
 _REQUIRED: Final = object()
+
+Kind: TypeAlias = Literal["request", "response"]
 
 
 class Struct(NamedTuple):
@@ -86,15 +88,20 @@ class Declaration:
     """A request or an answer in the versions `first..last`."""
 
     key: ApiKey
-    kind: Literal["request", "response"]
+    kind: Kind
     body: Struct
     first: int
     last: int
     first_flexible: int
 
+    @property
+    def versions(self) -> range:
+        """Those that are declared."""
+        return range(self.first, self.last + 1)
+
     def schema(self, version: int) -> type[Any]:
         """The dataclass for one version."""
-        if not self.first <= version <= self.last:
+        if version not in self.versions:
             raise LookupError(f"{self.body.name} is not declared in version {version}")
         return _dataclass(self, self.body, version)
 
