@@ -30,6 +30,8 @@ from klamm.core.events import (
 )
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
+from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.session import open_store
 from tests.controller.office import Clock, Office, history_config
 
 CONTROLLER = "kafka_controller_KafkaController_"
@@ -313,6 +315,23 @@ def test_the_connection_with_zookeeper_is_followed(tmp_path: Path):
         node.zookeeper.expire(node.store)
         await node.until(lambda: node[f"{listener}ZooKeeperExpiresPerSec_total"] == 1)
         await node.until(lambda: node[f"{listener}ZooKeeperSyncConnectsPerSec_total"] == 3)
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.real
+def test_the_latency_of_zookeeper_is_measured_with_each_answer(
+    tmp_path: Path, zookeeper_server: ZooKeeperServer
+):
+    async def scenario(node: Node) -> None:
+        store = await open_store(zookeeper_server.address)
+        store.on_answer = node.metrics.zookeeper_answered
+        await store.exists("/")
+        await store.exists("/nowhere")
+        await store.close()
+        name = "kafka_server_ZooKeeperClientMetrics_ZooKeeperRequestLatencyMs"
+        assert node[f"{name}_count"] == 2
+        assert node[f"{name}_sum"] > 0
 
     run(scenario, tmp_path)
 

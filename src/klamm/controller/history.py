@@ -255,7 +255,8 @@ class _Term:
     shutting_down: set[int] = field(default_factory=set)
     deletions: dict[str, str] = field(default_factory=dict)
     moves: dict[str, dict[int, Assignment]] = field(default_factory=dict)
-    waiting: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    #: The column of partition states.
+    states: bytes = b""
 
     def next_seq(self) -> int:
         self.seq += 1
@@ -327,13 +328,19 @@ class _Term:
 
     def newly_leaderless(self, cluster: Cluster) -> I32:
         """Partitions that wait for a leader now and did not after the event before."""
-        state = cluster.state
-        waiting: Mask = (state == PartitionState.NEW) | (state == PartitionState.OFFLINE)
-        before, self.waiting = self.waiting, waiting
-        fresh = waiting.copy()
-        fresh[: len(before)] &= ~before[: len(fresh)]
+        # Most events change no state, and comparing bytes is the cheapest way to see that.
+        before, self.states = self.states, cluster.state.tobytes()
+        if self.states == before:
+            return np.empty(0, np.int32)
+        fresh = _waits(cluster.state)
+        fresh[: len(before)] &= ~_waits(np.frombuffer(before, np.int8))[: len(fresh)]
         rows = np.flatnonzero(fresh).astype(np.int32)
-        return rows[~cluster.is_queued(rows)] if rows.size else rows
+        return rows[~cluster.is_queued(rows)]
+
+
+def _waits(state: I8) -> Mask:
+    waits: Mask = (state == PartitionState.NEW) | (state == PartitionState.OFFLINE)
+    return waits
 
 
 def _us(seconds: float) -> int:

@@ -77,6 +77,7 @@ class ControllerMetrics:
         self._counted: tuple[Context | None, int] = (None, 0)
         self._session_state = SessionState.CONNECTING
         self._expires, self._disconnects, self._connects = (Meter(clock) for _ in range(3))
+        self._zookeeper_latency_ms = Histogram()
         controller.observe(self)
         controller.observe_session(self.session_event)
 
@@ -112,6 +113,10 @@ class ControllerMetrics:
             case SessionExpired():
                 self._session_state = SessionState.CLOSED
                 self._expires.mark()
+
+    def zookeeper_answered(self, seconds: float) -> None:
+        """A request to ZooKeeper took that long."""
+        self._zookeeper_latency_ms.observe(seconds * 1000)
 
     def _forget_when_quiet(self) -> None:
         if self._clock() - self._last_event_at >= QUIET_S:
@@ -174,6 +179,8 @@ class ControllerMetrics:
         page.meter(f"{listener},name=ZooKeeperExpiresPerSec", self._expires)
         page.meter(f"{listener},name=ZooKeeperDisconnectsPerSec", self._disconnects)
         page.meter(f"{listener},name=ZooKeeperSyncConnectsPerSec", self._connects)
+        client = "kafka.server:type=ZooKeeperClientMetrics"
+        page.histogram(f"{client},name=ZooKeeperRequestLatencyMs", self._zookeeper_latency_ms)
 
 
 class _Page:

@@ -88,7 +88,7 @@ class Candidate:
             world,
             self._on_session_lost,
         )
-        self._metrics = ControllerMetrics(self.controller, channels, world)
+        self.metrics = ControllerMetrics(self.controller, channels, world)
         self._topics = TopicAdmin(
             config, store, self.controller, interpreter, announcer, random.SystemRandom()
         )
@@ -155,7 +155,7 @@ class Candidate:
                 case {"auto_create": name, "partitions": count, "factor": factor, "config": config}:
                     answer = await self._topics.auto_create(name, count, factor, config)
                 case {"metrics": _}:
-                    answer = self._metrics.render()
+                    answer = self.metrics.render()
                 case _:
                     log.error("the broker asks for something unknown: %s", request)
         except Exception:
@@ -188,7 +188,9 @@ async def _main(fd: int) -> None:
         settings["broker_id"]
     )
     store = await open_store(config.zookeeper_connect, config.zookeeper_session_timeout_ms)
-    await Candidate(link, config, store).run()
+    candidate = Candidate(link, config, store)
+    store.on_answer = candidate.metrics.zookeeper_answered
+    await candidate.run()
 
 
 def main() -> None:

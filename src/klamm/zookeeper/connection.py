@@ -53,7 +53,7 @@ class Connection:
     """A session from its first connection to its end; there is no life after that.
 
     `on_event` is called on the event loop. The last event of a session that was not closed by us
-    is `SessionExpired`.
+    is `SessionExpired`. `on_answer` is told how many seconds each request took.
     """
 
     def __init__(
@@ -63,11 +63,13 @@ class Connection:
         session_timeout_ms: int,
         max_in_flight: int,
         on_event: Callable[[Event], None],
+        on_answer: Callable[[float], None],
     ) -> None:
         self.chroot = chroot
         self.session_id = 0
         self._loop = asyncio.get_running_loop()
         self._on_event = on_event
+        self._on_answer = on_answer
         self._watches = _Watches()
         #: Set while requests can be sent, and when none ever can be again.
         self._usable = asyncio.Event()
@@ -117,9 +119,12 @@ class Connection:
                     raise self._lost()
                 reply: asyncio.Future[bytes | None] = self._loop.create_future()
                 self._unanswered.add(reply)
+                sent_at = self._loop.time()
                 try:
                     self._client.send(_Request(opcode, payload), _Reply(self, reply, path, watch))
-                    return await reply
+                    answer = await reply
+                    self._on_answer(self._loop.time() - sent_at)
+                    return answer
                 except ConnectionLoss:
                     continue
                 except SessionExpiredError:

@@ -87,11 +87,18 @@ class ZooKeeperStore:
     def __init__(
         self, hosts: str, chroot: str, session_timeout_ms: int, max_in_flight: int
     ) -> None:
+        #: Told how many seconds each answer took.
+        self.on_answer: Callable[[float], None] | None = None
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._chroot = chroot
         self._session_timeout_ms = session_timeout_ms
         self._new_connection: Callable[[], Connection] = lambda: Connection(
-            hosts, chroot, session_timeout_ms, max_in_flight, self._events.put_nowait
+            hosts,
+            chroot,
+            session_timeout_ms,
+            max_in_flight,
+            self._events.put_nowait,
+            self._answered,
         )
         self._connection = self._new_connection()
 
@@ -212,7 +219,7 @@ class ZooKeeperStore:
             while True:
                 while len(under_way) < _WINDOW and (batch := _take(source, size)):
                     request = wire.encode_multi_read(opcode, batch, self._chroot)
-                    read = asyncio.create_task(self._request(Opcode.MULTI_READ, request))
+                    read = bulk.start(self._request(Opcode.MULTI_READ, request))
                     under_way.append((batch, read))
                 if not under_way:
                     return
@@ -243,6 +250,10 @@ class ZooKeeperStore:
         await bulk.delete_subtrees(self, roots, fence)
 
     # --- requests ---
+
+    def _answered(self, seconds: float) -> None:
+        if self.on_answer is not None:
+            self.on_answer(seconds)
 
     def _full(self, path: str) -> str:
         return wire.full_path(self._connection.chroot, path)
