@@ -1,6 +1,7 @@
 """What only a real connection can show: addresses, time, threads, lost replies."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -161,6 +162,28 @@ async def test_bulk_reads_go_on_after_a_reconnection(real: RealZooKeeper):
         assert set(chunk.version) == {0}
         seen += len(chunk.path)
     assert seen == 5000
+
+
+async def test_the_loss_of_a_session_in_the_middle_of_bulk_work_is_reported_once(
+    real: RealZooKeeper,
+):
+    client = await real.client()
+    store = client.store
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    await real.disconnect(client)
+    assert await client.event() == SessionSuspended()
+    write = asyncio.create_task(store.write_many([Create(f"/n{i}")] for i in range(5000)))
+    read = asyncio.create_task(anext(store.read_many(f"/n{i}" for i in range(5000))))
+    await asyncio.sleep(0)
+    await real.expire(client)
+    await real.reconnect(client)
+    for work in (write, read):
+        with pytest.raises(SessionLostError):
+            await work
+    del write, read, work
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_request_in_the_queue_fails_when_the_store_is_closed(real: RealZooKeeper):

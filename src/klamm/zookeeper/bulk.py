@@ -11,9 +11,9 @@ way as the real store.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from klamm.errors import FencedError
 from klamm.zookeeper.store import (
@@ -60,7 +60,19 @@ class Written(NamedTuple):
         return cls(result.code, result.failed, version)
 
 
-Transact: TypeAlias = Callable[[Sequence[Op]], Awaitable[Written]]
+Transact: TypeAlias = Callable[[Sequence[Op]], Coroutine[None, None, Written]]
+
+_T = TypeVar("_T")
+
+
+def start(request: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+    """Set one of several requests going, of which the caller awaits the oldest.
+
+    When the session is lost, all of them fail, and the caller hears of it from the first.
+    """
+    task = asyncio.create_task(request)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
 
 
 async def write_rows(
@@ -97,7 +109,7 @@ class _Writer:
         self._outcomes: list[RowOutcome] = []
         #: To be sent next, before anything new: what is left of failed transactions.
         self._again: deque[_Batch] = deque()
-        self._under_way: deque[tuple[_Batch, asyncio.Future[Written]]] = deque()
+        self._under_way: deque[tuple[_Batch, asyncio.Task[Written]]] = deque()
         #: By row, the places of operations that were left out because they may fail.
         self._left_out: dict[int, list[int]] = {}
 
@@ -156,7 +168,7 @@ class _Writer:
         ops: list[Op] = [*self._fence]
         for row in batch.rows:
             ops += row
-        self._under_way.append((batch, asyncio.ensure_future(self._transact(ops))))
+        self._under_way.append((batch, start(self._transact(ops))))
 
     def _settle(self, batch: _Batch, written: Written) -> None:
         skip = len(self._fence)

@@ -134,7 +134,7 @@ class MemoryZooKeeper:
 
     def reconnect(self, store: "MemoryStore") -> None:
         """Restore the connection, which may be the moment to hear of the end of the session."""
-        if store.is_connected:
+        if store.is_connected or store.is_ended:
             return
         if store.session_id in self._sessions:
             store._reconnected()
@@ -309,6 +309,11 @@ class MemoryStore:
     def is_connected(self) -> bool:
         """Whether requests are carried out, rather than waiting or failing."""
         return self._connected.is_set() and not self._ended
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the store was closed, or has heard of the end of its session."""
+        return self._ended
 
     @property
     def session_id(self) -> int:
