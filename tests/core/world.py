@@ -6,7 +6,7 @@ request; events wait in the queue until `settle`, and after each of them the clu
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,33 @@ class Request:
     brokers: Sequence[int] = ()
 
 
+@dataclass
+class BrokerView:
+    """What a broker believes, from the requests that it has received since it started."""
+
+    metadata: dict[TopicPartition, Mapping[str, Any]] = field(default_factory=dict)
+    replicas: dict[TopicPartition, Mapping[str, Any]] = field(default_factory=dict)
+    brokers: list[int] = field(default_factory=list)
+
+    def hear(self, request: Request) -> None:
+        match request.api:
+            case "LeaderAndIsr":
+                for tp, entry in request.partitions.items():
+                    known = self.replicas.get(tp)
+                    if known is None or entry["leader_epoch"] > known["leader_epoch"]:
+                        self.replicas[tp] = entry
+            case "UpdateMetadata":
+                self.brokers = list(request.brokers)
+                self.metadata |= request.partitions
+                for tp, entry in request.partitions.items():
+                    if entry["leader"] == LEADER_DURING_DELETE:
+                        del self.metadata[tp]
+            case "StopReplica":
+                for tp, entry in request.partitions.items():
+                    if entry["delete"]:
+                        self.replicas.pop(tp, None)
+
+
 class World(Ensemble):
     """ZooKeeper, brokers, and who is controller."""
 
@@ -68,6 +95,7 @@ class World(Ensemble):
         self.deletion_errors: dict[tuple[int, TopicPartition], int] = {}
         self.silent: set[int] = set()
         self.channels: dict[int, int] = {}
+        self.views: dict[int, BrokerView] = {}
         self.settings = settings or Settings()
         self.ctx: Context = Context(Cluster(), self.settings)
         self._zxid = 100
@@ -84,6 +112,9 @@ class World(Ensemble):
         endpoint = Endpoint("PLAINTEXT", f"host{broker}", 9092)
         values = {"endpoints": (endpoint,), **changes}
         self.registrations[broker] = Broker(broker, self._zxid, **values)
+        # Its disk survives a restart, what it knew of others does not.
+        replicas = self.views[broker].replicas if broker in self.views else {}
+        self.views[broker] = BrokerView(replicas=replicas)
         self.create(f"{IDS}/{broker}", {"epoch": self._zxid})
 
     def lose(self, *brokers: int) -> None:
@@ -273,6 +304,38 @@ class World(Ensemble):
         """What procedures had to complain about."""
         return [remark.text for remark in self.ctx.remarks if remark.level >= 40]
 
+    def disagreements(self) -> list[str]:
+        """Where live brokers believe something else than ZooKeeper holds; nowhere, at rest."""
+        found = []
+        stored = {}
+        for name, topic in self.cluster.topics.items():
+            if name not in self.cluster.queued_for_deletion:
+                for number in topic.numbers.tolist():
+                    node = self.nodes.get(state_path(name, number))
+                    if node is not None:
+                        stored[name, number] = node
+        for broker in self.registrations:
+            view = self.views[broker]
+            if view.brokers != sorted(self.registrations):
+                found.append(f"{broker} believes in brokers {view.brokers}")
+            if view.metadata.keys() != stored.keys():
+                found.append(f"{broker} has metadata of {set(view.metadata) ^ set(stored)}")
+            for tp, node in stored.items():
+                told = view.metadata.get(tp, {})
+                facts = node.data | {"partition_epoch": node.version}
+                for key in ("leader", "leader_epoch", "isr", "partition_epoch"):
+                    if told.get(key) != facts[key]:
+                        found.append(f"{broker} believes {tp} has {key} {told.get(key)}")
+                row = self.cluster.row(*tp)
+                assert row is not None
+                is_assigned = broker in unpad(self.cluster.replicas[row])
+                own = view.replicas.get(tp)
+                if is_assigned and (own is None or own["leader_epoch"] != facts["leader_epoch"]):
+                    found.append(f"replica {broker} of {tp} is at {own}")
+                if own is not None and not is_assigned:
+                    found.append(f"{broker} still has a replica of {tp}")
+        return found
+
     # Effects that concern brokers and the queue
 
     def _perform(self, effect: effects.Effect) -> Any:
@@ -309,6 +372,8 @@ class World(Ensemble):
         # Without a channel it is lost, and a broker that has bounced refuses its old epoch.
         is_heard = self.channels.get(request.to) == self.cluster.brokers[request.to].epoch
         (self.requests if is_heard else self.lost_requests).append(request)
+        if is_heard:
+            self.views[request.to].hear(request)
 
     def _send_leader_and_isr(self, broker: int, entries: effects.ToReplicas) -> None:
         told = {
