@@ -1,5 +1,6 @@
 """The history: what is recorded of each event."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.controller.history_arrow import PART_DECISIONS_MAX, SCHEMA
+from klamm.controller.spool import read_spool
 from klamm.core.effects import Outcome
 from klamm.core.events import (
     AlterPartition,
@@ -22,6 +24,8 @@ from klamm.core.events import (
     TopicChange,
     TopicDeletion,
 )
+from klamm.zookeeper import znodes
+from tests.controller.candidate import running
 from tests.controller.office import Office
 
 
@@ -388,6 +392,34 @@ def test_a_reassignment_can_be_replaced_cancelled_and_found_by_a_successor(offic
 
 
 # Around it
+
+
+def test_a_real_candidate_records_its_term(tmp_path: Path):
+    async def scenario() -> None:
+        async with running(tmp_path) as node:
+            # Nobody listens there; the channel to it tries, and the controller does not wait.
+            await node.register(2, port=1)
+            topic = znodes.TopicAssignment(None, {0: [2]})
+            await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
+            node.controller.run_for_office()
+            await node.until(lambda: node.controller.context is not None)
+            await node.until(lambda: len(node.controller.queue) == 0)
+            await node.store.delete(znodes.broker_path(2))
+            offline = "kafka_controller_KafkaController_OfflinePartitionsCount"
+            await node.until(lambda: node[offline] == 1)
+
+    asyncio.run(scenario())
+    took_office, failure = (
+        row
+        for batch in read_spool(tmp_path / "history")
+        for row in batch.to_pylist()
+        if row["kind"] in ("Startup", "BrokerChange")
+    )
+    assert (took_office["term"], took_office["cause"]) == ("began", "broker registered")
+    assert [d["kind"] for d in took_office["decisions"]] == ["created"]
+    assert failure["cause"] == "watch on /brokers/ids"
+    assert failure["broker_changes"][0]["change"] == "failed"
+    assert [d["kind"] for d in failure["decisions"]] == ["replica_offline", "none"]
 
 
 def test_a_node_that_never_takes_office_never_imports_pyarrow():

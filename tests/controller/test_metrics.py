@@ -2,25 +2,17 @@
 
 import asyncio
 import math
-import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from klamm.config.ibp import Ibp
-from klamm.controller.announcements import Announcer
-from klamm.controller.channels import Channels
-from klamm.controller.history import History
-from klamm.controller.interpreter import Interpreter
-from klamm.controller.loop import Controller
 from klamm.controller.meters import Histogram, Meter, Timer
-from klamm.controller.metrics import TIMER_OF, ControllerMetrics, prometheus_name
+from klamm.controller.metrics import TIMER_OF, prometheus_name
 from klamm.controller.queue import Queued
 from klamm.core.cluster import Cluster
-from klamm.core.context import Context, Settings
+from klamm.core.context import Context
 from klamm.core.events import (
     AutoRebalance,
     BrokerChange,
@@ -29,97 +21,14 @@ from klamm.core.events import (
     UpdateMetadataAnswered,
 )
 from klamm.zookeeper import znodes
-from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
-from tests.controller.office import Clock, Office, history_config
+from tests.controller.candidate import Node, running
+from tests.controller.office import Clock, Office
 
 CONTROLLER = "kafka_controller_KafkaController_"
 CHANNELS = "kafka_controller_ControllerChannelManager_"
 QUEUE = "kafka_controller_ControllerEventManager_"
-
-
-class World(Clock):
-    random = random.Random(7)
-
-
-class Node:
-    """A candidate on a ZooKeeper in memory, with its metrics."""
-
-    def __init__(self, directory: Path) -> None:
-        self.world = World()
-        self.zookeeper = MemoryZooKeeper()
-        self.store = self.zookeeper.session()
-        self.channels = Channels("PLAINTEXT")
-        self.history = History(history_config(directory), self.world)
-        announcer = Announcer(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
-        interpreter = Interpreter(
-            1,
-            self.store,
-            self.channels,
-            announcer,
-            self.history,
-            random.Random(7).randbytes,
-            feature_version=2,
-        )
-        self.controller = Controller(
-            1,
-            Settings(),
-            self.store,
-            self.channels,
-            interpreter,
-            self.history,
-            self.world,
-            lambda: None,
-        )
-        self.metrics = ControllerMetrics(self.controller, self.channels, self.world)
-
-    def samples(self) -> dict[str, float]:
-        return samples(self.metrics.render())
-
-    def __getitem__(self, name: str) -> float:
-        return self.samples()[name]
-
-    async def register(self, broker: int, port: int) -> None:
-        endpoint = znodes.Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", port)
-        data = znodes.encode_broker(znodes.BrokerRegistration(broker, (endpoint,)), 0)
-        await self.store.create(znodes.broker_path(broker), data)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - a page of text announces nothing
-                await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Node]:
-    node = Node(directory)
-    for path in znodes.PERSISTENT_PATHS:
-        await node.store.ensure_path(path)
-    tasks = [
-        asyncio.create_task(node.controller.run()),
-        asyncio.create_task(node.controller.follow_session()),
-    ]
-    try:
-        yield node
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        node.channels.close_all()
-        await node.history.close()
-        await node.store.close()
-
-
-def samples(text: str) -> dict[str, float]:
-    """The samples of a page, by name and labels as they are written."""
-    found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            assert name not in found
-            found[name] = float(value)
-    return found
 
 
 def run(scenario: Callable[[Node], Awaitable[None]], directory: Path) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,28 @@ def test_a_torn_file_does_not_hide_the_files_after_it(spool: Spool):
     spool.put(record(3))
     spool.flush()
     assert sequences(spool.directory) == [1, 3]
+
+
+def test_what_was_written_survives_the_death_of_the_writer(tmp_path: Path):
+    code = f"""
+from itertools import count
+from pathlib import Path
+from klamm.controller.spool import Spool
+from tests.controller.test_spool import block, record
+spool = Spool(Path({str(tmp_path)!r}))
+for seq in count(1):
+    spool.put(record(seq, block([[1, 2, 3]] * 500)))
+    spool.flush()
+    print(seq, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        written = [int(writer.stdout.readline()) for _ in range(20)][-1]
+        writer.kill()
+        writer.stdout.close()
+    found = sequences(tmp_path)
+    assert found == list(range(1, len(found) + 1))
+    assert len(found) >= written
 
 
 def test_reading_goes_on_from_a_position_in_the_file_being_written(spool: Spool):
