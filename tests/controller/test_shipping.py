@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -197,7 +198,7 @@ def test_a_shipper_waits_for_news_and_outlives_failures(
     async def scenario() -> None:
         shipper = Shipper(spool.directory, "history", inbox.send)
         loop = asyncio.get_running_loop()
-        spool.on_written = lambda: loop.call_soon_threadsafe(shipper.notify)
+        spool.on_written = partial(loop.call_soon_threadsafe, shipper.notify)
         task = asyncio.create_task(shipper.run())
         for seq in (1, 2, 3):
             spool.put(record(seq))

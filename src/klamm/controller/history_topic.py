@@ -5,9 +5,9 @@ epoch and the sequence of the first event in it.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from klamm.broker.exchange import Exchange
@@ -147,7 +147,12 @@ class TopicShipping:
         """Begin, unless that has been done."""
         if self._task is None:
             loop = asyncio.get_running_loop()
-            self._spool.on_written = partial(loop.call_soon_threadsafe, self._shipper.notify)
+
+            def on_written() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop may be closed already
+                    loop.call_soon_threadsafe(self._shipper.notify)
+
+            self._spool.on_written = on_written
             self._task = loop.create_task(self._shipper.run(), name="history shipping")
 
     async def close(self) -> None:

@@ -40,7 +40,7 @@ class Spool:
     def __init__(self, directory: Path, retention_bytes: int = _UNLIMITED) -> None:
         self.directory = directory
         #: Called in the spool's thread when there is something new in the files.
-        self.on_written: Callable[[], object] | None = None
+        self.on_written: Callable[[], None] | None = None
         self._retention_bytes = retention_bytes
         self._file_bytes_max = FILE_BYTES_MAX
         if retention_bytes > 0:
