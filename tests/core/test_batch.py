@@ -34,7 +34,7 @@ def test_an_empty_batch_is_not_sent() -> None:
     assert sent(Batch(cluster_of())) is None
 
 
-@pytest.mark.rule("CHAN-16")
+@pytest.mark.rule("CHAN-16", "LEAD-2")
 def test_unknown_and_negative_brokers_are_dropped() -> None:
     batch = Batch(cluster_of())
     batch.leader_and_isr(column(0, 0, 0), column(1, 9, -1))

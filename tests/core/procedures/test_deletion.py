@@ -51,7 +51,7 @@ def test_where_deletion_is_disabled_requests_are_dropped() -> None:
     assert world.requests == []
 
 
-@pytest.mark.rule("DEL-4", "DEL-5", "DEL-28")
+@pytest.mark.rule("DEL-4", "DEL-5", "DEL-28", "REASG-B9")
 def test_a_topic_being_reassigned_waits_and_goes_on_afterwards() -> None:
     world = steady([1, 2, 3], TWO)
     world.ask(events.ApiReassignment({("t", 0): [1, 3]}))

@@ -173,7 +173,8 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
     cluster.state[states.row] = PartitionState.ONLINE
     at, slot = np.nonzero(states.isr != NO_BROKER)
     batch.leader_and_isr(states.row[at], states.isr[at, slot], is_new=True)
-    ctx.say_of(Log.STATE_CHANGE, Level.INFO, states.row, "partitions have their first leader")
+    text = "partitions become ONLINE with their first leader"
+    ctx.say_of(Log.STATE_CHANGE, Level.INFO, states.row, text, with_leaders=True)
 
 
 # Elections
@@ -224,8 +225,8 @@ def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedu
         reply: StatesRead = yield ReadStates(rows[again])
         at, known, is_fresh = again[reply.found], reply.states.at(reply.found), True
     results = ElectionResults(rows, failure)
-    text = f"partitions have a leader by {strategy.name} election"
-    ctx.say_of(Log.STATE_CHANGE, Level.INFO, results.elected, text)
+    text = f"partitions become ONLINE by {strategy.name} election"
+    ctx.say_of(Log.STATE_CHANGE, Level.INFO, results.elected, text, with_leaders=True)
     _say_failed(ctx, rows[failure == Failure.STATE_CHANGE_FAILED], "no replica being able to lead")
     _say_failed(ctx, rows[failure == Failure.STORE], "ZooKeeper or their topic's config failing")
     return results

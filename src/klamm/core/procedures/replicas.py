@@ -129,7 +129,10 @@ def _leave_isr(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[
             isr=shrunk.isr[shrunk.was_member],
         )
         outcomes: Outcomes = yield WriteStates(decided, "replica offline")
-        _gone_offline(ctx, decided.at(outcomes == Outcome.DONE).accepted(), broker, batch)
+        shrunken = decided.at(outcomes == Outcome.DONE).accepted()
+        _gone_offline(ctx, shrunken, broker, batch)
+        text = f"replica {broker} is taken out of the ISR of partitions"
+        ctx.say_of(Log.STATE_CHANGE, Level.INFO, shrunken.row, text, with_leaders=True)
         _say_missing(ctx, decided.row[outcomes == Outcome.NO_NODE])
         _say_failed(ctx, decided.row[outcomes == Outcome.FAILED], "ZooKeeper refusing the write")
         known = yield from _read_again(ctx, decided.row[outcomes == Outcome.BAD_VERSION])
