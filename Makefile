@@ -9,7 +9,7 @@ PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo test fmt lint types bench wheel-test conformance docs lock clean
+.PHONY: help machine setup demo test fmt lint types bench kafka wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -49,6 +49,9 @@ types: setup ## the type checker
 
 bench: setup ## measure; BENCH=kernels for one benchmark of bench/
 	@$(BIN)/python -m bench $(BENCH)
+
+kafka: setup ## fetch Apache Kafka's jars from Maven Central, for comparisons
+	@$(BIN)/python tools/fetch_kafka.py
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py

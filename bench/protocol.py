@@ -1,0 +1,258 @@
+"""What messages cost: microseconds for each, kio's way and klamm's.
+
+Run with `python -m bench.protocol` from the root of the repository. Figures are the best of several
+rounds, in CPU time, so that a busy machine does not show. The last block is what a controller that
+takes over has to encode, and a broker to read.
+"""
+
+import io
+import os
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from klamm.protocol._kio import entity_reader, entity_writer
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.control import (
+    PartitionStates,
+    Topics,
+    encode_leader_and_isr,
+    encode_update_metadata,
+)
+from klamm.protocol.encoding import encode_struct
+from klamm.protocol.fetch import (
+    FetchPartitionResponse,
+    FetchResponse,
+    FetchTopicResponse,
+    decode_fetch_request,
+    encode_fetch_response,
+)
+from klamm.protocol.frames import decode_request
+from klamm.protocol.headers import RequestHeader
+from klamm.protocol.produce import (
+    ProducePartitionResponse,
+    ProduceResponse,
+    ProduceTopicResponse,
+    decode_produce_request,
+    encode_produce_response,
+)
+from klamm.protocol.records import Record, build_batch, has_valid_crc, records_data, scan_records
+from klamm.protocol.schemas import message_schema
+
+TOPIC_ID = uuid.UUID(int=1)
+RECORDS_BYTES = 10_000
+
+
+def best_us(run: Callable[[], Any], rounds: int = 7) -> float:
+    """Microseconds of CPU for one call."""
+    times = max(1, int(0.02 / max(_once(run), 1e-7)))
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.process_time()
+        for _ in range(times):
+            run()
+        best = min(best, (time.process_time() - began) / times)
+    return best * 1e6
+
+
+def _once(run: Callable[[], Any]) -> float:
+    run()
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def line(what: str, kio_us: float, ours_us: float) -> None:
+    print(f"{what:<44} kio {kio_us:>9.1f}   klamm {ours_us:>9.1f}", flush=True)
+
+
+def kio_reads(key: int, version: int, body: bytes) -> float:
+    read = entity_reader(message_schema(key, version, "request"))
+    return best_us(lambda: read(body, 0))
+
+
+def kio_writes(key: int, version: int, values: dict[str, Any]) -> float:
+    schema = message_schema(key, version, "response")
+    message, _ = entity_reader(schema)(encode_struct(schema, values), 0)
+    write = entity_writer(schema)
+    return best_us(lambda: write(io.BytesIO(), message))
+
+
+def produce(partitions: int) -> None:
+    version = 11
+    schema = message_schema(ApiKey.PRODUCE, version, "request")
+    data = [{"index": p, "records": bytes(RECORDS_BYTES)} for p in range(partitions)]
+    body = encode_struct(
+        schema,
+        {
+            "transactional_id": None,
+            "acks": -1,
+            "timeout": 30_000,
+            "topic_data": [{"name": "orders", "partition_data": data}],
+        },
+    )
+    view = memoryview(body)
+    line(
+        f"decode Produce request, {partitions} partitions",
+        kio_reads(ApiKey.PRODUCE, version, body),
+        best_us(lambda: decode_produce_request(view, 0, version)),
+    )
+    header = RequestHeader(ApiKey.PRODUCE, version, 1, "")
+    results = [ProducePartitionResponse(p, 0, 1_000_000, -1, 0) for p in range(partitions)]
+    response = ProduceResponse([ProduceTopicResponse("orders", results)])
+    rows = [
+        {"index": p, "error_code": 0, "base_offset": 1_000_000, "log_start_offset": 0}
+        for p in range(partitions)
+    ]
+    line(
+        f"encode Produce answer, {partitions} partitions",
+        kio_writes(
+            ApiKey.PRODUCE,
+            version,
+            {"responses": [{"name": "orders", "partition_responses": rows}]},
+        ),
+        best_us(lambda: encode_produce_response(header, response)),
+    )
+
+
+def fetch(partitions: int) -> None:
+    version = 17
+    schema = message_schema(ApiKey.FETCH, version, "request")
+    wanted = [
+        {"partition": p, "fetch_offset": 1_000_000, "partition_max_bytes": 1 << 20}
+        for p in range(partitions)
+    ]
+    body = encode_struct(
+        schema,
+        {
+            "max_wait": 500,
+            "min_bytes": 1,
+            "topics": [{"topic_id": TOPIC_ID, "partitions": wanted}],
+        },
+    )
+    view = memoryview(body)
+    line(
+        f"decode Fetch request, {partitions} partitions",
+        kio_reads(ApiKey.FETCH, version, body),
+        best_us(lambda: decode_fetch_request(view, 0, version)),
+    )
+    header = RequestHeader(ApiKey.FETCH, version, 1, "")
+    records = bytes(100)
+    found = [
+        FetchPartitionResponse(p, 0, 1_000_000, 1_000_000, 0, records) for p in range(partitions)
+    ]
+    response = FetchResponse([FetchTopicResponse(None, TOPIC_ID, found)])
+    rows = [
+        {"partition_index": p, "high_watermark": 1_000_000, "records": records}
+        for p in range(partitions)
+    ]
+    line(
+        f"encode Fetch answer, {partitions} partitions",
+        kio_writes(
+            ApiKey.FETCH, version, {"responses": [{"topic_id": TOPIC_ID, "partitions": rows}]}
+        ),
+        best_us(lambda: encode_fetch_response(header, response)),
+    )
+
+
+def metadata(partitions: int) -> None:
+    version = 12
+    rows = [
+        {
+            "partition_index": p,
+            "leader_id": 1,
+            "leader_epoch": 3,
+            "replica_nodes": [1, 2, 3],
+            "isr_nodes": [1, 2, 3],
+        }
+        for p in range(partitions)
+    ]
+    values = {
+        "brokers": [],
+        "controller_id": 1,
+        "topics": [{"name": "t", "is_internal": False, "partitions": rows}],
+    }
+    schema = message_schema(ApiKey.METADATA, version, "response")
+    line(
+        f"encode Metadata answer, {partitions} partitions",
+        kio_writes(ApiKey.METADATA, version, values),
+        best_us(lambda: encode_struct(schema, values)),
+    )
+
+
+def records(count: int, size: int) -> None:
+    batch = build_batch([Record(b"key", os.urandom(size), 10**12 + n // 50) for n in range(count)])
+    data = records_data(batch)
+    each = best_us(lambda: scan_records(data, count)) / count
+    crc = best_us(lambda: has_valid_crc(batch))
+    print(f"scan {count} records of {size} bytes: {each:.2f} each; CRC of their batch: {crc:.1f}")
+
+
+def control(partitions: int) -> None:
+    columns = np.arange(partitions, dtype=np.int32)
+    replicas = np.tile(np.array([1, 2, 3], np.int32), (partitions, 1))
+    shrunk = replicas.copy()
+    shrunk[::3, 2] = -1
+    none = np.full((partitions, 1), -1, np.int32)
+    count = partitions // 100
+    topics = Topics(
+        [f"topic-{n}" for n in range(count)],
+        [uuid.UUID(int=n + 1) for n in range(count)],
+        np.arange(count + 1, dtype=np.int64) * 100,
+    )
+    for isr, what in ((replicas, "equal ISRs"), (shrunk, "every third ISR shrunk")):
+        states = PartitionStates(
+            partition=columns % 100,
+            controller_epoch=columns * 0 + 1,
+            leader=columns % 3 + 1,
+            leader_epoch=columns * 0,
+            isr=isr,
+            partition_epoch=columns * 0,
+            replicas=replicas,
+            offline=none,
+            adding=none,
+            removing=none,
+            is_new=np.zeros(partitions, np.bool_),
+            recovery=np.zeros(partitions, np.int8),
+        )
+        for name, encode in (
+            (
+                "LeaderAndIsr 7",
+                lambda states=states: encode_leader_and_isr(
+                    7, topics, states, controller_id=1, controller_epoch=1, live_leaders=[]
+                ),
+            ),
+            (
+                "UpdateMetadata 8",
+                lambda states=states: encode_update_metadata(
+                    8, topics, states, controller_id=1, controller_epoch=1, live_brokers=[]
+                ),
+            ),
+        ):
+            encoded = best_us(encode, rounds=3) / 1000
+            frame = b"".join(encode().chunks(1, "", 1))[4:]
+            body = decode_request(frame).body
+            checked = best_us(lambda frame=frame: decode_request(frame), rounds=3) / 1000
+            made = best_us(lambda body=body: sum(1 for _ in body.topic_states), rounds=3) / 1000
+            print(
+                f"{name}, {partitions} partitions, {what}: encode {encoded:.0f} ms; "
+                f"check {checked:.0f} ms, then read by topic {made:.0f} ms"
+            )
+
+
+def main() -> None:
+    """Print a table."""
+    for partitions in (1, 100):
+        produce(partitions)
+        fetch(partitions)
+    metadata(1000)
+    records(1000, 1000)
+    records(10_000, 100)
+    control(100_000)
+
+
+if __name__ == "__main__":
+    main()
