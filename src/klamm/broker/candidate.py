@@ -39,7 +39,7 @@ class Candidate:
         """Start the process; it waits for its settings, so this can be done early."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond
                 [
                     sys.executable,
                     "-m",
@@ -80,7 +80,7 @@ class Candidate:
         self._tell_json(Kind.CONFIG, {"unclean_topic": topic})
 
     async def relay(self, frame: bytes | memoryview) -> bytes:
-        """The answer to a request for the controller; UnavailableError if there is none to be had."""
+        """The answer to a request for the controller; UnavailableError if there is none."""
         answer = await self._ask(Kind.KAFKA_REQUEST, bytes(frame))
         if not answer:
             raise UnavailableError("the controller's process could not answer")

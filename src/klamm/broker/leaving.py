@@ -15,9 +15,7 @@ log = logging.getLogger("klamm.broker")
 _VERSION = 3
 
 
-async def leave_in_order(
-    config: BrokerConfig, identity: Identity, metadata: MetadataCache
-) -> bool:
+async def leave_in_order(config: BrokerConfig, identity: Identity, metadata: MetadataCache) -> bool:
     """Ask the controller to move leaderships away; whether it says that all are gone."""
     to_controller = ToController(
         identity.broker_id,
@@ -37,14 +35,19 @@ async def leave_in_order(
                     {"broker_id": identity.broker_id, "broker_epoch": identity.broker_epoch},
                 )
             except KlammError as error:
-                log.warning("controlled shutdown, attempt %s of %s: %s", attempt + 1, attempts, error)
+                log.warning(
+                    "controlled shutdown, attempt %s of %s: %s", attempt + 1, attempts, error
+                )
                 continue
             if answer.error_code == ErrorCode.NONE and not answer.remaining_partitions:
                 log.info("[Broker id=%s] controlled shutdown succeeded", identity.broker_id)
                 return True
             log.warning(
                 "controlled shutdown, attempt %s of %s: error %s, %s partitions remain",
-                attempt + 1, attempts, answer.error_code, len(answer.remaining_partitions),
+                attempt + 1,
+                attempts,
+                answer.error_code,
+                len(answer.remaining_partitions),
             )
     finally:
         to_controller.close()

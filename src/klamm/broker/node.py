@@ -87,24 +87,25 @@ class Node:
         self._broker = Broker(self.config, self._identity, store, self._candidate)
         await self._broker.load()
         self._server = Server(
-            Dispatcher(self._broker.handlers()),
+            Dispatcher(self._broker.handlers(), self._broker.meters),
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
-            on_disconnect=self._broker.on_disconnect,
         )
         ports = {e.name: await self._server.listen(e) for e in config.listeners}
         self._registration = self._describe(ports)
         await registration.check_endpoints(
-            store, broker_id, config.advertised_endpoints(
+            store,
+            broker_id,
+            config.advertised_endpoints(
                 hostname=registration.advertised_hostname(), bound_ports=ports
-            )
+            ),
         )
         await self._register()
         self._config_changes = ConfigChanges(store, self._apply_config)
         self._tasks.append(asyncio.create_task(self._follow_session()))
         await self._config_changes.process()
-        await self._broker.start()
+        self._broker.start()
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
         if config.klamm_metrics_port is not None:
             await self._metrics.listen(config.klamm_metrics_port)
@@ -118,7 +119,9 @@ class Node:
 
         found = {read_broker_id(path) for path in config.log_dirs} - {None}
         if len(found) > 1:
-            raise ConfigError(f"log.dirs: they belong to different brokers: {sorted(map(str, found))}")
+            raise ConfigError(
+                f"log.dirs: they belong to different brokers: {sorted(map(str, found))}"
+            )
         if found:
             (stored,) = found
             assert stored is not None
@@ -162,7 +165,7 @@ class Node:
                     await self._start_new_session()
 
     async def _on_candidate_session_lost(self, broker_epoch: int) -> None:
-        """The candidate has lost its session: the broker's counts as lost too, unless it is newer."""
+        """The candidate lost its session: the broker's counts as lost too, unless it is newer."""
         if broker_epoch == self._identity.broker_epoch and not self._is_stopping:
             log.warning("the controller's session is lost; opening a new one for the broker too")
             await self._start_new_session()

@@ -5,6 +5,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import time
 import uuid
@@ -116,10 +117,8 @@ async def register(
 
 
 async def _delete_if_there(store: Store, path: str, present: Stat) -> None:
-    try:
+    with contextlib.suppress(NoNodeError):
         await store.delete(path, present.version)
-    except NoNodeError:
-        pass
 
 
 async def announce_failed_directory(store: Store, broker: int) -> None:

@@ -272,7 +272,6 @@ class Connection(asyncio.BufferedProtocol):
             self._drained.set_result(None)
         if self._task is not None:
             self._task.cancel()
-        self._server.on_disconnect(self)
 
 
 class Server:
@@ -285,13 +284,11 @@ class Server:
         frame_bytes_max: int,
         idle_max_s: float,
         backlog: int,
-        on_disconnect: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         self.dispatch = dispatch
         self.frame_bytes_max = frame_bytes_max
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self.on_disconnect = on_disconnect
         self._idle_max_s = idle_max_s
         self._backlog = backlog
         self._servers: list[asyncio.Server] = []
@@ -309,8 +306,7 @@ class Server:
             )
         except OSError as error:
             raise ConfigError(
-                f"listeners: {endpoint} cannot be "
-                f"opened: {error.strerror or error}"
+                f"listeners: {endpoint} cannot be opened: {error.strerror or error}"
             ) from error
         self._servers.append(server)
         if self._sweep is None and self._idle_max_s > 0:

@@ -106,9 +106,7 @@ class ClusterHandlers:
     async def _metadata_after_creation(
         self, call: Call, snapshot: ClusterSnapshot, answers: list[Any]
     ) -> Body:
-        topics = [
-            await answer if asyncio.iscoroutine(answer) else answer for answer in answers
-        ]
+        topics = [await answer if asyncio.iscoroutine(answer) else answer for answer in answers]
         return self._metadata_body(call, snapshot, topics)
 
     async def _create(self, name: str) -> Body:

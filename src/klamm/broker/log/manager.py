@@ -247,6 +247,11 @@ class LogManager:
 
     # -- finding, creating, deleting
 
+    @property
+    def has_online_directory(self) -> bool:
+        """Whether there is any disk left to work with."""
+        return bool(self._online())
+
     def logs(self) -> list[Log]:
         """All logs that can be used."""
         return list(self._logs.values())

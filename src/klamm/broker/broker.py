@@ -1,0 +1,105 @@
+"""A broker between its edges: what it answers, and what it learns.
+
+With `klamm.roles=controller` there is no data plane. Such a node knows the cluster, relays to its
+candidate, and refuses replicas.
+"""
+
+from collections.abc import Mapping
+
+from klamm.broker import leaving
+from klamm.broker.candidate import Candidate
+from klamm.broker.clock import SystemClock
+from klamm.broker.data_plane import DataPlane
+from klamm.broker.dispatch import Handler
+from klamm.broker.handlers.cluster import ClusterHandlers
+from klamm.broker.handlers.configs import ConfigHandlers
+from klamm.broker.handlers.control import ControlHandlers, NoReplicas
+from klamm.broker.handlers.group_requests import FindCoordinatorHandlers
+from klamm.broker.identity import Identity
+from klamm.broker.metadata import MetadataCache
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.relay import Relay
+from klamm.broker.topic_creation import TopicCreation
+from klamm.config.broker import BrokerConfig
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper.store import Store
+
+
+class Broker:
+    """All of a broker but its sockets and its registration."""
+
+    def __init__(
+        self, config: BrokerConfig, identity: Identity, store: Store, candidate: Candidate
+    ) -> None:
+        self.config = config
+        self.identity = identity
+        self.metadata = MetadataCache()
+        self.meters = BrokerMeters()
+        self.data: DataPlane | None = None
+        if "broker" in config.klamm_roles:
+            self.data = DataPlane(
+                config, identity, self.metadata, store, self.meters, SystemClock()
+            )
+        self._creation = TopicCreation(config, candidate)
+        self._cluster = ClusterHandlers(
+            identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
+        )
+        parts = (
+            self._cluster,
+            FindCoordinatorHandlers(self.metadata, self._creation),
+            ConfigHandlers(lambda: self.config, self.metadata, store),
+            Relay(candidate),
+            ControlHandlers(
+                identity,
+                self.metadata,
+                NoReplicas() if self.data is None else self.data.replicas,
+                [] if self.data is None else [self.data],
+            ),
+        )
+        self._handlers: dict[ApiKey, Handler] = {
+            key: handler for part in parts for key, handler in part.handlers().items()
+        }
+        if self.data is not None:
+            self._handlers.update(self.data.handlers())
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return self._handlers
+
+    async def load(self) -> None:
+        """Open the logs; after this the controller may come."""
+        if self.data is not None:
+            await self.data.load()
+
+    def start(self) -> None:
+        """The broker is registered and its configuration is known."""
+        if self.data is not None:
+            self.data.start()
+
+    def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
+        """Settings of a topic changed in ZooKeeper."""
+        if self.data is not None:
+            self.data.replicas.topic_config_changed(topic, overrides)
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """Settings of this broker changed in ZooKeeper."""
+        self.config = self._creation.config = config
+        if self.data is not None:
+            self.data.config_changed(config)
+
+    async def leave_in_order(self) -> None:
+        """Hand leaderships over before stopping; clients are served meanwhile (LIFE-13, 14)."""
+        if self.data is not None:
+            self.data.replicas.is_shutting_down = True
+        await leaving.leave_in_order(self.config, self.identity, self.metadata)
+
+    async def close(self) -> None:
+        """Stop all work and close the logs."""
+        if self.data is not None:
+            await self.data.close()
+
+    async def _auto_create(self, topic: str) -> ErrorCode:
+        if not self.config.auto_create_topics_enable:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return await self._creation.create(topic)

@@ -1,0 +1,229 @@
+"""Everything of a broker that has to do with data: logs, replication, clients and groups.
+
+Here it is put together; each part is described where it is written.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from klamm.broker.clock import Clock
+from klamm.broker.dispatch import Handler
+from klamm.broker.fetch_sessions import FetchSessions
+from klamm.broker.fetchers import Fetchers
+from klamm.broker.group_service import GroupService
+from klamm.broker.handlers.fetch import FetchHandlers
+from klamm.broker.handlers.group_requests import GroupHandlers
+from klamm.broker.handlers.logdirs import LogDirHandlers
+from klamm.broker.handlers.offsets import OffsetHandlers
+from klamm.broker.handlers.produce import ProduceHandlers
+from klamm.broker.handlers.producers import ProducerHandlers
+from klamm.broker.identity import Identity
+from klamm.broker.isr_changes import IsrChanges
+from klamm.broker.log.checkpoints import DirectoryIdentity
+from klamm.broker.log.errors import StorageError
+from klamm.broker.log.log import Log
+from klamm.broker.log.manager import LogManager
+from klamm.broker.log.names import parse_replica
+from klamm.broker.metadata import MetadataCache, SnapshotChange
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.parking import Parking
+from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.reading import FetchReader
+from klamm.broker.registration import announce_failed_directory
+from klamm.broker.replica_fetch import FetchEffects, Truncation
+from klamm.broker.replicas import ReplicaManager
+from klamm.broker.to_controller import ToController
+from klamm.broker.topic_configs import TopicConfigs
+from klamm.broker.upkeep import Upkeep
+from klamm.config.broker import BrokerConfig
+from klamm.errors import ConfigError, SessionLostError
+from klamm.protocol.apis import ApiKey
+from klamm.zookeeper.store import Store
+
+log = logging.getLogger("klamm.broker")
+
+_SESSION_ID_MAX: Final = 2**31 - 1
+_LOADERS: Final = 4
+_ANNOUNCE_PAUSE_S: Final = 0.1
+
+
+class DataPlane:
+    """The parts that serve and replicate data, wired to each other."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        metadata: MetadataCache,
+        store: Store,
+        meters: BrokerMeters,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._store = store
+        self._meters = meters
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._announcing: set[asyncio.Task[None]] = set()
+        self.parking = Parking(clock)
+        self.topics = TopicConfigs(config, store)
+        self.logs = LogManager(
+            config.log_dirs,
+            config_of=self.topics.of,
+            on_failure=self._on_failed_directory,
+            run_later=self._run_later,
+            producer_expiration_ms=config.producer_id_expiration_ms,
+        )
+        self.to_controller = ToController(
+            identity.broker_id,
+            metadata,
+            config.control_plane_listener_name or config.inter_broker_listener_name,
+            config.request_timeout_ms / 1000,
+        )
+        self.fetchers = Fetchers(
+            config, identity, metadata, self._truncate, self._on_fetch_effects, clock
+        )
+        self._isr_changes = IsrChanges(identity, self.to_controller, clock)
+        self.replicas = ReplicaManager(
+            config,
+            identity,
+            metadata,
+            self.logs,
+            self.topics,
+            self.fetchers,
+            self._isr_changes,
+            self.parking,
+            meters,
+            clock,
+        )
+        self.groups = GroupService(config, self.replicas, clock)
+        self.replicas.role_listener = self.groups
+        self.sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots,
+            lambda: random.randint(1, _SESSION_ID_MAX),
+        )
+        self._producer_ids = ProducerIds(identity, self.to_controller)
+        self._upkeep = Upkeep(config, self.replicas, self.logs, clock)
+        reader = FetchReader(self.replicas, metadata, meters, clock)
+        self._handlers = (
+            ProduceHandlers(self.replicas, metadata, meters),
+            FetchHandlers(config, reader, self.sessions, self.parking, metadata, clock),
+            OffsetHandlers(self.replicas),
+            GroupHandlers(self.groups, metadata),
+            ProducerHandlers(self._producer_ids),
+            LogDirHandlers(self.logs),
+        )
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {key: each for part in self._handlers for key, each in part.handlers().items()}
+
+    async def load(self) -> None:
+        """Open all logs, recovering those that were not closed, and be ready for orders."""
+        identity = DirectoryIdentity(self._identity.broker_id, self._identity.cluster_id)
+        try:
+            await asyncio.to_thread(self.logs.open, identity)
+        except StorageError as error:
+            raise ConfigError(f"log.dirs: {error}") from error
+        await self.replicas.prepare(sorted(_topics_on_disk(self._config.log_dirs)))
+        with ThreadPoolExecutor(_LOADERS, "loader") as loaders:
+            await asyncio.to_thread(self.logs.load, now_ms=self._clock.wall_ms(), executor=loaders)
+        self.replicas.apply_throttle_rates()
+        self._isr_changes.start(self.replicas.on_isr_answer)
+
+    def start(self) -> None:
+        """Begin with what is done again and again."""
+        self._upkeep.start()
+
+    def on_metadata(self, change: SnapshotChange) -> None:
+        """Take in what the controller has told."""
+        self.to_controller.on_metadata()
+        self.groups.on_metadata(change)
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """Let new settings of the broker take effect."""
+        self._config = self._upkeep.config = config
+        self.replicas.config_changed(config)
+
+    async def close(self) -> None:
+        """Stop everything and close the logs (LIFE-15)."""
+        await self._upkeep.stop()
+        self.groups.close()
+        self._producer_ids.close()
+        self.fetchers.close()
+        self._isr_changes.close()
+        self.to_controller.close()
+        self.parking.close()
+        await asyncio.to_thread(self.logs.close)
+
+    # What followers do
+
+    async def _truncate(self, work: list[tuple[Log, Truncation]]) -> None:
+        def cut() -> None:
+            now_ms = self._clock.wall_ms()
+            for replica, truncation in work:
+                log.info(
+                    "%s: truncating to offset %s; the high watermark is %s",
+                    truncation.name,
+                    truncation.offset,
+                    replica.high_watermark,
+                )
+                if truncation.offset < replica.high_watermark:
+                    log.warning("%s: what was committed is cut off", truncation.name)
+                truncation.carry_out(replica, now_ms)
+            self.logs.checkpoint_recovery_points()
+
+        await asyncio.to_thread(cut)
+
+    def _on_fetch_effects(self, effects: FetchEffects) -> None:
+        for name, size in effects.appended.items():
+            self._meters.topic(name.topic).replication_bytes_in += size
+        for name in effects.high_watermark_moved:
+            self.parking.on_high_watermark(name)
+
+    # Disks
+
+    def _run_later(self, work: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._loop.run_in_executor(None, work))
+
+    def _on_failed_directory(self, path: Path) -> None:
+        """Called on whatever thread met the failure."""
+        self._loop.call_soon_threadsafe(self._lose_directory, path)
+
+    def _lose_directory(self, path: Path) -> None:
+        self.replicas.directory_failed(path)
+        if not self.logs.has_online_directory:
+            log.critical("all log directories have failed; this broker can do nothing more")
+            os._exit(1)
+        if self._identity.broker_epoch < 0:
+            return  # The answer to the first LeaderAndIsr will tell.
+        task = asyncio.create_task(self._announce_failure())
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
+    async def _announce_failure(self) -> None:
+        """Tell the controller, however long that takes."""
+        while True:
+            try:
+                await announce_failed_directory(self._store, self._identity.broker_id)
+            except SessionLostError:
+                await asyncio.sleep(_ANNOUNCE_PAUSE_S)
+            else:
+                return
+
+
+def _topics_on_disk(log_dirs: tuple[Path, ...]) -> set[str]:
+    found = (
+        parse_replica(path.name)
+        for log_dir in log_dirs
+        if log_dir.is_dir()
+        for path in log_dir.iterdir()
+    )
+    return {name.topic for name in found if name is not None}

@@ -1,0 +1,298 @@
+"""The loops in which a follower fetches: one for each leader and fetcher index (REPL-1).
+
+What to ask and what follows from the answers is `ReplicaFetcher`'s; here are the connections, the
+thread in which logs are truncated, and the waiting in between.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, Final
+
+from klamm.broker.clock import Clock
+from klamm.broker.exchange import Exchange
+from klamm.broker.fetch_session_client import FetchPlan, Forgotten, Wanted
+from klamm.broker.identity import Identity
+from klamm.broker.log.log import Log
+from klamm.broker.log.names import TopicPartition
+from klamm.broker.metadata import MetadataCache
+from klamm.broker.replica_fetch import (
+    FetchEffects,
+    OffsetQuestion,
+    OffsetReply,
+    ReplicaFetcher,
+    Truncation,
+    fetcher_index,
+)
+from klamm.broker.throttle import ReplicationThrottle
+from klamm.config.broker import BrokerConfig
+from klamm.errors import UnavailableError
+from klamm.protocol.apis import ApiKey
+
+log = logging.getLogger("klamm.broker.fetchers")
+
+_FETCH_BY_ID: Final = 17
+_FETCH_BY_NAME: Final = 12
+_LIST_OFFSETS: Final = 9
+
+#: Cuts logs, in another thread, and notes their recovery points.
+Truncate = Callable[[list[tuple[Log, Truncation]]], Awaitable[None]]
+OnEffects = Callable[[FetchEffects], None]
+LoopKey = tuple[int, int]
+
+
+class Fetchers:
+    """All loops of a broker, started when they are needed and ended when they are not."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        metadata: MetadataCache,
+        truncate: Truncate,
+        on_effects: OnEffects,
+        clock: Clock,
+    ) -> None:
+        self.throttle = ReplicationThrottle()
+        self._config = config
+        self._identity = identity
+        self._metadata = metadata
+        self._truncate = truncate
+        self._on_effects = on_effects
+        self._clock = clock
+        self._loops: dict[LoopKey, _Loop] = {}
+        self._loop_of: dict[TopicPartition, _Loop] = {}
+        self._truncating: dict[TopicPartition, asyncio.Task[None]] = {}
+
+    def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
+        """Follow a partition; what it has too much is cut off first."""
+        key = leader, fetcher_index(name, self._config.num_replica_fetchers)
+        loop = self._loops.get(key)
+        if loop is None:
+            loop = self._loops[key] = _Loop(self, leader)
+        self._loop_of[name] = loop
+        truncation = loop.fetcher.add(name, replica.topic_id, replica, leader_epoch)
+        loop.logs[name] = replica
+        if truncation is not None:
+            self.start_truncating(loop, [truncation])
+        loop.wake()
+
+    def remove(self, name: TopicPartition) -> None:
+        """Follow a partition no longer."""
+        loop = self._loop_of.pop(name, None)
+        if loop is not None:
+            loop.fetcher.remove(name)
+            loop.logs.pop(name, None)
+            if not loop.logs:
+                loop.wake()
+
+    async def wait_truncated(self, name: TopicPartition) -> None:
+        """Wait while a log is being cut: nobody else may touch it meanwhile."""
+        while (task := self._truncating.get(name)) is not None:
+            await asyncio.wait([task])
+
+    def lags(self) -> Iterator[tuple[TopicPartition, int]]:
+        """By how much the partitions here are behind their leaders."""
+        for loop in self._loops.values():
+            yield from loop.fetcher.lags()
+
+    def close(self) -> None:
+        """End all loops."""
+        for loop in list(self._loops.values()):
+            loop.close()
+
+    def start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
+        """Cut logs in another thread; their partitions are fetched again afterwards."""
+        work = [(loop.logs[each.name], each) for each in truncations]
+        task = asyncio.create_task(self._cut(loop, work))
+        for each in truncations:
+            self._truncating[each.name] = task
+
+    async def _cut(self, loop: "_Loop", work: list[tuple[Log, Truncation]]) -> None:
+        try:
+            await self._truncate(work)
+        except Exception:
+            log.exception("truncation failed")
+        finally:
+            for _, truncation in work:
+                self._truncating.pop(truncation.name, None)
+                loop.fetcher.on_truncated(truncation)
+            loop.wake()
+
+    def ended(self, loop: "_Loop") -> None:
+        """A loop has nothing left to fetch."""
+        self._loops = {key: each for key, each in self._loops.items() if each is not loop}
+
+
+class _Loop:
+    """Fetches from one leader until there is nothing left to fetch."""
+
+    def __init__(self, owner: Fetchers, leader: int) -> None:
+        config = owner._config
+        self.fetcher = ReplicaFetcher(
+            backoff_ms=config.replica_fetch_backoff_ms, throttle=owner.throttle
+        )
+        self.logs: dict[TopicPartition, Log] = {}
+        self._owner = owner
+        self._leader = leader
+        self._config = config
+        self._clock = owner._clock
+        self._changed = asyncio.Event()
+        self._exchange = Exchange(
+            f"broker-{owner._identity.broker_id}-fetcher-{leader}",
+            config.replica_socket_timeout_ms / 1000,
+            config.socket_connection_setup_timeout_ms / 1000,
+        )
+        self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
+
+    def wake(self) -> None:
+        """Something has changed that the next fetch depends on."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._exchange.close()
+
+    async def _run(self) -> None:
+        while self.logs:
+            try:
+                await self._step()
+            except UnavailableError as error:
+                log.info("leader %s: %s", self._leader, error)
+                self.fetcher.on_disconnect(self._clock.steady_ms())
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("fetching from broker %s failed", self._leader)
+                self.fetcher.on_disconnect(self._clock.steady_ms())
+        self._exchange.close()
+        self._owner.ended(self)
+
+    async def _step(self) -> None:
+        self._changed.clear()
+        question = self.fetcher.next_question()
+        if question is not None:
+            self._take(
+                self.fetcher.on_replies(
+                    question, await self._ask_offsets(question), self._clock.steady_ms()
+                )
+            )
+            return
+        plan = self.fetcher.next_fetch(self._clock.steady_ms())
+        if plan is None:
+            await self._pause()
+            return
+        version = _FETCH_BY_ID if plan.by_id else _FETCH_BY_NAME
+        response = await self._ask(ApiKey.FETCH, version, self._fetch_body(plan))
+        self._take(self.fetcher.on_response(response, self._clock.steady_ms()))
+
+    def _take(self, effects: FetchEffects) -> None:
+        if effects.truncations:
+            self._owner.start_truncating(self, effects.truncations)
+        for name in effects.stopped:
+            log.warning("%s is fetched no more from broker %s", name, self._leader)
+        self._owner._on_effects(effects)
+
+    async def _pause(self) -> None:
+        """Wait until something changes, or until it is time to look again."""
+        now_ms = self._clock.steady_ms()
+        at_ms = self.fetcher.next_attempt_ms(now_ms)
+        timeout_s = None if at_ms is None else max(at_ms - now_ms, 1) / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _ask(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+        owner = self._owner
+        listener = self._config.inter_broker_listener_name
+        node = owner._metadata.snapshot.node(self._leader, listener)
+        if node is None:
+            raise UnavailableError(f"broker {self._leader} is not known to be alive")
+        return await self._exchange.ask(node.host, node.port, key, version, body)
+
+    def _fetch_body(self, plan: FetchPlan) -> dict[str, Any]:
+        config, identity = self._config, self._owner._identity
+        return {
+            "replica_id": identity.broker_id,
+            "replica_state": {
+                "replica_id": identity.broker_id,
+                "replica_epoch": identity.broker_epoch,
+            },
+            "max_wait": config.replica_fetch_wait_max_ms,
+            "min_bytes": config.replica_fetch_min_bytes,
+            "max_bytes": config.replica_fetch_response_max_bytes,
+            "isolation_level": 0,
+            "session_id": plan.session_id,
+            "session_epoch": plan.session_epoch,
+            "topics": _fetch_topics(plan.partitions, config.replica_fetch_max_bytes),
+            "forgotten_topics_data": _forgotten_topics(plan.forgotten),
+            "rack_id": "",
+        }
+
+    async def _ask_offsets(self, question: OffsetQuestion) -> dict[TopicPartition, OffsetReply]:
+        answer = await self._ask(
+            ApiKey.LIST_OFFSETS,
+            _LIST_OFFSETS,
+            {
+                "replica_id": self._owner._identity.broker_id,
+                "isolation_level": 0,
+                "topics": [
+                    {
+                        "name": topic,
+                        "partitions": [
+                            {
+                                "partition_index": name.partition,
+                                "current_leader_epoch": question.leader_epochs[name],
+                                "timestamp": question.timestamp,
+                            }
+                            for name in names
+                        ],
+                    }
+                    for topic, names in groupby(
+                        sorted(question.leader_epochs), key=lambda name: name.topic
+                    )
+                ],
+            },
+        )
+        return {
+            TopicPartition(topic.name, int(each.partition_index)): OffsetReply(
+                int(each.error_code), int(each.offset)
+            )
+            for topic in answer.topics
+            for each in topic.partitions
+        }
+
+
+def _fetch_topics(
+    partitions: Mapping[TopicPartition, Wanted], max_bytes: int
+) -> list[dict[str, Any]]:
+    topics: dict[tuple[str, uuid.UUID | None], list[dict[str, Any]]] = {}
+    for name, (topic_id, position, start_offset) in partitions.items():
+        topics.setdefault((name.topic, topic_id), []).append(
+            {
+                "partition": name.partition,
+                "current_leader_epoch": position.current_leader_epoch,
+                "fetch_offset": position.offset,
+                "last_fetched_epoch": position.last_fetched_epoch,
+                "log_start_offset": start_offset,
+                "partition_max_bytes": max_bytes,
+            }
+        )
+    return [
+        {"topic": topic, "topic_id": topic_id, "partitions": entries}
+        for (topic, topic_id), entries in topics.items()
+    ]
+
+
+def _forgotten_topics(forgotten: Iterable[Forgotten]) -> list[dict[str, Any]]:
+    topics: dict[tuple[str, uuid.UUID | None], list[int]] = {}
+    for name, topic_id in forgotten:
+        topics.setdefault((name.topic, topic_id), []).append(name.partition)
+    return [
+        {"topic": topic, "topic_id": topic_id, "partitions": indexes}
+        for (topic, topic_id), indexes in topics.items()
+    ]

@@ -1,0 +1,324 @@
+"""Configuration of topics, brokers and loggers: DescribeConfigs, AlterConfigs and
+IncrementalAlterConfigs (section 11.3)."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from klamm.broker.config_changes import read_config, write_config
+from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.metadata import MetadataCache
+from klamm.broker.topic_names import is_legal
+from klamm.config.broker import BrokerConfig
+from klamm.config.broker_keys import KAFKA_KEYS
+from klamm.config.definitions import ValueType
+from klamm.config.describe import (
+    Entry,
+    describe_broker,
+    describe_broker_defaults,
+    describe_topic,
+)
+from klamm.config.dynamic import Change, Operation, altered, validate_broker_config
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.config.topics import validate_topic_config
+from klamm.errors import ConfigError
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper import znodes
+from klamm.zookeeper.store import Store
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_BROKER_LOGGER: Final = 8
+_LOGGER_SOURCE: Final = 6
+
+_UNKNOWN_TYPE: Final = 0
+
+_ROOT_LOGGER: Final = "root"
+_LOGGERS: Final = "klamm"
+_LEVELS: Final[Mapping[str, int]] = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+_LEVEL_NAMES: Final = {level: name for name, level in _LEVELS.items()}
+
+
+class _Refused(Exception):
+    """A resource gets this error, and nothing happens to it."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class _Resource(NamedTuple):
+    """What a request is about."""
+
+    type: int
+    name: str
+
+
+class ConfigHandlers:
+    """Describes and changes settings; a change goes to ZooKeeper, and comes back from there."""
+
+    def __init__(
+        self,
+        config: Callable[[], BrokerConfig],
+        metadata: MetadataCache,
+        store: Store,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._store = store
+        # Settings are read, changed and written: one at a time, at least on this broker.
+        self._turn = asyncio.Lock()
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {
+            ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
+            ApiKey.ALTER_CONFIGS: self._alter_configs,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: self._incremental_alter_configs,
+        }
+
+    # DescribeConfigs
+
+    async def _describe_configs(self, call: Call) -> Body:
+        return {"results": [await self._describe(call.body, each) for each in call.body.resources]}
+
+    async def _describe(self, body: Any, wanted: Any) -> Body:
+        resource = _Resource(wanted.resource_type, wanted.resource_name)
+        answer = {"resource_type": resource.type, "resource_name": resource.name}
+        try:
+            if resource.type == _BROKER_LOGGER:
+                self._check_own(resource)
+                configs = _loggers()
+            else:
+                entries = await self._entries(resource)
+                configs = [_entry(each, body.include_synonyms) for each in entries]
+        except _Refused as refused:
+            return {
+                **answer,
+                "error_code": refused.code,
+                "error_message": refused.message,
+                "configs": [],
+            }
+        names = wanted.configuration_keys
+        if names:
+            configs = [each for each in configs if each["name"] in names]
+        return {**answer, "error_code": ErrorCode.NONE, "error_message": None, "configs": configs}
+
+    async def _entries(self, resource: _Resource) -> Sequence[Entry]:
+        config = self._config()
+        if resource.type == _TOPIC:
+            self._check_topic(resource.name)
+            overrides = await read_config(self._store, f"topics/{resource.name}")
+            known = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
+            return describe_topic(known, config)
+        if resource.type == _BROKER:
+            if not resource.name:
+                return describe_broker_defaults(config)
+            self._check_own(resource)
+            return describe_broker(config)
+        raise _Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.type}")
+
+    def _check_topic(self, name: str) -> None:
+        if not is_legal(name):
+            raise _Refused(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_TOPIC_EXCEPTION.message
+            )
+        if self._metadata.snapshot.topic(name) is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise _Refused(code, code.message)
+
+    def _check_own(self, resource: _Resource) -> None:
+        own = str(self._config().broker_id)
+        if resource.name != own:
+            raise _Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {own} or empty string, but received "
+                f"{resource.name}",
+            )
+
+    # AlterConfigs and IncrementalAlterConfigs
+
+    async def _alter_configs(self, call: Call) -> Body:
+        def replaced(resource: Any, current: dict[str, str]) -> dict[str, str]:
+            _check_values(resource.configs)
+            return {each.name: each.value for each in resource.configs}
+
+        return await self._alter(call, replaced)
+
+    async def _incremental_alter_configs(self, call: Call) -> Body:
+        def changed(resource: Any, current: dict[str, str]) -> dict[str, str]:
+            _check_values(
+                each for each in resource.configs if each.config_operation != Operation.DELETE
+            )
+            try:
+                changes = [
+                    Change(each.name, Operation(each.config_operation), each.value)
+                    for each in resource.configs
+                ]
+            except ValueError:
+                raise _Refused(ErrorCode.INVALID_REQUEST, "Unknown operation") from None
+            keys = TOPIC_KEYS if resource.resource_type == _TOPIC else KAFKA_KEYS
+            return altered(current, changes, keys)
+
+        return await self._alter(call, changed)
+
+    async def _alter(
+        self, call: Call, change: Callable[[Any, dict[str, str]], dict[str, str]]
+    ) -> Body:
+        body = call.body
+        asked = Counter((each.resource_type, each.resource_name) for each in body.resources)
+        responses = []
+        async with self._turn:
+            for wanted in body.resources:
+                resource = _Resource(wanted.resource_type, wanted.resource_name)
+                code, message = ErrorCode.NONE, None
+                try:
+                    if asked[resource] > 1:
+                        raise _Refused(
+                            ErrorCode.INVALID_REQUEST, "Each resource must appear at most once"
+                        )
+                    _check_unique(wanted.configs)
+                    await self._change(resource, wanted, change, body.validate_only)
+                except _Refused as refused:
+                    code, message = refused.code, refused.message
+                except ConfigError as error:
+                    code, message = ErrorCode.INVALID_CONFIG, str(error)
+                responses.append(
+                    {
+                        "error_code": code,
+                        "error_message": message,
+                        "resource_type": resource.type,
+                        "resource_name": resource.name,
+                    }
+                )
+        return {"responses": responses}
+
+    async def _change(
+        self,
+        resource: _Resource,
+        wanted: Any,
+        change: Callable[[Any, dict[str, str]], dict[str, str]],
+        validate_only: bool,
+    ) -> None:
+        if resource.type == _BROKER_LOGGER:
+            self._check_own(resource)
+            _change_loggers(wanted.configs, validate_only)
+            return
+        entity_path = self._entity_path(resource)
+        settings = change(wanted, await read_config(self._store, entity_path))
+        if resource.type == _TOPIC:
+            validate_topic_config(settings)
+        else:
+            self._validate_broker(resource, settings)
+        if not validate_only:
+            await write_config(self._store, entity_path, settings)
+
+    def _entity_path(self, resource: _Resource) -> str:
+        if resource.type == _TOPIC:
+            self._check_topic(resource.name)
+            return f"topics/{resource.name}"
+        if resource.type == _BROKER:
+            if not resource.name:
+                return f"brokers/{znodes.DEFAULT_ENTITY}"
+            self._check_own(resource)
+            return f"brokers/{resource.name}"
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"AlterConfigs is only supported for topics and brokers, but resource type is "
+            f"{resource.type}",
+        )
+
+    def _validate_broker(self, resource: _Resource, settings: dict[str, str]) -> None:
+        config = self._config()
+        validate_broker_config(settings, per_broker=bool(resource.name))
+        layers = config.layers
+        config.with_dynamic(
+            default=layers.dynamic_default if resource.name else settings,
+            broker=settings if resource.name else layers.dynamic_broker,
+        )
+
+
+def _check_unique(configs: Iterable[Any]) -> None:
+    twice = [name for name, count in Counter(each.name for each in configs).items() if count > 1]
+    if twice:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {','.join(twice)}"
+        )
+
+
+def _check_values(configs: Iterable[Any]) -> None:
+    missing = [each.name for each in configs if each.value is None]
+    if missing:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(missing)}"
+        )
+
+
+def _entry(entry: Entry, include_synonyms: bool) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "value": entry.value,
+        "read_only": entry.read_only,
+        "config_source": entry.source,
+        "is_sensitive": entry.sensitive,
+        "synonyms": [
+            {"name": each.name, "value": each.value, "source": each.source}
+            for each in (entry.synonyms if include_synonyms else ())
+        ],
+        "config_type": _UNKNOWN_TYPE if entry.type is None else entry.type,
+        "documentation": None,
+    }
+
+
+# Loggers
+
+
+def _loggers() -> list[dict[str, Any]]:
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(_LOGGERS)]
+    return [
+        {
+            "name": name,
+            "value": _LEVEL_NAMES.get(_logger(name).getEffectiveLevel(), "INFO"),
+            "read_only": False,
+            "config_source": _LOGGER_SOURCE,
+            "is_sensitive": False,
+            "synonyms": [],
+            "config_type": ValueType.STRING,
+            "documentation": None,
+        }
+        for name in (_ROOT_LOGGER, *sorted(names))
+    ]
+
+
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger(None if name == _ROOT_LOGGER else name)
+
+
+def _change_loggers(configs: Sequence[Any], validate_only: bool) -> None:
+    levels: dict[str, int] = {}
+    for each in configs:
+        operation = getattr(each, "config_operation", Operation.SET)
+        if operation == Operation.DELETE:
+            levels[each.name] = logging.NOTSET if each.name != _ROOT_LOGGER else logging.INFO
+        elif operation == Operation.SET and each.value in _LEVELS:
+            levels[each.name] = _LEVELS[each.value]
+        else:
+            raise _Refused(
+                ErrorCode.INVALID_CONFIG,
+                f"Cannot set the log level of {each.name} to {each.value} as it is not a "
+                f"supported log level. Valid log levels are {', '.join(_LEVELS)}",
+            )
+    if not validate_only:
+        for name, level in levels.items():
+            _logger(name).setLevel(level)

@@ -1,0 +1,220 @@
+"""Requests of the controller: LeaderAndIsr, StopReplica and UpdateMetadata (section 4)."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.identity import Identity
+from klamm.broker.log.names import TopicPartition
+from klamm.broker.metadata import (
+    Endpoint,
+    LiveBroker,
+    MetadataCache,
+    MetadataUpdate,
+    SnapshotChange,
+    TopicUpdate,
+)
+from klamm.broker.metadata_records import PartitionMetadata
+from klamm.broker.partition import Order
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
+
+#: How long the event loop may be kept from everybody else.
+_SLICE_S: Final = 0.01
+#: More topics than this are merged into the metadata in another thread.
+_MANY_TOPICS: Final = 100
+
+
+class Replicas(Protocol):
+    """Those who carry out orders about replicas."""
+
+    async def prepare(self, topics: list[str]) -> None:
+        """Get ready for orders about these topics."""
+
+    async def settle(self, name: TopicPartition) -> None:
+        """Wait until nobody is changing the log of this partition."""
+
+    def apply(self, name: TopicPartition, topic_id: Any, order: Order) -> ErrorCode: ...
+
+    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode: ...
+
+
+class MetadataListener(Protocol):
+    """Whoever wants to hear of new metadata."""
+
+    def on_metadata(self, change: SnapshotChange) -> None: ...
+
+
+class ControlHandlers:
+    """Carries the controller's requests out, one at a time and in the order of their arrival."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        metadata: MetadataCache,
+        replicas: Replicas,
+        listeners: list[MetadataListener],
+    ) -> None:
+        self._identity = identity
+        self._metadata = metadata
+        self._replicas = replicas
+        self._listeners = listeners
+        self._turn = asyncio.Lock()
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {
+            ApiKey.LEADER_AND_ISR: self._leader_and_isr,
+            ApiKey.STOP_REPLICA: self._stop_replica,
+            ApiKey.UPDATE_METADATA: self._update_metadata,
+        }
+
+    # UpdateMetadata
+
+    async def _update_metadata(self, call: Call) -> Body:
+        request: UpdateMetadataRequest = call.body
+        async with self._turn:
+            error = self._identity.admit_controller(request.controller_epoch, request.broker_epoch)
+            if error:
+                return {"error_code": error}
+            update = MetadataUpdate(
+                request.controller_id,
+                [_live_broker(broker) for broker in request.live_brokers],
+                _topic_updates(request),
+            )
+            snapshot = self._metadata.snapshot
+            if len(request.topic_states) > _MANY_TOPICS:
+                change = await asyncio.to_thread(snapshot.after, update)
+            else:
+                change = snapshot.after(update)
+            self._metadata.install(change)
+            for listener in self._listeners:
+                listener.on_metadata(change)
+        return {"error_code": ErrorCode.NONE}
+
+    # LeaderAndIsr
+
+    async def _leader_and_isr(self, call: Call) -> Body:
+        request: LeaderAndIsrRequest = call.body
+        async with self._turn:
+            error = self._identity.admit_controller(request.controller_epoch, request.broker_epoch)
+            if error:
+                return _refused(request, error)
+            await self._replicas.prepare([topic.topic_name for topic in request.topic_states])
+            topics = [await self._apply_topic(topic) for topic in request.topic_states]
+        return {"error_code": ErrorCode.NONE, "topics": topics}
+
+    async def _apply_topic(self, topic: Any) -> Body:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        errors = []
+        for state in topic.partition_states:
+            name = TopicPartition(topic.topic_name, state.partition_index)
+            await self._replicas.settle(name)
+            error = self._replicas.apply(name, topic.topic_id, _order(state))
+            errors.append({"partition_index": name.partition, "error_code": error})
+            if loop.time() - began > _SLICE_S:
+                await asyncio.sleep(0)
+                began = loop.time()
+        return {"topic_id": topic.topic_id, "partition_errors": errors}
+
+    # StopReplica
+
+    async def _stop_replica(self, call: Call) -> Body:
+        request = call.body
+        async with self._turn:
+            error = self._identity.admit_controller(
+                int(request.controller_epoch), int(request.broker_epoch)
+            )
+            if error:
+                return {"error_code": error, "partition_errors": []}
+            errors = [await self._stop(*each) for each in _partitions_to_stop(request)]
+        return {"error_code": ErrorCode.NONE, "partition_errors": errors}
+
+    async def _stop(self, name: TopicPartition, leader_epoch: int, delete: bool) -> Body:
+        await self._replicas.settle(name)
+        error = self._replicas.stop(name, leader_epoch, delete=delete)
+        return {
+            "topic_name": name.topic,
+            "partition_index": name.partition,
+            "error_code": error,
+        }
+
+
+def _refused(request: LeaderAndIsrRequest, error: ErrorCode) -> Body:
+    """A refusal stands at the top and on every partition (CTRL-5)."""
+    return {
+        "error_code": error,
+        "topics": [
+            {
+                "topic_id": topic.topic_id,
+                "partition_errors": [
+                    {"partition_index": state.partition_index, "error_code": error}
+                    for state in topic.partition_states
+                ],
+            }
+            for topic in request.topic_states
+        ],
+    }
+
+
+def _order(state: Any) -> Order:
+    return Order(
+        state.leader,
+        state.leader_epoch,
+        state.isr,
+        state.partition_epoch,
+        state.replicas,
+        state.adding_replicas,
+        state.removing_replicas,
+        state.is_new,
+    )
+
+
+def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, bool]]:
+    for topic in request.topic_states:
+        for state in topic.partition_states:
+            name = TopicPartition(topic.topic_name, state.partition_index)
+            yield name, state.leader_epoch, state.delete_partition
+
+
+def _live_broker(broker: Any) -> LiveBroker:
+    endpoints = {each.listener: Endpoint(each.host, each.port) for each in broker.endpoints}
+    return LiveBroker(broker.id, endpoints, broker.rack)
+
+
+def _topic_updates(request: UpdateMetadataRequest) -> Iterator[TopicUpdate]:
+    for topic in request.topic_states:
+        yield TopicUpdate(
+            topic.topic_name,
+            topic.topic_id,
+            [
+                PartitionMetadata(
+                    state.partition_index,
+                    state.leader,
+                    state.leader_epoch,
+                    state.replicas,
+                    state.isr,
+                    state.offline_replicas,
+                )
+                for state in topic.partition_states
+            ],
+        )
+
+
+class NoReplicas:
+    """Stands in for replicas on a node that has none: `klamm.roles=controller`."""
+
+    async def prepare(self, topics: list[str]) -> None:
+        """Nothing is needed for a refusal."""
+
+    async def settle(self, name: TopicPartition) -> None:
+        """Nothing is under way."""
+
+    def apply(self, name: TopicPartition, topic_id: Any, order: Order) -> ErrorCode:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
+        return ErrorCode.NONE

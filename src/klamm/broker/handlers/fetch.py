@@ -1,0 +1,201 @@
+"""Fetch, from consumers and from followers (sections 6.2, 6.8 and 6.9)."""
+
+import uuid
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Final, cast
+
+from klamm.broker.clock import Clock
+from klamm.broker.dispatch import Call, Frame, Handler, Result
+from klamm.broker.fetch_sessions import (
+    Answer,
+    FetchContext,
+    Fetched,
+    FetchSessions,
+    RequestedPartition,
+    SessionKey,
+    SessionRequest,
+)
+from klamm.broker.log.names import TopicPartition
+from klamm.broker.metadata import ClusterSnapshot, MetadataCache
+from klamm.broker.parking import Parking
+from klamm.broker.reading import FetchReader, FetchTerms
+from klamm.broker.reads import FetchPosition, Reader
+from klamm.broker.server import Part
+from klamm.config.broker import BrokerConfig
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fetch import (
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopicResponse,
+    encode_fetch_response,
+)
+from klamm.protocol.leaders import NodeEndpoint
+
+_FIRST_FROM_ANY_REPLICA: Final = 11
+_FIRST_BY_ID: Final = 13
+_READ_COMMITTED: Final = 1
+_RACK_AWARE_SELECTORS: Final = ("org.apache.kafka.common.replica.RackAwareReplicaSelector",)
+
+
+class FetchHandlers:
+    """Opens a session, reads, and waits if there is too little to read."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        reader: FetchReader,
+        sessions: FetchSessions,
+        parking: Parking,
+        metadata: MetadataCache,
+        clock: Clock,
+    ) -> None:
+        self._max_bytes = config.fetch_max_bytes
+        self._selects_by_rack = config.replica_selector_class in _RACK_AWARE_SELECTORS
+        self._reader = reader
+        self._sessions = sessions
+        self._parking = parking
+        self._metadata = metadata
+        self._clock = clock
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {ApiKey.FETCH: self._fetch}
+
+    def _fetch(self, call: Call) -> Result | Awaitable[Result]:
+        request: FetchRequest = call.body
+        snapshot = self._metadata.snapshot
+        context = self._sessions.open(
+            session_request(request, call.header.api_version, snapshot), self._clock.steady_ms()
+        )
+        if isinstance(context, ErrorCode):
+            return _frame(call, FetchResponse([], context))
+        terms = self._terms(call, request)
+        result = self._reader.read(terms, context.partitions, is_first=True)
+        if (
+            result.size >= terms.min_bytes
+            or result.is_urgent
+            or request.max_wait_ms <= 0
+            or not result.fetched
+        ):
+            return self._answer(call, terms, context, result.fetched)
+        return self._wait(call, terms, context, result.fetched, request.max_wait_ms)
+
+    async def _wait(
+        self,
+        call: Call,
+        terms: FetchTerms,
+        context: FetchContext,
+        fetched: Fetched,
+        max_wait_ms: int,
+    ) -> Result:
+        waiter = self._reader.waiter(terms, fetched)
+        # What was read above may have changed since: noting a follower's progress moves things.
+        if not waiter.check_all():
+            parking = self._parking
+            room = (
+                parking.follower_fetches if terms.reader.is_follower else parking.consumer_fetches
+            )
+            await parking.wait(room, waiter, waiter.keys, max_wait_ms)
+        result = self._reader.read(terms, (requested for requested, _ in fetched), is_first=False)
+        return self._answer(call, terms, context, result.fetched)
+
+    def _terms(self, call: Call, request: FetchRequest) -> FetchTerms:
+        version = call.header.api_version
+        max_bytes = min(request.max_bytes, self._max_bytes)
+        is_movable = version >= _FIRST_FROM_ANY_REPLICA
+        return FetchTerms(
+            Reader(
+                request.replica_id,
+                request.replica_epoch,
+                read_committed=request.isolation_level == _READ_COMMITTED,
+                leader_only=not is_movable,
+            ),
+            version,
+            call.connection.listener,
+            request.rack_id if is_movable and self._selects_by_rack else "",
+            min(request.min_bytes, max_bytes),
+            max_bytes,
+        )
+
+    def _answer(
+        self, call: Call, terms: FetchTerms, context: FetchContext, fetched: Fetched
+    ) -> Result:
+        begin, shown = context.answer(fetched, self._clock.steady_ms())
+        self._reader.count(terms, shown)
+        return _frame(call, self._response(call, begin, shown))
+
+    def _response(self, call: Call, begin: Answer, shown: Fetched) -> FetchResponse:
+        hinted = {
+            entry.current_leader.leader_id for _, entry in shown if entry.current_leader is not None
+        }
+        return FetchResponse(
+            response_topics(shown),
+            begin.error,
+            begin.session_id,
+            node_endpoints=node_endpoints(
+                self._metadata.snapshot, hinted, call.connection.listener
+            ),
+        )
+
+
+def _frame(call: Call, response: FetchResponse) -> Frame:
+    # All placeholders are slices of logs, which can be sent from where they lie.
+    return Frame(cast(list[Part], encode_fetch_response(call.header, response)))
+
+
+def session_request(
+    request: FetchRequest, version: int, snapshot: ClusterSnapshot
+) -> SessionRequest:
+    """What a request says about partitions, with names for the ids that are known."""
+    partitions = []
+    for topic in request.topics:
+        name, topic_id = topic.name, topic.topic_id
+        if name is None and topic_id is not None:
+            name = snapshot.topic_name(topic_id)
+        for each in topic.partitions:
+            partitions.append(
+                RequestedPartition(
+                    None if name is None else TopicPartition(name, each.partition),
+                    topic_id,
+                    each.partition,
+                    FetchPosition(
+                        each.fetch_offset, each.current_leader_epoch, each.last_fetched_epoch
+                    ),
+                    each.partition_max_bytes,
+                    each.log_start_offset,
+                )
+            )
+    forgotten: list[SessionKey] = [
+        (topic.topic_id or topic.name or "", index)
+        for topic in request.forgotten_topics
+        for index in topic.partitions
+    ]
+    return SessionRequest(
+        request.session_id,
+        request.session_epoch,
+        partitions,
+        forgotten,
+        by_id=version >= _FIRST_BY_ID,
+        is_follower=request.replica_id >= 0,
+    )
+
+
+def response_topics(shown: Fetched) -> list[FetchTopicResponse]:
+    """Entries by topic, in the order in which topics first appear."""
+    topics: dict[tuple[str | None, uuid.UUID | None], list[FetchPartitionResponse]] = {}
+    for requested, entry in shown:
+        name = requested.name.topic if requested.name is not None else None
+        topics.setdefault((name, requested.topic_id), []).append(entry)
+    return [
+        FetchTopicResponse(name, topic_id, entries) for (name, topic_id), entries in topics.items()
+    ]
+
+
+def node_endpoints(
+    snapshot: ClusterSnapshot, brokers: Iterable[int], listener: str
+) -> list[NodeEndpoint]:
+    """Where to find the leaders that were hinted at."""
+    nodes = (snapshot.node(broker, listener) for broker in brokers)
+    return [NodeEndpoint(*node) for node in nodes if node is not None]

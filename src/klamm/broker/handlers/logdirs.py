@@ -1,0 +1,57 @@
+"""DescribeLogDirs (BADM-10)."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.log.manager import DirectoryDescription, LogDescription, LogManager
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+
+class LogDirHandlers:
+    """Says what lies where."""
+
+    def __init__(self, logs: LogManager) -> None:
+        self._logs = logs
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs}
+
+    async def _describe_log_dirs(self, call: Call) -> Body:
+        wanted = None
+        if call.body.topics is not None:
+            wanted = {
+                (topic.topic, index) for topic in call.body.topics for index in topic.partitions
+            }
+        described = await asyncio.to_thread(self._logs.describe)
+        return {
+            "error_code": ErrorCode.NONE,
+            "results": [_directory(each, wanted) for each in described],
+        }
+
+
+def _directory(directory: DirectoryDescription, wanted: set[tuple[str, int]] | None) -> Body:
+    shown = (log for log in directory.logs if wanted is None or log.partition in wanted)
+    return {
+        "error_code": ErrorCode.NONE if directory.is_online else ErrorCode.KAFKA_STORAGE_ERROR,
+        "log_dir": str(directory.path.absolute()),
+        "topics": _topics(shown),
+        "total_bytes": directory.total_bytes,
+        "usable_bytes": directory.usable_bytes,
+    }
+
+
+def _topics(logs: Iterable[LogDescription]) -> list[Body]:
+    topics: dict[str, list[Body]] = {}
+    for each in sorted(logs, key=lambda log: log.partition):
+        topics.setdefault(each.partition.topic, []).append(
+            {
+                "partition_index": each.partition.partition,
+                "partition_size": each.size,
+                "offset_lag": each.offset_lag,
+                "is_future_key": False,
+            }
+        )
+    return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]

@@ -1,0 +1,199 @@
+"""Produce (section 6.7)."""
+
+from collections.abc import Awaitable, Mapping
+from typing import Final
+
+from klamm.broker.dispatch import NO_ANSWER, Call, Frame, Handler, Result
+from klamm.broker.handlers.fetch import node_endpoints
+from klamm.broker.log.errors import AppendError
+from klamm.broker.log.names import TopicPartition
+from klamm.broker.log.validation import check_produced
+from klamm.broker.metadata import MetadataCache
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.partition import Partition
+from klamm.broker.reading import leader_hint
+from klamm.broker.replicas import ReplicaManager
+from klamm.broker.server import CloseConnection
+from klamm.broker.topic_names import is_internal
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopic,
+    ProduceTopicResponse,
+    encode_produce_response,
+)
+
+_NO_ACKS: Final = 0
+_LEADER_ACKS: Final = 1
+_ALL_ACKS: Final = -1
+_ADMIN_CLIENT: Final = "__admin_client"
+_FIRST_WITH_LEADER_HINTS: Final = 10
+
+Required = dict[TopicPartition, int]
+
+
+class ProduceHandlers:
+    """Appends what it is given, and answers when enough replicas have it."""
+
+    def __init__(
+        self, replicas: ReplicaManager, metadata: MetadataCache, meters: BrokerMeters
+    ) -> None:
+        self._replicas = replicas
+        self._metadata = metadata
+        self._meters = meters
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {ApiKey.PRODUCE: self._produce}
+
+    def _produce(self, call: Call) -> Result | Awaitable[Result]:
+        request: ProduceRequest = call.body
+        required: Required = {}
+        topics = [
+            ProduceTopicResponse(topic.name, self._append_topic(call, request, topic, required))
+            for topic in request.topics
+        ]
+        if request.acks == _NO_ACKS:
+            self._check_unacknowledged(topics)
+            return NO_ANSWER
+        if required:
+            # Nothing to wait for is the usual case where a partition has one replica.
+            errors = self._replicas.check_committed(required)
+            if errors is None:
+                return self._wait(call, request, topics, required)
+            return self._answer(call, _with_errors(topics, errors))
+        return self._answer(call, topics)
+
+    async def _wait(
+        self,
+        call: Call,
+        request: ProduceRequest,
+        topics: list[ProduceTopicResponse],
+        required: Required,
+    ) -> Result:
+        errors = await self._replicas.wait_committed(required, request.timeout_ms)
+        return self._answer(call, _with_errors(topics, errors))
+
+    def _append_topic(
+        self, call: Call, request: ProduceRequest, topic: ProduceTopic, required: Required
+    ) -> list[ProducePartitionResponse]:
+        self._meters.topic(topic.name).produce_requests += 1
+        entries = []
+        for index, records in topic.partitions:
+            name = TopicPartition(topic.name, index)
+            try:
+                entries.append(self._append(call, request.acks, name, records, required))
+            except AppendError as failure:
+                entries.append(_refused(name, failure))
+        return entries
+
+    def _append(
+        self,
+        call: Call,
+        acks: int,
+        name: TopicPartition,
+        records: memoryview | None,
+        required: Required,
+    ) -> ProducePartitionResponse:
+        """The checks of PROD-1 and PROD-2, in their order.
+
+        What has to be committed before an answer goes into `required`.
+        """
+        version = call.header.api_version
+        if not self._metadata.snapshot.knows(name):
+            return ProducePartitionResponse(name.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        check_produced(records, version)
+        assert records is not None, "checked just now"
+        if acks not in (_NO_ACKS, _LEADER_ACKS, _ALL_ACKS):
+            return ProducePartitionResponse(name.partition, ErrorCode.INVALID_REQUIRED_ACKS)
+        if is_internal(name.topic) and call.header.client_id != _ADMIN_CLIENT:
+            return ProducePartitionResponse(
+                name.partition,
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message=f"Cannot append to internal topic {name.topic}",
+            )
+        error, result, failure = self._replicas.append(name, records, acks_all=acks == _ALL_ACKS)
+        if failure is not None:
+            return _refused(name, failure)
+        if result is None:
+            return self._failed(name, error, version)
+        if acks == _ALL_ACKS:
+            required[name] = result.last_offset + 1
+        return ProducePartitionResponse(
+            name.partition,
+            ErrorCode.NONE,
+            result.first_offset,
+            result.log_append_time,
+            result.log_start_offset,
+        )
+
+    def _failed(
+        self, name: TopicPartition, error: ErrorCode, version: int
+    ) -> ProducePartitionResponse:
+        hint = None
+        if error is ErrorCode.NOT_LEADER_OR_FOLLOWER and version >= _FIRST_WITH_LEADER_HINTS:
+            partition = self._replicas.find(name)
+            known = partition if isinstance(partition, Partition) else None
+            hint = leader_hint(self._metadata, name, known)
+        return ProducePartitionResponse(name.partition, error, current_leader=hint)
+
+    @staticmethod
+    def _check_unacknowledged(topics: list[ProduceTopicResponse]) -> None:
+        """A client that wants no answer is told of a failure by the end of its connection."""
+        for topic in topics:
+            for entry in topic.partitions:
+                if entry.error_code:
+                    code = ErrorCode.of(entry.error_code)
+                    raise CloseConnection(
+                        f"{topic.name}-{entry.partition}: {code.name}, and acks is 0"
+                    )
+
+    def _answer(self, call: Call, topics: list[ProduceTopicResponse]) -> Result:
+        hinted = {
+            entry.current_leader.leader_id
+            for topic in topics
+            for entry in topic.partitions
+            if entry.current_leader is not None
+        }
+        endpoints = (
+            node_endpoints(self._metadata.snapshot, hinted, call.connection.listener)
+            if hinted
+            else ()
+        )
+        response = ProduceResponse(topics, node_endpoints=endpoints)
+        return Frame([encode_produce_response(call.header, response)])
+
+
+def _refused(name: TopicPartition, failure: AppendError) -> ProducePartitionResponse:
+    return ProducePartitionResponse(
+        name.partition,
+        failure.code,
+        record_errors=failure.record_errors,
+        error_message=failure.message,
+    )
+
+
+def _with_errors(
+    topics: list[ProduceTopicResponse], errors: Mapping[TopicPartition, ErrorCode]
+) -> list[ProduceTopicResponse]:
+    """The answer once it is known what was committed (PROD-7, PROD-8).
+
+    Offsets stay beside an error, as with Kafka: the records have them, and may yet be committed.
+    """
+    if not any(errors.values()):
+        return topics
+    return [
+        ProduceTopicResponse(
+            topic.name,
+            [
+                entry._replace(error_code=error)
+                if (error := errors.get(TopicPartition(topic.name, entry.partition)))
+                else entry
+                for entry in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
