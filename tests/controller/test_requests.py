@@ -1,0 +1,358 @@
+"""Admin requests over the wire: validation order, error codes, and what they leave in ZooKeeper."""
+
+from typing import Any
+
+import pytest
+
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode as E
+from tests.controller.lab import Lab, Node, wait_until
+
+pytestmark = pytest.mark.real
+
+
+def create(node: Node, *topics: dict[str, Any], version: int = 7, **body: Any) -> dict[str, Any]:
+    """The answers to CreateTopics, by name."""
+    full = [
+        {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": [], **topic}
+        for topic in topics
+    ]
+    answer = node.ask(
+        ApiKey.CREATE_TOPICS,
+        version,
+        **{"topics": full, "timeout": 10_000, "validate_only": False, **body},
+    )
+    return {topic.name: topic for topic in answer.topics}
+
+
+def assigned(*lists: list[int]) -> dict[str, Any]:
+    rows = [{"partition_index": p, "broker_ids": ids} for p, ids in enumerate(lists)]
+    return {"num_partitions": -1, "replication_factor": -1, "assignments": rows}
+
+
+def config(name: str, value: str | None) -> dict[str, Any]:
+    return {"configs": [{"name": name, "value": value}]}
+
+
+def expand(node: Node, *topics: dict[str, Any], **body: Any) -> dict[str, Any]:
+    answer = node.ask(
+        ApiKey.CREATE_PARTITIONS,
+        3,
+        **{
+            "topics": [{"assignments": None, **topic} for topic in topics],
+            "timeout": 10_000,
+            "validate_only": False,
+            **body,
+        },
+    )
+    return {topic.name: topic for topic in answer.results}
+
+
+def delete(node: Node, *names: str, version: int = 5, timeout: int = 10_000) -> dict[str, Any]:
+    answer = node.ask(
+        ApiKey.DELETE_TOPICS,
+        version,
+        topic_names=list(names),
+        topics=[{"name": name, "topic_id": None} for name in names],
+        timeout=timeout,
+    )
+    return {topic.name: topic for topic in answer.responses}
+
+
+@pytest.mark.rule("TOPIC-17", "TOPIC-20", "ADM-16", "ZK-12", "ZK-14", "ZK-15", "ZK-18", "ZK-19")
+def test_a_created_topic_is_written_elected_and_described_in_the_answer(lab: Lab):
+    node = lab.start(brokers=3)
+    settings = config("retention.ms", "1000")
+    made = create(node, {"name": "t", "num_partitions": 2, "replication_factor": 3, **settings})[
+        "t"
+    ]
+    assert (made.error_code, made.num_partitions, made.replication_factor) == (E.NONE, 2, 3)
+    znode = lab.json("/brokers/topics/t")
+    assert set(znode) == {
+        "version", "topic_id", "partitions", "adding_replicas", "removing_replicas"
+    }  # fmt: skip
+    assert (znode["version"], len(znode["topic_id"])) == (3, 22)
+    assert not znode["topic_id"].startswith("-")
+    assert sorted(znode["partitions"]["0"]) == [1, 2, 3]
+    assert lab.json("/config/topics/t") == {"version": 1, "config": {"retention.ms": "1000"}}
+    assert lab.zk.get_children("/config/changes") == []
+    for partition in (0, 1):
+        state = lab.state("t", partition)
+        assert state["leader"] == znode["partitions"][str(partition)][0]
+        assert (state["leader_epoch"], state["version"]) == (0, 0)
+    values = {entry.name: entry.value for entry in made.configs}
+    assert values["retention.ms"] == "1000"
+
+
+@pytest.mark.rule("ADM-2", "ADM-3", "ADM-4", "ADM-5", "ADM-7", "ADM-9", "ADM-10", "ADM-12")
+@pytest.mark.rule("ADM-6", "ASSIGN-2", "TOPIC-18", "BADM-2")
+def test_each_bad_topic_of_a_request_gets_its_own_error(lab: Lab):
+    node = lab.start(brokers=2)
+    create(node, {"name": "a.b"})
+    answers = create(
+        node,
+        {"name": "__cluster_metadata"},
+        {"name": "twice"},
+        {"name": "twice"},
+        {"name": "a.b"},
+        {"name": "null", **config("retention.ms", None)},
+        {"name": "both", **assigned([1]), "num_partitions": 1},
+        {"name": "none", "num_partitions": 0},
+        {"name": "nobody", "replication_factor": 0},
+        {"name": "many", "replication_factor": 3},
+        {"name": "bad name"},
+        {"name": ".."},
+        {"name": "x" * 250},
+        {"name": "a_b"},
+        {"name": "uneven", **assigned([1, 2], [1])},
+        {"name": "doubled", **assigned([1, 1])},
+        {"name": "unknown-key", **config("no.such.key", "1")},
+        {"name": "bad-value", **config("retention.ms", "soon")},
+        {"name": "good"},
+    )
+    codes = {name: answer.error_code for name, answer in answers.items()}
+    assert codes == {
+        "__cluster_metadata": E.INVALID_REQUEST,
+        "twice": E.INVALID_REQUEST,
+        "a.b": E.TOPIC_ALREADY_EXISTS,
+        "null": E.INVALID_CONFIG,
+        "both": E.INVALID_REQUEST,
+        "none": E.INVALID_PARTITIONS,
+        "nobody": E.INVALID_REPLICATION_FACTOR,
+        "many": E.INVALID_REPLICATION_FACTOR,
+        "bad name": E.INVALID_TOPIC_EXCEPTION,
+        "..": E.INVALID_TOPIC_EXCEPTION,
+        "x" * 250: E.INVALID_TOPIC_EXCEPTION,
+        "a_b": E.INVALID_TOPIC_EXCEPTION,
+        "uneven": E.INVALID_REPLICA_ASSIGNMENT,
+        "doubled": E.INVALID_REPLICA_ASSIGNMENT,
+        "unknown-key": E.INVALID_CONFIG,
+        "bad-value": E.INVALID_CONFIG,
+        "good": E.NONE,
+    }
+    assert all(
+        (answer.num_partitions, answer.replication_factor) == (-1, -1)
+        for name, answer in answers.items()
+        if name != "good"
+    )
+    assert sorted(lab.zk.get_children("/brokers/topics")) == ["a.b", "good"]
+
+
+@pytest.mark.rule("ADM-11", "ADM-15", "TOPIC-10", "TRACE-13")
+def test_a_topic_on_dead_brokers_times_out_and_comes_online_with_them(lab: Lab):
+    node = lab.start(brokers=1)
+    answer = create(node, {"name": "t", **assigned([8, 9])}, timeout=200)["t"]
+    assert answer.error_code == E.REQUEST_TIMED_OUT
+    assert lab.state("t", 0) is None
+    lab.add_brokers(9)
+    state = lab.wait_state("t", 0, lambda s: s["leader"] == 9)
+    assert (state["isr"], state["leader_epoch"]) == ([9], 0)
+    told = wait_until(lambda: lab.brokers[9].told(ApiKey.LEADER_AND_ISR, "t", 0))
+    assert told[-1].is_new
+    lab.add_brokers(8)
+    told = wait_until(lambda: lab.brokers[8].told(ApiKey.LEADER_AND_ISR, "t", 0))
+    assert not told[-1].is_new
+    immediate = create(node, {"name": "u"}, timeout=0)["u"]
+    assert immediate.error_code == E.REQUEST_TIMED_OUT
+    lab.wait_state("u", 0, lambda s: s["leader"] >= 0)
+
+
+@pytest.mark.rule("ADM-14", "ADM-23")
+def test_validating_only_checks_everything_and_writes_nothing(lab: Lab):
+    node = lab.start(brokers=1)
+    answers = create(node, {"name": "t"}, {"name": "bad name"}, validate_only=True)
+    assert answers["t"].error_code == E.NONE
+    assert answers["bad name"].error_code == E.INVALID_TOPIC_EXCEPTION
+    assert lab.zk.get_children("/brokers/topics") == []
+    lab.create_topic("u", {0: [1]})
+    assert expand(node, {"name": "u", "count": 3}, validate_only=True)["u"].error_code == E.NONE
+    assert list(lab.json("/brokers/topics/u")["partitions"]) == ["0"]
+
+
+@pytest.mark.rule("ADM-1", "ADM-17", "ADM-24", "BADM-1", "EVT-7", "PREF-2", "REASG-5", "SHUT-2")
+@pytest.mark.rule("ISR-8", "ADM-45")
+def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(lab: Lab):
+    lab.start(brokers=1)
+    lab.create_topic("t", {0: [1]})
+    other = lab.add_node(101)
+    wait_until(lambda: lab.zk.exists("/brokers/ids/101"))
+    assert create(other, {"name": "n"})["n"].error_code == E.NOT_CONTROLLER
+    assert delete(other, "t")["t"].error_code == E.NOT_CONTROLLER
+    assert expand(other, {"name": "t", "count": 2})["t"].error_code == E.NOT_CONTROLLER
+    wanted = [{"topic": "t", "partitions": [0]}]
+    elected = other.ask(
+        ApiKey.ELECT_LEADERS, 2, election_type=0, topic_partitions=wanted, timeout=1000
+    )
+    (topic,) = elected.replica_election_results
+    assert topic.partition_result[0].error_code == E.NOT_CONTROLLER
+    moved = other.ask(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        0,
+        timeout=1000,
+        topics=[{"name": "t", "partitions": [{"partition_index": 0, "replicas": [1]}]}],
+    )
+    assert moved.error_code == E.NOT_CONTROLLER
+    listed = other.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
+    assert listed.error_code == E.NOT_CONTROLLER
+    epoch = lab.brokers[1].epoch
+    leaving = other.ask(ApiKey.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=epoch)
+    assert leaving.error_code == E.STALE_CONTROLLER_EPOCH
+    ids = other.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=epoch)
+    assert ids.error_code == E.NOT_CONTROLLER
+    assert lab.alter_partition(other, "t", 0, [1]).error_code == E.NOT_CONTROLLER
+    assert lab.zk.get_children("/brokers/topics") == ["t"]
+
+
+@pytest.mark.rule("ADM-18", "ADM-19", "ADM-20", "ADM-21", "TOPIC-19", "ASSIGN-13", "BADM-6")
+def test_expansion_is_checked_written_and_elected(lab: Lab):
+    node = lab.start(brokers=3)
+    lab.create_topic("t", {0: [2, 3]})
+    answers = expand(
+        node,
+        {"name": "t", "count": 3},
+        {"name": "missing", "count": 2},
+        {"name": "twice", "count": 2},
+        {"name": "twice", "count": 2},
+    )
+    assert answers["t"].error_code == E.NONE
+    assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    assert answers["twice"].error_code == E.INVALID_REQUEST
+    # Start = shift = the place of broker 2, counted on from partition 1.
+    assert lab.json("/brokers/topics/t")["partitions"] == {"0": [2, 3], "1": [3, 2], "2": [1, 3]}
+    assert lab.state("t", 2)["leader"] == 1
+    assert expand(node, {"name": "t", "count": 3})["t"].error_code == E.INVALID_PARTITIONS
+    assert expand(node, {"name": "t", "count": 2})["t"].error_code == E.INVALID_PARTITIONS
+    for lists in ([[1, 9]], [[1, 2], [2, 3]], [[]], [[1, 1]], [[1]]):
+        given = [{"broker_ids": ids} for ids in lists]
+        answer = expand(node, {"name": "t", "count": 4, "assignments": given})["t"]
+        assert answer.error_code == E.INVALID_REPLICA_ASSIGNMENT
+    good = [{"broker_ids": [3, 1]}]
+    assert expand(node, {"name": "t", "count": 4, "assignments": good})["t"].error_code == E.NONE
+    assert lab.state("t", 3)["isr"] == [3, 1]
+
+
+@pytest.mark.rule("ADM-25", "ADM-26", "ADM-27", "ADM-28", "DEL-34", "DEL-15", "DEL-19", "BADM-5")
+def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(lab: Lab):
+    node = lab.start(brokers=2)
+    create(node, {"name": "t", "replication_factor": 2})
+    first_id = lab.json("/brokers/topics/t")["topic_id"]
+    answers = delete(node, "t", "missing")
+    assert answers["t"].error_code == E.NONE
+    assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    wait_until(lambda: not lab.zk.exists("/brokers/topics/t"))
+    wait_until(lambda: not lab.zk.get_children("/admin/delete_topics"))
+    assert not lab.zk.exists("/config/topics/t")
+    assert create(node, {"name": "t"})["t"].error_code == E.NONE
+    assert lab.json("/brokers/topics/t")["topic_id"] != first_id
+    late = delete(node, "t", timeout=0)["t"]
+    assert late.error_code == E.REQUEST_TIMED_OUT
+    wait_until(lambda: not lab.zk.exists("/brokers/topics/t"))
+
+
+@pytest.mark.rule("ADM-24", "DEL-3", "FAILOVER-14")
+def test_where_deletion_is_disabled_nothing_is_deleted(lab: Lab):
+    node = lab.start(brokers=1, delete_topic_enable="false")
+    lab.create_topic("t", {0: [1]})
+    assert delete(node, "t")["t"].error_code == E.TOPIC_DELETION_DISABLED
+    assert delete(node, "t", version=2)["t"].error_code == E.INVALID_REQUEST
+    lab.zk.create("/admin/delete_topics/t")
+    wait_until(lambda: not lab.zk.get_children("/admin/delete_topics"))
+    assert lab.zk.exists("/brokers/topics/t")
+
+
+@pytest.mark.rule("ADM-45", "ADM-46", "ZK-21", "FENCE-14", "IDEM-3")
+def test_producer_ids_come_in_blocks_that_never_repeat(lab: Lab):
+    node = lab.start(brokers=1)
+    epoch = lab.brokers[1].epoch
+
+    def allocate(broker: int = 1, broker_epoch: int = epoch) -> Any:
+        return node.ask(
+            ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=broker, broker_epoch=broker_epoch
+        )
+
+    blocks = [allocate() for _ in range(3)]
+    assert [(b.producer_id_start, b.producer_id_len) for b in blocks] == [
+        (0, 1000), (1000, 1000), (2000, 1000),
+    ]  # fmt: skip
+    assert lab.json("/latest_producer_id_block") == {
+        "version": 1, "broker": 1, "block_start": "2000", "block_end": "2999",
+    }  # fmt: skip
+    assert allocate(broker=9).error_code == E.BROKER_ID_NOT_REGISTERED
+    assert allocate(broker_epoch=epoch - 1).error_code == E.STALE_BROKER_EPOCH
+
+
+@pytest.mark.rule("ISR-17", "ISR-18", "ISR-19", "ISR-21", "PREF-5", "PREF-10", "PREF-11")
+def test_isr_changes_and_elections_through_requests(lab: Lab):
+    node = lab.start(brokers=3)
+    lab.create_topic("t", {0: [1, 2, 3], 1: [2, 3, 1]})
+    shrunk = lab.alter_partition(node, "t", 0, [1, 3])
+    assert (shrunk.error_code, list(shrunk.isr), shrunk.partition_epoch) == (E.NONE, [1, 3], 1)
+    assert lab.state("t", 0)["leader_epoch"] == 0
+    stale = lab.alter_partition(node, "t", 0, [1, 2, 3], partition_epoch=0)
+    assert stale.error_code == E.INVALID_UPDATE_VERSION
+    stranger = lab.alter_partition(node, "t", 0, [2], broker=2)
+    assert stranger.error_code == E.INVALID_REQUEST
+    assert lab.state("t", 0)["isr"] == [1, 3]
+    lab.brokers[1].leave()
+    lab.wait_state("t", 0, lambda s: s["leader"] == 3)
+    lab.add_brokers(1)
+    lab.wait_controller(100)
+    lab.alter_partition(node, "t", 0, [3, 1])
+
+    def elect(partitions: Any) -> dict[tuple[str, int], E]:
+        answer = node.ask(
+            ApiKey.ELECT_LEADERS, 2, election_type=0, topic_partitions=partitions, timeout=10_000
+        )
+        return {
+            (topic.topic, result.partition_id): result.error_code
+            for topic in answer.replica_election_results
+            for result in topic.partition_result
+        }
+
+    assert elect([{"topic": "t", "partitions": [0, 1, 7]}]) == {
+        ("t", 0): E.NONE,
+        ("t", 1): E.ELECTION_NOT_NEEDED,
+        ("t", 7): E.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert lab.state("t", 0)["leader"] == 1
+    assert elect(None) == {}
+
+
+@pytest.mark.rule("REASG-6", "REASG-8", "REASG-11", "REASG-32", "REASG-33", "ADM-30", "ADM-31")
+def test_a_reassignment_is_started_listed_cancelled_and_completed(lab: Lab):
+    node = lab.start(brokers=4)
+    lab.create_topic("t", {0: [1, 2, 3]})
+
+    def move(replicas: list[int] | None) -> E:
+        answer = node.ask(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            0,
+            timeout=10_000,
+            topics=[{"name": "t", "partitions": [{"partition_index": 0, "replicas": replicas}]}],
+        )
+        return answer.responses[0].partitions[0].error_code
+
+    def moving() -> list[Any]:
+        answer = node.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
+        return [
+            (list(p.replicas), list(p.adding_replicas), list(p.removing_replicas))
+            for topic in answer.topics
+            for p in topic.partitions
+        ]
+
+    assert move(None) == E.NO_REASSIGNMENT_IN_PROGRESS
+    for bad in ([], [1, 1], [-1, 2], [1, 9]):
+        assert move(bad) == E.INVALID_REPLICA_ASSIGNMENT
+    assert move([2, 3, 4]) == E.NONE
+    assert moving() == [([2, 3, 4, 1], [4], [1])]
+    assert move(None) == E.NONE
+    assert moving() == []
+    assert lab.json("/brokers/topics/t")["partitions"]["0"] == [2, 3, 1]
+    assert move([2, 3, 4]) == E.NONE
+    assert lab.alter_partition(node, "t", 0, [1, 2, 3, 4]).error_code == E.NONE
+    wait_until(lambda: lab.json("/brokers/topics/t")["partitions"]["0"] == [2, 3, 4])
+    state = lab.state("t", 0)
+    assert (state["leader"], state["isr"]) == (2, [2, 3, 4])
+    stopped = wait_until(lambda: lab.brokers[1].told(ApiKey.STOP_REPLICA, "t", 0))
+    wait_until(lambda: lab.brokers[1].told(ApiKey.STOP_REPLICA, "t", 0)[-1].delete_partition)
+    assert not stopped[0].delete_partition
