@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +44,7 @@ def test_other_marks_and_foreign_names_are_told_apart():
 @pytest.mark.rule("LOG-15")
 def test_a_file_names_its_segment():
     assert segment_name(42) == "00000000000000000042"
-    assert parse_segment_file(Path("00000000000000000042.log")) == (42, ".log")
-    assert parse_segment_file(Path("00000000000000000042.index.swap")) == (42, ".index.swap")
-    assert parse_segment_file(Path("leader-epoch-checkpoint")) is None
-    assert parse_segment_file(Path("partition.metadata")) is None
+    assert parse_segment_file("00000000000000000042.log") == (42, ".log")
+    assert parse_segment_file("00000000000000000042.index.swap") == (42, ".index.swap")
+    assert parse_segment_file("leader-epoch-checkpoint") is None
+    assert parse_segment_file("partition.metadata") is None

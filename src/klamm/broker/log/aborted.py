@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from klamm.broker.log.files import Files, OpenFile
+from klamm.broker.log.files import Files, OpenFile, size_of
 
 _ENTRY: Final = struct.Struct(">hqqqq")
 _VERSION: Final = 0
@@ -29,7 +30,7 @@ class AbortedIndex:
         self.path = path
         self._files = files
         self._file: OpenFile | None = None
-        self._entries: list[AbortedTransaction] | None = None if path.exists() else []
+        self._entries: list[AbortedTransaction] | None = [] if size_of(path) is None else None
 
     def append(self, entry: AbortedTransaction) -> None:
         entries = self._loaded()
@@ -57,7 +58,7 @@ class AbortedIndex:
         self._files.sync_path(self.path)
 
     def rename(self, path: Path) -> None:
-        if self.path.exists():
+        with suppress(FileNotFoundError):
             self._files.replace(self.path, path)
         self.path = path
 

@@ -92,4 +92,12 @@ class Files:
             self.unlink(path)
 
 
+def size_of(path: Path) -> int | None:
+    """The size of a file, None if there is none."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
 REAL_FILES: Final = Files()

@@ -18,10 +18,11 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from klamm.broker.log.files import Files, OpenFile
+from klamm.broker.log.files import Files, OpenFile, size_of
 
 #: What a search reads in one piece, in entries.
 _BLOCK: Final = 512
@@ -48,9 +49,10 @@ class _Index:
         self._value_base = value_base
         self._file: OpenFile | None = None
         self._recent: list[Entry] = []
-        size = path.stat().st_size if path.exists() else 0
-        self.is_aligned = size % self._form.size == 0
-        self.entries = size // self._form.size
+        size = size_of(path)
+        self.is_missing = size is None
+        self.is_aligned = (size or 0) % self._form.size == 0
+        self.entries = (size or 0) // self._form.size
 
     @property
     def size(self) -> int:
@@ -111,7 +113,7 @@ class _Index:
         self._files.sync_path(self.path)
 
     def rename(self, path: Path) -> None:
-        if self.path.exists():
+        with suppress(FileNotFoundError):
             self._files.replace(self.path, path)
         self.path = path
 
@@ -125,7 +127,9 @@ class _Index:
     def _append(self, entry: Entry) -> None:
         assert self._file is not None, "a sealed index takes no entries"
         packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
-        self._files.write_all(self._file.fd, [packed], self.entries * self._form.size)
+        position = self.entries * self._form.size
+        if self._files.pwritev(self._file.fd, (packed,), position) != self._form.size:
+            self._files.write_all(self._file.fd, (packed,), position)
         self.entries += 1
         recent = self._recent
         recent.append(entry)

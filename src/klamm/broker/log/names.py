@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from pathlib import Path
 from typing import Final, NamedTuple
 
 LOG: Final = ".log"
@@ -67,9 +66,9 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
 
 
-def parse_segment_file(path: Path) -> tuple[int, str] | None:
+def parse_segment_file(name: str) -> tuple[int, str] | None:
     """Base offset and suffix, `.log` or `.index.swap`; None for files that are no segment's."""
-    stem, dot, suffix = path.name.partition(".")
+    stem, dot, suffix = name.partition(".")
     if len(stem) != 20 or not stem.isdigit() or not dot:
         return None
     return int(stem), dot + suffix

@@ -8,6 +8,7 @@ reading the log from its start.
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from crc32c import crc32c
 
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.files import Files
-from klamm.broker.log.names import PRODUCER_SNAPSHOT, segment_name
+from klamm.broker.log.names import PRODUCER_SNAPSHOT, parse_segment_file, segment_name
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import BatchHeader
 
@@ -103,6 +104,10 @@ class ProducerStates:
         self._open_transactions: dict[int, int] = {}
         #: Finished, but with a marker that may not be committed yet; by first offset.
         self._unsettled: dict[int, CompletedTransaction] = {}
+        found = map(parse_segment_file, os.listdir(replica))
+        self._snapshots = {
+            parsed[0] for parsed in found if parsed and parsed[1] == PRODUCER_SNAPSHOT
+        }
 
     def __len__(self) -> int:
         return len(self._states)
@@ -243,11 +248,7 @@ class ProducerStates:
 
     def snapshots(self) -> list[int]:
         """The offsets for which there is a snapshot, ascending."""
-        return sorted(
-            int(path.name[:20])
-            for path in self._replica.glob("*" + PRODUCER_SNAPSHOT)
-            if path.name[:20].isdigit() and len(path.name) == 20 + len(PRODUCER_SNAPSHOT)
-        )
+        return sorted(self._snapshots)
 
     def take_snapshot(self, end_offset: int) -> None:
         """Write what is known, which is all that can be known from the offsets below."""
@@ -269,6 +270,7 @@ class ProducerStates:
         body = _COUNT.pack(len(self._states)) + entries
         head = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body))
         self._files.replace_content(self._snapshot(end_offset), head + body, sync=False)
+        self._snapshots.add(end_offset)
 
     def sync_snapshot(self, offset: int) -> None:
         self._files.sync_path(self._snapshot(offset))
@@ -287,7 +289,7 @@ class ProducerStates:
                 self._read_snapshot(self._snapshot(offset), now_ms)
             except (ValueError, struct.error) as error:
                 logger.warning("%s is damaged: %s", self._snapshot(offset), error)
-                self._files.delete(self._snapshot(offset))
+                self.delete_snapshot(offset)
             else:
                 return offset
         self.clear()
@@ -296,10 +298,12 @@ class ProducerStates:
     def delete_snapshots_above(self, end_offset: int) -> None:
         for offset in self.snapshots():
             if offset > end_offset:
-                self._files.delete(self._snapshot(offset))
+                self.delete_snapshot(offset)
 
     def delete_snapshot(self, end_offset: int) -> None:
-        self._files.delete(self._snapshot(end_offset))
+        if end_offset in self._snapshots:
+            self._files.delete(self._snapshot(end_offset))
+            self._snapshots.discard(end_offset)
 
     def _snapshot(self, offset: int) -> Path:
         return self._replica / (segment_name(offset) + PRODUCER_SNAPSHOT)

@@ -8,11 +8,12 @@ right, only to be right or absent: the log itself is the truth.
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.broker.log.checkpoints import read_topic_id
 from klamm.broker.log.directory import LogDirectory
@@ -33,7 +34,7 @@ from klamm.broker.log.names import (
 from klamm.broker.log.producers import ProducerStates
 from klamm.broker.log.replay import collect_epochs, note_batch, rebuild_producers
 from klamm.broker.log.segment import Segment
-from klamm.broker.log.settings import LogConfig
+from klamm.broker.log.settings import FOREVER, LogConfig
 from klamm.protocol.records import MAGIC, Batch, has_valid_crc
 
 logger = logging.getLogger(__name__)
@@ -112,33 +113,51 @@ def load_log(
     )
 
 
+class _Found(NamedTuple):
+    """A file that belongs to a segment."""
+
+    path: Path
+    base_offset: int
+    suffix: str
+
+
+def _find_files(path: Path) -> list[_Found]:
+    """The files of segments, in whatever state, in the order of their offsets."""
+    names = sorted(os.listdir(path))
+    parsed = [(name, parse_segment_file(name)) for name in names]
+    return [_Found(path / name, *found) for name, found in parsed if found]
+
+
 def _finish_swaps(path: Path, files: Files) -> None:
     """Bring what a compaction had begun to an end: forward if its result was complete."""
-    found = [(file, parse_segment_file(file)) for file in sorted(path.iterdir())]
-    for file, _ in found:
-        if file.name.endswith((DELETED, ".tmp")):
-            files.delete(file)
-    cleaned = [parsed[0] for _, parsed in found if parsed and parsed[1].endswith(CLEANED)]
-    swaps = [(file, parsed[0]) for file, parsed in found if parsed and parsed[1].endswith(SWAP)]
-    for file, parsed in found:
-        # A swap file from where on results are still incomplete is itself part of such a result.
-        is_incomplete = (
-            parsed and parsed[1].endswith(SWAP) and cleaned and parsed[0] >= min(cleaned)
-        )
-        if is_incomplete or (parsed and parsed[1].endswith(CLEANED)):
-            files.delete(file)
-    swaps = [(file, base) for file, base in swaps if not cleaned or base < min(cleaned)]
+    for name in os.listdir(path):
+        if name.endswith((DELETED, ".tmp")):
+            files.delete(path / name)
+    found = _find_files(path)
+    # A swap file from where on results are still incomplete is itself part of such a result.
+    incomplete_from = min(
+        (file.base_offset for file in found if file.suffix.endswith(CLEANED)), default=FOREVER
+    )
+    swaps: list[_Found] = []
+    for file in found:
+        if file.suffix.endswith(SWAP) and file.base_offset < incomplete_from:
+            swaps.append(file)
+        elif file.suffix.endswith((SWAP, CLEANED)):
+            files.delete(file.path)
+    if not swaps:
+        return
     replaced = [
-        range(base, _end_of(path, base, files)) for file, base in swaps if file.suffixes[0] == LOG
+        range(file.base_offset, _end_of(path, file.base_offset, files))
+        for file in swaps
+        if file.suffix == LOG + SWAP
     ]
-    for file, parsed in found:
-        is_segment = parsed and parsed[1] in (LOG, *_INDEXES)
-        if is_segment and parsed and any(parsed[0] in offsets for offsets in replaced):
-            files.delete(file)
-    for file, _ in swaps:
-        files.replace(file, file.with_name(file.name.removesuffix(SWAP)))
-    if swaps:
-        files.sync_directory(path)
+    for file in found:
+        is_current = file.suffix == LOG or file.suffix in _INDEXES
+        if is_current and any(file.base_offset in offsets for offsets in replaced):
+            files.delete(file.path)
+    for file in swaps:
+        files.replace(file.path, file.path.with_name(file.path.name.removesuffix(SWAP)))
+    files.sync_directory(path)
 
 
 def _end_of(path: Path, base_offset: int, files: Files) -> int:
@@ -148,12 +167,12 @@ def _end_of(path: Path, base_offset: int, files: Files) -> int:
 
 def _open_segments(path: Path, files: Files, now_ms: int) -> list[Segment]:
     """All segments in order; an index without its log is removed."""
-    found = [(file, parse_segment_file(file)) for file in sorted(path.iterdir())]
-    bases = {parsed[0] for _, parsed in found if parsed and parsed[1] == LOG}
-    for file, parsed in found:
-        if parsed and parsed[1] in _INDEXES and parsed[0] not in bases:
-            files.delete(file)
-    return [Segment(path, base, files, created_ms=now_ms) for base in sorted(bases)]
+    found = _find_files(path)
+    bases = [file.base_offset for file in found if file.suffix == LOG]
+    for file in found:
+        if file.suffix in _INDEXES and file.base_offset not in bases:
+            files.delete(file.path)
+    return [Segment(path, base, files, created_ms=now_ms) for base in bases]
 
 
 def _repair_indexes(segments: Iterable[Segment], config: LogConfig) -> None:

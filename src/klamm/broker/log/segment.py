@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from klamm.broker.log.aborted import AbortedIndex
 from klamm.broker.log.errors import CorruptLogError
-from klamm.broker.log.files import Buffer, Files, OpenFile
+from klamm.broker.log.files import Buffer, Files, OpenFile, size_of
 from klamm.broker.log.indexes import OffsetIndex, TimeIndex
 from klamm.broker.log.names import ABORTED_INDEX, LOG, OFFSET_INDEX, TIME_INDEX, segment_name
 from klamm.protocol.records import HEADER_SIZE, LENGTH_END, Batch, BatchHeader, decode_batch_header
@@ -56,7 +56,7 @@ class Segment:
         self.offset_index = OffsetIndex(Path(f"{stem}{OFFSET_INDEX}{suffix}"), base_offset, files)
         self.time_index = TimeIndex(Path(f"{stem}{TIME_INDEX}{suffix}"), base_offset, files)
         self.aborted_index = AbortedIndex(Path(f"{stem}{ABORTED_INDEX}{suffix}"), files)
-        self.size = self.path.stat().st_size if self.path.exists() else 0
+        self.size = size_of(self.path) or 0
         self.created_ms = created_ms
         self._files = files
         self._file: OpenFile | None = None
@@ -169,8 +169,8 @@ class Segment:
         if not self.size:
             return True
         return (
-            self.offset_index.path.exists()
-            and self.time_index.path.exists()
+            not self.offset_index.is_missing
+            and not self.time_index.is_missing
             and self.offset_index.is_sane(self.size)
             and self.time_index.is_sane()
         )
