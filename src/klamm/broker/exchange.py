@@ -5,10 +5,9 @@ there, without another copy.
 """
 
 import asyncio
-import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from klamm.errors import RemoteProtocolError, UnavailableError
 from klamm.protocol.apis import ApiKey
@@ -95,10 +94,8 @@ class _Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        wire: socket.socket = transport.get_extra_info("socket")
-        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # uvloop's transports are those of asyncio in all but name; they do not delay packets.
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._head if self._frame is None else self._frame)[self._filled :]
