@@ -50,6 +50,10 @@ class Node:
     version: int = 0
 
 
+def do_nothing(effect: effects.Effect) -> None:
+    """No fault at all."""
+
+
 @dataclass
 class Faults:
     """What is to go wrong."""
@@ -59,7 +63,7 @@ class Faults:
     #: Outcomes for the next writes of states, by path; used up one by one.
     refuse: dict[str, list[Outcome]] = field(default_factory=dict)
     #: Called before each effect; may raise, or change the world behind the controller's back.
-    before: Callable[[effects.Effect], None] = lambda effect: None
+    before: Callable[[effects.Effect], None] = do_nothing
 
 
 def state_path(topic: str, partition: int) -> str:

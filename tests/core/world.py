@@ -20,7 +20,7 @@ from klamm.core.cluster import (
     TopicPartition,
 )
 from klamm.core.columns import NO_BROKER, unpad
-from klamm.core.context import Context, Settings
+from klamm.core.context import Context, Log, Settings
 from klamm.core.effects import Procedure
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
@@ -37,6 +37,7 @@ from tests.core.ensemble import (
     Ensemble,
     Node,
     Write,
+    do_nothing,
     reassignment_json,
     state_json,
     state_path,
@@ -218,6 +219,7 @@ class World(Ensemble):
             assert limit, f"the queue does not get empty: {self.queue}"
             self.run(handle(self.ctx, self.queue.popleft()))
             assert violations(self.cluster) == []
+            assert self.breakdowns() == []
 
     def ask(self, event: events.Event) -> Any:
         """Make a request and return its answer; all that follows has happened then."""
@@ -260,6 +262,8 @@ class World(Ensemble):
                 try:
                     self.faults.before(effect)
                     reply = self._perform(effect)
+                except AssertionError:
+                    raise  # the test's own, and none of the procedure's business
                 except Exception as error:
                     effect = procedure.throw(error)
                 else:
@@ -303,6 +307,13 @@ class World(Ensemble):
     def errors(self) -> list[str]:
         """What procedures had to complain about."""
         return [remark.text for remark in self.ctx.remarks if remark.level >= 40]
+
+    def breakdowns(self) -> list[str]:
+        """Errors that a state machine has caught although no fault was meant for it."""
+        if self.faults.before is not do_nothing:
+            return []
+        machines = (Log.PARTITION_MACHINE, Log.REPLICA_MACHINE)
+        return [remark.text for remark in self.ctx.remarks if remark.log in machines]
 
     def disagreements(self) -> list[str]:
         """Where live brokers believe something else than ZooKeeper holds; nowhere, at rest."""

@@ -11,7 +11,7 @@ from klamm.core.procedures.replicas import move_replicas
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState
 from klamm.errors import FencedError, KlammError
-from tests.core.ensemble import state_path
+from tests.core.ensemble import do_nothing, state_path
 from tests.core.world import World, steady
 
 R = ReplicaState
@@ -281,7 +281,7 @@ def test_any_other_error_ends_the_call_and_not_the_event() -> None:
     world.faults.before = fail
     move(world, R.OFFLINE, ("t", 0, 2))
     assert state(world, "t", 0, 2) == R.ONLINE
-    world.faults.before = lambda effect: None
+    world.faults.before = do_nothing
     move(world, R.OFFLINE, ("t", 0, 2))
     assert state(world, "t", 0, 2) == R.OFFLINE
 
