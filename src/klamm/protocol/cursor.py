@@ -22,11 +22,12 @@ class Cursor:
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields of fixed width."""
+        at = self.at
         try:
-            values = layout.unpack_from(self.view, self.at)
+            values = layout.unpack_from(self.view, at)
         except struct.error:
             raise RemoteProtocolError("the message is cut short") from None
-        self.at += layout.size
+        self.at = at + layout.size
         return values
 
     def take(self, size: int) -> memoryview:

@@ -16,6 +16,7 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import LocalProtocolError
@@ -27,6 +28,7 @@ Append: TypeAlias = Callable[[Any], None]
 Writer: TypeAlias = Callable[[Any, Append], None]
 
 _NO_UUID: Final = bytes(16)
+_NO_TIME: Final = -1
 _NO_TAGS: Final = b"\0"
 
 
@@ -41,9 +43,13 @@ def encode_parts(schema: Any, values: Values, append: Append) -> None:
     """Hand the bytes of one message to `append`, piece by piece."""
     try:
         struct_writer(schema)(values, append)
+    except KeyError as error:
+        complaint = f"{error.args[0]} is missing"
     except (struct.error, TypeError, ValueError, AttributeError) as error:
-        message = f"{schema.__name__} version {schema.__version__}: {error}"
-        raise LocalProtocolError(message) from error
+        complaint = str(error)
+    else:
+        return
+    raise LocalProtocolError(f"{schema.__name__} version {schema.__version__}: {complaint}")
 
 
 def encode_struct(schema: Any, values: Values) -> bytes:
@@ -61,79 +67,44 @@ def struct_writer(schema: Any) -> Writer:
     """
     declared = wire_fields(schema)
     is_flexible: bool = schema.__flexible__
+    in_place = [each for each in declared if not each.is_tagged]
     tagged = sorted((each for each in declared if each.is_tagged), key=lambda each: each.tag)
+    defaults = {each.name: each.default for each in in_place if each.default is not REQUIRED}
     steps: list[Writer] = []
-    run: list[WireField] = []
-    for each in declared:
-        if each.is_tagged:
-            continue
-        if each.kafka_type in FIXED_FORMATS and not each.is_array:
-            run.append(each)
-            continue
-        if run:
-            steps.append(_run_writer(run))
-            run = []
-        steps.append(_field_writer(each, is_flexible))
-    ends_empty = is_flexible and not tagged
-    if run:
-        steps.append(_run_writer(run, suffix="x" if ends_empty else ""))
-    elif ends_empty:
-        steps.append(lambda _values, append: append(_NO_TAGS))
-    if tagged:
+    for is_fixed, group in groupby(in_place, _is_fixed):
+        if is_fixed:
+            steps.append(_run_writer(list(group)))
+        else:
+            steps += [_field_writer(each, is_flexible) for each in group]
+    if is_flexible:
         steps.append(_tagged_writer(tagged))
-    if len(steps) == 1:
-        return steps[0]
 
     def write(values: Values, append: Append) -> None:
+        complete = {**defaults, **values}
         for step in steps:
-            step(values, append)
+            step(complete, append)
 
     return write
 
 
-def _get(values: Values, each: WireField) -> Any:
-    value = values.get(each.name, each.default)
-    if value is REQUIRED:
-        raise LocalProtocolError(f"{each.name} is missing from {sorted(values)}")
-    return value
+def _is_fixed(each: WireField) -> bool:
+    # A time may be null, which its fixed width has to say in its own way.
+    return each.kafka_type in FIXED_FORMATS and not each.is_array and not each.is_nullable
 
 
-def _run_writer(run: Sequence[WireField], suffix: str = "") -> Writer:
-    formats = "".join(FIXED_FORMATS[each.kafka_type] for each in run)
-    pack = struct.Struct(f">{formats}{suffix}").pack
+def _run_writer(run: Sequence[WireField]) -> Writer:
+    pack = struct.Struct(">" + "".join(FIXED_FORMATS[each.kafka_type] for each in run)).pack
     names = [each.name for each in run]
-    if len(run) == 1:
-        (only,) = run
-
-        def write_one(values: Values, append: Append) -> None:
-            append(pack(_fixed_value(values, only)))
-
-        return write_one
-
+    if len(names) == 1:
+        (name,) = names
+        return lambda values, append: append(pack(values[name]))
     get_all = operator.itemgetter(*names)
-
-    def write_run(values: Values, append: Append) -> None:
-        try:
-            append(pack(*get_all(values)))
-        except (KeyError, struct.error):  # some are left out or null: fill in, or fail saying which
-            append(pack(*[_fixed_value(values, each) for each in run]))
-
-    return write_run
-
-
-def _fixed_value(values: Values, each: WireField) -> Any:
-    value = _get(values, each)
-    # The one null that a fixed width can hold: no time.
-    return -1 if value is None and each.kafka_type == "datetime_i64" else value
+    return lambda values, append: append(pack(*get_all(values)))
 
 
 def _field_writer(each: WireField, is_flexible: bool) -> Writer:
-    write_value = _value_writer(each, is_flexible)
-
-    def write_field(values: Values, append: Append) -> None:
-        write_value(_get(values, each), append)
-
-    return write_field
+    name, write_value = each.name, _value_writer(each, is_flexible)
+    return lambda values, append: write_value(values[name], append)
 
 
 def _value_writer(each: WireField, is_flexible: bool) -> Writer:
@@ -148,7 +119,7 @@ def _one_writer(each: WireField, is_flexible: bool) -> Writer:
     kafka_type = each.kafka_type
     if kafka_type in FIXED_FORMATS:
         pack = struct.Struct(f">{FIXED_FORMATS[kafka_type]}").pack
-        return lambda value, append: append(pack(value))
+        return lambda value, append: append(pack(_NO_TIME if value is None else value))
     if kafka_type == "uuid":
         return lambda value, append: append(_NO_UUID if value is None else value.bytes)
     null = _null(each, is_flexible)

@@ -93,7 +93,7 @@ def _metadata(body: Any, code: ErrorCode) -> Values:
         "topics": [
             {
                 "error_code": code,
-                "name": topic.name,
+                "name": topic.name or "",  # asked for by id, which not all versions can answer
                 "topic_id": getattr(topic, "topic_id", None),
                 "is_internal": False,
                 "partitions": [],
@@ -137,9 +137,7 @@ def _describe_groups(body: Any, code: ErrorCode) -> Values:
 
 
 def _delete_groups(body: Any, code: ErrorCode) -> Values:
-    return {
-        "results": [{"group_id": group, "error_code": code} for group in body.groups_names]
-    }
+    return {"results": [{"group_id": group, "error_code": code} for group in body.groups_names]}
 
 
 def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
@@ -199,6 +197,7 @@ _TOP_LEVEL: Final[Mapping[int, Values]] = MappingProxyType(
         },
         ApiKey.SYNC_GROUP: {"assignment": b""},
         ApiKey.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
+        ApiKey.ALLOCATE_PRODUCER_IDS: {"producer_id_start": -1, "producer_id_len": 0},
         ApiKey.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
     }
 )
