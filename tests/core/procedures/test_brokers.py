@@ -191,6 +191,17 @@ def test_a_new_endpoint_is_passed_on_without_a_new_channel() -> None:
     assert performed(world, effects.ChangeChannels) == []
 
 
+@pytest.mark.rule("BRK-20", "BRK-1")
+def test_a_bounce_is_noticed_although_the_new_registration_was_seen_before() -> None:
+    world = steady([1, 2], {"t": {0: [1, 2]}})
+    world.lose(1)
+    world.register(1, endpoints=(Endpoint("PLAINTEXT", "elsewhere", 9999),))
+    world.queue.appendleft(events.BrokerModifications(1))
+    world.settle()
+    assert world.state("t") == (2, 1, [2])
+    assert world.cluster.brokers[1].epoch == world.registrations[1].epoch
+
+
 @pytest.mark.rule("BRK-20")
 def test_another_rack_alone_is_not_noticed() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})

@@ -49,6 +49,13 @@ def test_a_bad_list_is_refused_by_the_request(target: list[int], words: str) -> 
     assert world.writes == []
 
 
+def test_a_node_that_holds_no_data_is_no_target() -> None:
+    world = steady(FIVE, {"t": {0: [1, 2]}})
+    world.register(9, controller_only=True)
+    world.settle()
+    assert reassign(world, [1, 9])[0] == Code.INVALID_REPLICA_ASSIGNMENT
+
+
 @pytest.mark.rule("REASG-7")
 def test_replicas_that_are_there_already_need_not_be_alive() -> None:
     world = steady(FIVE, {"t": {0: [1, 2, 9]}})

@@ -123,11 +123,17 @@ def test_the_controllers_own_writes_are_no_news() -> None:
 
 @pytest.mark.rule("ZK-13")
 def test_an_unreadable_topic_has_no_partitions() -> None:
-    world = steady([1], {}, Settings(topic_ids=False))
+    world = steady([1], {})
     world.create(f"{TOPICS}/t", "garbage")
     world.settle()
     assert list(world.cluster.topics) == ["t"]
     assert len(world.cluster.all_rows()) == 0
+    assert world.nodes[f"{TOPICS}/t"].data == "garbage"
+    # Once somebody has mended it, it is a topic like any other.
+    world.set(f"{TOPICS}/t", World._topic_json("mended", {0: [1]}, True))
+    world.settle()
+    assert world.state("t") == (1, 0, [1])
+    assert world.cluster.topic_names == {"mended": "t"}
 
 
 # Nodes that hold no data

@@ -1,6 +1,7 @@
 """Brokers that come, go, come back as somebody else, or change what they say of themselves."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -130,7 +131,8 @@ def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
         return
     if (changed.endpoints, changed.features) != (known.endpoints, known.features):
         ctx.say(Log.CONTROLLER, Level.INFO, f"broker {id} changed its registration")
-        cluster.brokers[id] = changed
+        # Its epoch stays the known one: a new one is a bounce, which is still to be noticed.
+        cluster.brokers[id] = replace(changed, epoch=known.epoch)
         yield from send_metadata(ctx, _NO_ROWS)
 
 

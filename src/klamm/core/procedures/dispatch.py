@@ -22,7 +22,7 @@ def handle(ctx: Context, event: Event) -> Procedure[None]:
         raise
 
 
-def _procedure(ctx: Context, event: Event) -> Procedure[None]:
+def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
     match event:
         case events.BrokerChange():
             return brokers.on_broker_change(ctx)
@@ -37,7 +37,7 @@ def _procedure(ctx: Context, event: Event) -> Procedure[None]:
         case events.StopReplicaAnswered():
             return deletion.on_stop_replica_answered(ctx, event)
         case events.ZkReassignment():
-            return moves.on_zk_reassignment(ctx)
+            return moves.take_up_request(ctx)
         case events.ReassignmentIsrChange():
             return moves.on_reassignment_isr_change(ctx, event)
         case events.ApiReassignment():

@@ -62,11 +62,6 @@ _TOGETHER: Final = 256
 # Requests
 
 
-def on_zk_reassignment(ctx: Context) -> Procedure[None]:
-    """Act on `/admin/reassign_partitions`, if it is there."""
-    yield from take_up_request(ctx)
-
-
 def take_up_request(ctx: Context) -> Procedure[set[int]]:
     """Begin the moves that `/admin/reassign_partitions` asks for; returns their rows.
 
@@ -148,8 +143,12 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
 
 
 def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
-    """Replicas that would be added need live brokers; those that are there already do not."""
-    live = ctx.cluster.live
+    """Replicas that would be added need live brokers; those that are there already do not.
+
+    A node that only competes for the controller's role would never catch up.
+    """
+    brokers = ctx.cluster.brokers
+    live = {broker for broker in ctx.cluster.live if not brokers[broker].controller_only}
     if live.issuperset(move.adding):
         return None
     text = (

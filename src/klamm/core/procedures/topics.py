@@ -44,7 +44,8 @@ def on_topic_change(ctx: Context) -> Procedure[None]:
 def add_topics(ctx: Context, reads: Mapping[str, TopicRead]) -> Procedure[I32]:
     """Make topics and their partitions known; those without an id get one (TOPIC-4).
 
-    A topic whose id is another's cannot be told from it, and is left out.
+    A topic whose id is another's cannot be told from it, and is left out. One without partitions
+    may be an unreadable znode, and keeps it as it is.
     """
     cluster = ctx.cluster
     known = {}
@@ -58,7 +59,9 @@ def add_topics(ctx: Context, reads: Mapping[str, TopicRead]) -> Procedure[I32]:
             ctx.say(Log.CONTROLLER, Level.ERROR, text)
     rows = cluster.add_partitions(known)
     if ctx.settings.topic_ids:
-        yield from _give_ids(ctx, [name for name, read in known.items() if read.topic_id is None])
+        yield from _give_ids(
+            ctx, [name for name, read in known.items() if read.replicas and read.topic_id is None]
+        )
     return rows
 
 
@@ -98,6 +101,8 @@ def on_partition_modifications(ctx: Context, name: str) -> Procedure[None]:
     if topic is None:
         return
     read = reads[name]
+    if topic.id is None and read.topic_id is not None and read.topic_id not in cluster.topic_names:
+        cluster.set_topic_id(name, read.topic_id)
     added = sorted(read.replicas.keys() - set(topic.numbers.tolist()))
     if not added:
         return
