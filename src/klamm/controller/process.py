@@ -7,6 +7,7 @@ the controller's writes. It is started by the broker and ends with it.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -206,6 +207,9 @@ def main() -> None:
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
         stream=sys.stdout,
     )
+    # A failover makes and drops millions of objects without a single cycle among them.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(fd))
 
