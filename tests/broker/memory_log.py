@@ -26,9 +26,7 @@ class Batch:
     def encode(self) -> bytes:
         delta = self.last_offset - self.base_offset
         length = _HEADER_SIZE - 12 + len(self.payload)
-        return (
-            _HEADER.pack(self.base_offset, length, self.epoch, delta, delta + 1) + self.payload
-        )
+        return _HEADER.pack(self.base_offset, length, self.epoch, delta, delta + 1) + self.payload
 
 
 def decode_batches(records: bytes | memoryview) -> list[Batch]:

@@ -88,8 +88,10 @@ class _Cached:
             or response.preferred_read_replica >= 0
         )
         # An error leaves a watermark that no answer has, so that the partition is in the next
-        # answer too and the client learns that the error is over.
-        self.high_watermark = UNKNOWN_OFFSET if response.error_code else response.high_watermark
+        # answer too and the client learns that the error is over. Divergence does the same: the
+        # follower truncates first and takes no watermark from such an answer.
+        was_of_use = not response.error_code and response.diverging_epoch is None
+        self.high_watermark = response.high_watermark if was_of_use else UNKNOWN_OFFSET
         self.start_offset = response.log_start_offset
         return is_news
 

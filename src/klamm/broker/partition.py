@@ -145,6 +145,7 @@ class Partition:
         is_new_leader = self.role is not Role.LEADER
         self.log = log
         self._assign(order)
+        # Only a leader has followers, so one that is new to it starts without knowing anything.
         self.followers = {
             replica: self.followers.get(replica) or FollowerState()
             for replica in order.replicas
@@ -157,12 +158,7 @@ class Partition:
         self.epoch_start_offset = log.end_offset
         for replica, follower in self.followers.items():
             follower.last_caught_up_ms = now_ms if replica in order.isr else 0
-            if is_new_leader:
-                follower.end_offset = follower.start_offset = UNKNOWN_OFFSET
-                follower.last_fetch_leader_end_offset = UNKNOWN_OFFSET
-                follower.last_fetch_ms = 0
-                follower.broker_epoch = -1
-            else:
+            if not is_new_leader:
                 follower.last_fetch_leader_end_offset = log.end_offset
                 follower.last_fetch_ms = now_ms
         self.role = Role.LEADER

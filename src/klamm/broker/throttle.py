@@ -79,6 +79,7 @@ class ReplicationThrottle:
         return now_ms + int(-self._balance * 1000 / max(self._rate, 1)) + 1
 
     def _fill(self, rate: int, now_ms: int) -> None:
-        earned = rate * max(0, now_ms - self._counted_ms) / 1000
-        self._balance = min(float(rate), self._balance + earned)
-        self._counted_ms = now_ms
+        if now_ms > self._counted_ms:
+            earned = rate * (now_ms - self._counted_ms) / 1000
+            self._balance = min(float(rate), self._balance + earned)
+            self._counted_ms = now_ms
