@@ -144,7 +144,7 @@ def frame_of(request: ControlRequest) -> bytes:
 
 @pytest.mark.parametrize("version", range(8))
 @given(given_topics=topics)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @pytest.mark.rule("CHAN-18", "CHAN-19", "CHAN-20", "CHAN-21", "CHAN-32")
 def test_leader_and_isr_from_columns_equals_leader_and_isr_from_mappings(version, given_topics):
     topic_rows, columns = columns_of(given_topics)
@@ -171,7 +171,7 @@ def test_leader_and_isr_from_columns_equals_leader_and_isr_from_mappings(version
 
 @pytest.mark.parametrize("version", range(9))
 @given(given_topics=topics)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @pytest.mark.rule("CHAN-22", "CHAN-24", "CHAN-27", "CHAN-32")
 def test_update_metadata_from_columns_equals_update_metadata_from_mappings(version, given_topics):
     topic_rows, columns = columns_of(given_topics)
@@ -198,7 +198,7 @@ def test_update_metadata_from_columns_equals_update_metadata_from_mappings(versi
 
 @pytest.mark.parametrize("version", range(5))
 @given(given_topics=stopped_topics)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @pytest.mark.rule("CHAN-28", "CHAN-29", "CHAN-32")
 def test_stop_replica_from_columns_equals_stop_replica_from_mappings(version, given_topics):
     topic_rows, columns = columns_of(given_topics)

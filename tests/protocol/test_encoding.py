@@ -56,7 +56,7 @@ def value(each: WireField) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=schema_id)
 @given(data=st.data())
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.rule("API-1", "API-3a")
 def test_kio_reads_what_klamm_writes_and_writes_the_same(schema, data):
     message = message_schema(*schema)

@@ -55,7 +55,7 @@ def mutated(draw: Any, frames: list[bytes]) -> bytes:
 
 
 @given(frame=mutated([each.request for each in EXCHANGES]))
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @pytest.mark.rule("FRM-4")
 def test_damaged_requests_are_read_or_refused(frame):
     survives(lambda: decode_request(frame))
