@@ -20,9 +20,9 @@ LAYERS = (
     ("errors",),
     ("config", "processes"),
     ("core", "protocol", "zookeeper"),
-    ("controller", "broker"),
+    ("controller", "broker", "client"),
     ("local", "pipeline"),
-    ("cli",),
+    ("cli", "pytest_plugin", "__main__"),
 )
 LEAVES = frozenset({"core", "protocol", "zookeeper"})
 #: third-party package: the only parts of klamm that may know it.
@@ -149,7 +149,7 @@ def entry_points() -> set[str]:
         for name, path in modules().items()
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     }
-    return begun | {"klamm"}
+    return begun | {"klamm", "klamm.__main__"}
 
 
 def test_no_module_is_dead():

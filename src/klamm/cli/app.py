@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli import brokers, configs, controller, groups, reassign, topics
+from klamm.cli.consume import consume
+from klamm.cli.elect import elect
 from klamm.cli.processes import COMMANDS, Command
+from klamm.cli.produce import produce
+from klamm.cli.story import story
+
+_RUNNING = "Running"
+_ADMINISTRATION = "Administration, of Apache Kafka as well"
+_RECORDS = "Records"
 
 app = typer.Typer(
     name="klamm",
@@ -40,6 +49,7 @@ def _list_process(name: str, command: Command) -> None:
         help=command.summary,
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        rich_help_panel=_RUNNING,
     )
     def run(context: typer.Context) -> None:
         command.run(context.args)
@@ -49,12 +59,28 @@ for _name, _command in COMMANDS.items():
     _list_process(_name, _command)
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNNING)
 def demo() -> None:
     """Take the tour: every step is carried out, shown and checked.
 
+    \b
     Example: klamm demo
     """
     from klamm.local.demo import run
 
     run()
+
+
+for _name, _group in {
+    "topics": topics.app,
+    "brokers": brokers.app,
+    "controller": controller.app,
+    "reassign": reassign.app,
+    "configs": configs.app,
+    "groups": groups.app,
+}.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_ADMINISTRATION)
+app.command(rich_help_panel=_ADMINISTRATION)(elect)
+app.command(rich_help_panel=_ADMINISTRATION)(story)
+app.command(rich_help_panel=_RECORDS)(produce)
+app.command(rich_help_panel=_RECORDS)(consume)

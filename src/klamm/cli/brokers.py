@@ -1,0 +1,122 @@
+"""`klamm brokers`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from klamm.cli.options import AsJson, BootstrapServer, group
+from klamm.cli.render import show_json, show_rows, stdout, table
+from klamm.client import brokers, configs, topics
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin, Broker
+from klamm.client.configs import Resource
+from klamm.client.errors import KafkaError
+from klamm.client.topics import ClusterView
+from klamm.protocol.codes import ErrorCode
+
+app = group("Brokers: which are alive, and what each of them holds.")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRow:
+    """A broker with its share of the cluster."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None
+    controller: bool
+    leaders: int
+    replicas: int
+    preferred: int
+
+
+_COLUMNS = {
+    "id": lambda b: b.id,
+    "address": lambda b: f"{b.host}:{b.port}",
+    "rack": lambda b: b.rack,
+    "controller": lambda b: "yes" if b.controller else "",
+    "leads": lambda b: b.leaders,
+    "preferred for": lambda b: b.preferred,
+    "replicas": lambda b: b.replicas,
+}
+_LOG_DIRS = {
+    "log directory": lambda d: d.path,
+    "replicas": lambda d: d.replicas,
+    "bytes": lambda d: d.bytes,
+    "free": lambda d: d.usable_bytes if d.usable_bytes >= 0 else None,
+    "error": lambda d: d.error,
+}
+
+
+@app.command("list")
+def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+    """List the brokers that are alive, and how much each of them leads and holds.
+
+    \b
+    Example: klamm brokers list
+    """
+    with Admin(bootstrap_server) as admin:
+        view = topics.describe(admin)
+    rows = [_row(broker, view) for broker in view.brokers]
+    show_rows(rows, _COLUMNS, as_json=as_json, empty="No broker is alive.")
+
+
+@app.command()
+def describe(
+    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show one broker: its share, its log directories and the settings that it was given.
+
+    \b
+    Example: klamm brokers describe 1
+    """
+    with Admin(bootstrap_server) as admin:
+        view = topics.describe(admin)
+        broker = next((each for each in view.brokers if each.id == id), None)
+        if broker is None:
+            alive = ", ".join(str(each.id) for each in view.brokers)
+            raise KafkaError(
+                ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {id}; alive are {alive}."
+            )
+        row = _row(broker, view)
+        directories = brokers.log_dirs(admin, id)
+        given = [
+            each
+            for each in configs.describe(admin, Resource.broker(id))
+            if each.source != "default" and not each.sensitive
+        ]
+    if as_json:
+        show_json(
+            asdict(row)
+            | {
+                "log_dirs": [asdict(each) for each in directories],
+                "configs": {each.name: each.value for each in given},
+            }
+        )
+        return
+    console = stdout()
+    console.print(table([row], _COLUMNS))
+    console.print()
+    console.print(table(directories, _LOG_DIRS))
+    console.print()
+    columns = {"setting": lambda s: s.name, "value": lambda s: s.value, "from": lambda s: s.source}
+    console.print(table(given, columns))
+
+
+def _row(broker: Broker, view: ClusterView) -> BrokerRow:
+    partitions = list(view.partitions())
+    return BrokerRow(
+        broker.id,
+        broker.host,
+        broker.port,
+        broker.rack,
+        broker.id == view.controller,
+        leaders=sum(each.leader == broker.id for each in partitions),
+        replicas=sum(broker.id in each.replicas for each in partitions),
+        preferred=sum(each.replicas[:1] == (broker.id,) for each in partitions),
+    )

@@ -1,0 +1,248 @@
+"""`klamm consume`: records become lines of stdout."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from klamm.cli.options import BootstrapServer, TopicName
+from klamm.client import groups, topics
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.groups import EARLIEST, LATEST, Name
+from klamm.errors import KlammError
+
+_POLL_S: Final = 0.5
+_TOKEN: Final = re.compile(r"%([sSkKhtpoT%])")
+
+
+def consume(
+    topic: TopicName,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="May be repeated; else all."),
+    ] = None,
+    offset: Annotated[
+        str,
+        typer.Option(
+            "--offset",
+            "-o",
+            metavar="WHERE",
+            help="beginning, end, an offset, -N from the end, or @TIME (milliseconds or ISO).",
+        ),
+    ] = "beginning",
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", min=1, help="End after so many records.")
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit", "-e", help="End where the topic ends now.")
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Join it, and go on where it was.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="%s value, %k key, %h headers, %t topic, %p partition, %o offset, %T time, "
+            "%S and %K sizes; \\n and \\t.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="An object for each record.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print the records of a topic, each as a line, until Ctrl-C or as --count or --exit say.
+
+    \b
+    Example: klamm consume orders --exit
+    Example: klamm consume orders -o -5 -e --format '%p/%o %T %k: %s %h\\n'
+    Example: klamm consume orders --group billing --json
+    """
+    write = _writer(form, as_json)
+    with Admin(bootstrap_server) as admin:
+        (found,) = topics.describe(admin, [topic]).topics
+        known = [each.partition for each in found.partitions]
+        for number in partition or ():
+            if number not in known:
+                raise KlammError(f"Topic {topic} has partitions 0 to {known[-1]}, not {number}.")
+        names = [(topic, number) for number in partition or known]
+        ends = groups.offsets_at(admin, names, LATEST) if exit_at_end else None
+        starts = _starts(admin, names, offset) if group is None else {}
+    consumer = _consumer(bootstrap_server, topic, group, starts, offset)
+    records = _records(consumer, ends)
+    try:
+        for number, record in enumerate(records, start=1):
+            write(record)
+            if number == count:
+                break
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    finally:
+        consumer.close()
+        sys.stdout.flush()
+
+
+def _consumer(
+    bootstrap_server: str, topic: str, group: str | None, starts: dict[Name, int], offset: str
+) -> Any:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_server,
+            "group.id": group or "klamm-consume",  # librdkafka wants one; none is joined
+            "enable.auto.commit": group is not None,
+            "auto.offset.reset": "latest" if offset == "end" else "earliest",
+            "allow.auto.create.topics": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    if group is not None:
+        consumer.subscribe([topic])
+    else:
+        consumer.assign([TopicPartition(*name, at) for name, at in starts.items()])
+    return consumer
+
+
+def _records(consumer: Any, ends: dict[Name, int] | None) -> Iterator[Any]:
+    """Records as they come; with `ends`, until every assigned partition was read up to there."""
+    from confluent_kafka import KafkaError
+
+    done: set[Name] = set()
+    while ends is None or not _all_done(consumer, done):
+        message = consumer.poll(_POLL_S)
+        if message is None:
+            continue
+        error = message.error()
+        name = (message.topic(), message.partition())
+        if error is None and (ends is None or message.offset() < ends.get(name, 0)):
+            yield message
+        elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise KlammError(f"{error.name().lstrip('_')}: {error.str()}")
+        if ends is not None and (error is not None or message.offset() + 1 >= ends.get(name, 0)):
+            done.add(name)
+
+
+def _all_done(consumer: Any, done: set[Name]) -> bool:
+    # A group assigns nothing at first.
+    assigned = {(each.topic, each.partition) for each in consumer.assignment()}
+    return bool(assigned) and assigned <= done
+
+
+def _starts(admin: Admin, names: Sequence[Name], offset: str) -> dict[Name, int]:
+    """Where to begin in each partition that can be read."""
+    first = groups.offsets_at(admin, names, EARLIEST)
+    if offset == "beginning":
+        return first
+    last = groups.offsets_at(admin, names, LATEST)
+    if offset == "end":
+        return last
+    if offset.startswith("@"):
+        return groups.offsets_at(admin, names, _milliseconds(offset[1:]))
+    try:
+        number = int(offset)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{offset!r} is not beginning, end, an offset, -N or @TIME", param_hint="--offset"
+        ) from None
+    if number < 0:
+        return {name: max(first[name], last[name] + number) for name in first if name in last}
+    return {name: min(max(number, at), last[name]) for name, at in first.items() if name in last}
+
+
+def _milliseconds(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither milliseconds nor a time like 2030-01-31T12:00:00Z",
+            param_hint="--offset",
+        ) from None
+
+
+# Records as text
+
+
+def _writer(form: str | None, as_json: bool) -> Callable[[Any], None]:
+    if form is not None and as_json:
+        raise typer.BadParameter("give one of them", param_hint="--format / --json")
+    # A record is seen as soon as it is there when somebody looks; through a pipe, speed counts.
+    flush = sys.stdout.isatty()
+    out = sys.stdout.buffer
+    if as_json:
+
+        def render(record: Any) -> bytes:
+            return json.dumps(_as_object(record), ensure_ascii=False).encode() + b"\n"
+    else:
+        pieces = _pieces(form if form is not None else r"%s\n")
+
+        def render(record: Any) -> bytes:
+            return b"".join(
+                piece if isinstance(piece, bytes) else piece(record) for piece in pieces
+            )
+
+    def write(record: Any) -> None:
+        out.write(render(record))
+        if flush:
+            out.flush()
+
+    return write
+
+
+def _pieces(form: str) -> list[bytes | Callable[[Any], bytes]]:
+    tokens: dict[str, Callable[[Any], bytes]] = {
+        "s": lambda r: r.value() or b"",
+        "S": lambda r: _number(len(r.value()) if r.value() is not None else -1),
+        "k": lambda r: r.key() or b"",
+        "K": lambda r: _number(len(r.key()) if r.key() is not None else -1),
+        "h": lambda r: b",".join(name.encode() + b"=" + (v or b"") for name, v in _headers(r)),
+        "t": lambda r: str(r.topic()).encode(),
+        "p": lambda r: _number(r.partition()),
+        "o": lambda r: _number(r.offset()),
+        "T": lambda r: _number(r.timestamp()[1]),
+        "%": lambda _: b"%",
+    }
+    text = form.encode().decode("unicode_escape").encode("latin-1").decode()
+    parts = _TOKEN.split(text)
+    return [tokens[part] if at % 2 else part.encode() for at, part in enumerate(parts)]
+
+
+def _as_object(record: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "topic": record.topic(),
+        "partition": record.partition(),
+        "offset": record.offset(),
+        "timestamp": record.timestamp()[1],
+        "key": _text(record.key()),
+        "value": _text(record.value()),
+        "headers": [[name, _text(value)] for name, value in _headers(record)],
+    }
+    return shown
+
+
+def _headers(record: Any) -> list[tuple[str, bytes | None]]:
+    return record.headers() or []
+
+
+def _text(data: bytes | None) -> str | None:
+    """Text where it is any; other bytes in base64, marked as such."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
+
+
+def _number(value: int) -> bytes:
+    return str(value).encode()

@@ -1,0 +1,76 @@
+"""`klamm controller`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from klamm.cli.options import AsJson, BootstrapServer, group
+from klamm.cli.render import say, show_json, stdout, table
+from klamm.client import configs, topics
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.configs import Resource
+from klamm.client.errors import KafkaError
+from klamm.errors import ConfigError
+from klamm.protocol.codes import ErrorCode
+
+app = group("The controller: who it is, and who shall be it.")
+
+_COLUMNS = {
+    "controller": lambda b: b.id,
+    "address": lambda b: b.address,
+    "rack": lambda b: b.rack,
+}
+
+
+@app.command()
+def show(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+    """Show which broker is controller.
+
+    \b
+    Example: klamm controller show
+    """
+    with Admin(bootstrap_server) as admin:
+        view = topics.describe(admin, [])
+    holder = next((each for each in view.brokers if each.id == view.controller), None)
+    if holder is None:
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, "no broker is controller at the moment.")
+    if as_json:
+        show_json(asdict(holder))
+    else:
+        stdout().print(table([holder], _COLUMNS))
+
+
+@app.command()
+def move(
+    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT[/CHROOT]", help="Else the one that a broker names."),
+    ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="Brokers of Apache Kafka do not stand back.")
+    ] = 5,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Let another broker be controller.
+
+    \b
+    Example: klamm controller move 2 --zookeeper 127.0.0.1:2181
+    """
+    from klamm.local.controller_move import move_controller
+
+    asyncio.run(move_controller(zookeeper or _zookeeper(bootstrap_server), id, attempts, say))
+
+
+def _zookeeper(bootstrap_server: str) -> str:
+    """The address that the brokers themselves have been given."""
+    with Admin(bootstrap_server) as admin:
+        broker = topics.describe(admin, []).brokers[0]
+        for setting in configs.describe(admin, Resource.broker(broker.id)):
+            if setting.name == "zookeeper.connect" and setting.value:
+                return setting.value
+    raise ConfigError(f"Broker {broker.id} names no ZooKeeper; give its address with --zookeeper.")

@@ -1,0 +1,68 @@
+"""`klamm elect`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from klamm.cli.options import AsJson, BootstrapServer, TopicOption
+from klamm.cli.render import show_rows
+from klamm.client import elections, topics
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.elections import Election
+from klamm.errors import KlammError
+
+_COLUMNS = {
+    "topic": lambda o: o.topic,
+    "partition": lambda o: o.partition,
+    "outcome": lambda o: o.outcome,
+    "message": lambda o: o.message or "",
+}
+
+
+class Kind(StrEnum):
+    """What to elect, as the command line says it."""
+
+    PREFERRED = "preferred"
+    UNCLEAN = "unclean"
+
+
+def elect(
+    kind: Annotated[Kind, typer.Argument(show_default=False)],
+    topic: TopicOption = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="One partition of the topic; else all of them.")
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--all", help="Wherever it is needed.")] = False,
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Elect leaders: the preferred ones, or (for lack of any in sync) unclean ones.
+
+    An unclean leader was not in sync: records that it does not have are lost.
+
+    \b
+    Example: klamm elect preferred --all
+    Example: klamm elect unclean --topic orders --partition 3
+    """
+    if (topic is None) != everywhere:
+        raise typer.BadParameter("give one of them", param_hint="--topic / --all")
+    if partition is not None and topic is None:
+        raise typer.BadParameter("it needs --topic", param_hint="--partition")
+    with Admin(bootstrap_server) as admin:
+        partitions = None
+        if topic is not None:
+            (found,) = topics.describe(admin, [topic]).topics
+            partitions = (
+                [(topic, partition)]
+                if partition is not None
+                else [(topic, each.partition) for each in found.partitions]
+            )
+        outcomes = elections.elect(admin, Election[kind.name], partitions)
+    show_rows(outcomes, _COLUMNS, as_json=as_json, empty="No election was needed.")
+    failed = [each for each in outcomes if each.failed]
+    if failed:
+        names = sorted({each.outcome for each in failed})
+        raise KlammError(f"{', '.join(names)}: {len(failed)} of {len(outcomes)} elections failed.")

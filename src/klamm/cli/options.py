@@ -1,0 +1,78 @@
+"""The options that commands share, and how what they take is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+
+
+def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the topics of the cluster that the command line names so far."""
+    from klamm.client import topics
+    from klamm.errors import KlammError
+
+    given = context.params.get("bootstrap_server") or DEFAULT_BOOTSTRAP
+    try:
+        with Admin(given, timeout_s=2) as admin:
+            names = [topic.topic for topic in topics.describe(admin).topics]
+    except KlammError:
+        return []  # completion has nobody to complain to
+    return [name for name in names if name.startswith(incomplete)]
+
+
+BootstrapServer = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server", "-b", metavar="HOST:PORT[,...]", help="A broker, or several."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")]
+TopicName = Annotated[
+    str, typer.Argument(metavar="TOPIC", autocompletion=_complete_topic, show_default=False)
+]
+TopicOption = Annotated[
+    str | None,
+    typer.Option("--topic", metavar="TOPIC", autocompletion=_complete_topic, help="One topic."),
+]
+
+
+def group(help: str) -> typer.Typer:
+    """A command that has commands."""
+    return typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def settings(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """`key=value` arguments."""
+    found = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{text!r} is not of the form KEY=VALUE", param_hint=option)
+        found[key.strip()] = value
+    return found
+
+
+def broker_ids(text: str, option: str) -> list[int]:
+    """`1,2,3`."""
+    return _numbers(text, ",", option)
+
+
+def assignment(text: str | None) -> list[list[int]]:
+    """`1:2:3,2:3:1`: the replicas of each partition."""
+    if text is None:
+        return []
+    return [_numbers(each, ":", "--replica-assignment") for each in text.split(",")]
+
+
+def _numbers(text: str, separator: str, option: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(separator)]
+    except ValueError:
+        example = separator.join("123")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of broker ids like {example}", param_hint=option
+        ) from None

@@ -1,0 +1,88 @@
+"""Results for people and for programs: the same views as tables and as JSON.
+
+Results go to stdout, everything said along the way to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Row = TypeVar("Row", bound=DataclassInstance)
+else:
+    Row = TypeVar("Row")
+
+#: A program that reads a table through a pipe wants lines, however long they are.
+_UNBROKEN: Final = 10_000
+#: Heading: what stands under it for one row.
+Columns = Mapping[str, Callable[[Any], Any]]
+
+
+def stdout() -> Console:
+    """Where results go."""
+    return Console(width=None if sys.stdout.isatty() else _UNBROKEN, highlight=False)
+
+
+def stderr() -> Console:
+    """Where everything else goes."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One sentence about what happens."""
+    stderr().print(Text(text))
+
+
+def show_json(value: Any) -> None:
+    """A value as JSON, indented for a reader."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool, empty: str) -> None:
+    """Rows as a table with these columns, or all of their fields as JSON."""
+    if as_json:
+        show_json([asdict(row) for row in rows])
+    elif rows:
+        stdout().print(table(rows, columns))
+    else:
+        say(empty)
+
+
+def table(rows: Sequence[Any], columns: Columns) -> Table:
+    """A plain table: numbers to the right, no lines."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    cells = [[_cell(get(row)) for get in columns.values()] for row in rows]
+    for at, heading in enumerate(columns):
+        is_number = all(row[at].lstrip("-").isdecimal() for row in cells)
+        made.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    for row in cells:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def ids(brokers: Sequence[int]) -> str:
+    """A list of brokers as Kafka's tools show it."""
+    return ",".join(map(str, brokers))
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case tuple() | list():
+            return ids(value)
+        case _:
+            return str(value)

@@ -1,0 +1,1 @@
+"""A client for administration: any Kafka cluster's, synchronous, through Kafka's own protocol."""

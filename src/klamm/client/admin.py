@@ -1,0 +1,219 @@
+"""Who is to be asked: any broker, the controller, a group's coordinator, or one by its id.
+
+What is asked for, and what the answers mean, is in the modules beside this one.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from klamm.client.connection import Connection
+from klamm.client.errors import KafkaError, check, error_codes
+from klamm.errors import ConfigError, UnavailableError
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.encoding import Values
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+NOBODY: Final = -1
+
+#: The wrong broker was asked, or the right one is not ready: find out again who it is.
+_ASK_AGAIN: Final = frozenset(
+    {
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+    }
+)
+_GROUP: Final = 0  # as a FindCoordinator key type
+_PAUSE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Broker:
+    """A broker that is alive, as clients reach it."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Admin:
+    """A client of one cluster; safe to share between threads.
+
+    `timeout_s` is how long an operation may take, with all attempts to find the right broker.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str = DEFAULT_BOOTSTRAP,
+        *,
+        client_id: str = "klamm-admin",
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.timeout_s = timeout_s
+        self._client_id = client_id
+        self._bootstrap = [_split_address(each) for each in bootstrap_servers.split(",")]
+        self._lock = threading.Lock()
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._brokers: dict[int, Broker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            connection.close()
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long a broker is asked to wait for what takes time."""
+        return int(self.timeout_s * 1000)
+
+    # Asking
+
+    def ask_any(self, api: ApiKey, values: Values) -> Any:
+        """Whichever broker answers first, those named by the user before those found since."""
+        refused: list[str] = []
+        found = [(broker.host, broker.port) for broker in list(self._brokers.values())]
+        for address in dict.fromkeys([*self._bootstrap, *found]):
+            try:
+                return self._connection(address).ask(api, values, self.timeout_s)
+            except UnavailableError as error:
+                refused.append(str(error))
+        raise UnavailableError(
+            f"No broker answers at {', '.join(refused)}; is the cluster up, and is this its "
+            "--bootstrap-server?"
+        )
+
+    def ask_controller(self, api: ApiKey, values: Values) -> Any:
+        """The controller, also while it changes."""
+
+        def controller() -> Broker:
+            answer = self.metadata([])
+            return self._broker(answer.controller_id, "controller")
+
+        return self._ask_until_right(controller, api, values)
+
+    def ask_coordinator(self, group: str, api: ApiKey, values: Values) -> Any:
+        """The coordinator of a group, also while it changes."""
+
+        def coordinator() -> Broker:
+            asked = {"key": group, "key_type": _GROUP}
+            answer = self.ask_any(ApiKey.FIND_COORDINATOR, asked)
+            check(answer.error_code, answer.error_message)
+            return Broker(answer.node_id, answer.host, answer.port, None)
+
+        return self._ask_until_right(coordinator, api, values)
+
+    def ask_broker(self, broker: int, api: ApiKey, values: Values) -> Any:
+        """This broker and no other."""
+        self.metadata([])
+        found = self._broker(broker, f"broker {broker}")
+        try:
+            return self._connection((found.host, found.port)).ask(api, values, self.timeout_s)
+        except UnavailableError as error:
+            raise UnavailableError(f"Broker {broker} does not answer at {error}") from error
+
+    def metadata(self, topics: Iterable[str] | None) -> Any:
+        """A Metadata answer about some topics, none, or (None) all; creates nothing."""
+        asked = {
+            "topics": None if topics is None else [{"name": name} for name in topics],
+            "allow_auto_topic_creation": False,
+            "include_cluster_authorized_operations": False,
+            "include_topic_authorized_operations": False,
+        }
+        answer = self.ask_any(ApiKey.METADATA, asked)
+        self._brokers = {
+            each.node_id: Broker(each.node_id, each.host, each.port, each.rack)
+            for each in answer.brokers
+        }
+        return answer
+
+    def retry(self, attempt: Callable[[], Any], what: str) -> Any:
+        """The first result of `attempt` that is not an error which passes with time."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return attempt()
+            except KafkaError as error:
+                if error.code not in _ASK_AGAIN or time.monotonic() > deadline:
+                    raise
+            except UnavailableError as error:
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"{what} did not answer: {error}") from error
+                self.metadata([])  # raises when nobody is there at all
+            time.sleep(_PAUSE_S)
+
+    def _ask_until_right(self, find: Callable[[], Broker], api: ApiKey, values: Values) -> Any:
+        deadline = time.monotonic() + self.timeout_s
+
+        def attempt() -> Any:
+            broker = find()
+            answer = self._connection((broker.host, broker.port)).ask(api, values, self.timeout_s)
+            if time.monotonic() < deadline:
+                for code in error_codes(answer):
+                    if code in _ASK_AGAIN:
+                        check(code)
+            return answer
+
+        return self.retry(attempt, "The broker in charge")
+
+    def _broker(self, broker: int, role: str) -> Broker:
+        found = self._brokers.get(broker)
+        if found is not None:
+            return found
+        if role == "controller":
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "no broker is controller at the moment.")
+        known = ", ".join(map(str, sorted(self._brokers)))
+        raise KafkaError(
+            ErrorCode.BROKER_NOT_AVAILABLE, f"there is no {role}; alive are {known or 'none'}."
+        )
+
+    def _connection(self, address: tuple[str, int]) -> Connection:
+        with self._lock:
+            if address not in self._connections:
+                self._connections[address] = Connection(*address, self._client_id)
+            return self._connections[address]
+
+
+def _split_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(
+            f"{text!r} is not an address; expected is HOST:PORT, as in 127.0.0.1:9092"
+        )
+    return host.strip("[]"), int(port)
+
+
+def by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    """Partition numbers under the names of their topics, as requests have them."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics

@@ -1,0 +1,37 @@
+"""What single brokers have to tell: how much they hold, and where."""
+
+from dataclasses import dataclass
+
+from klamm.client.admin import Admin
+from klamm.client.errors import check
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A log directory; sizes of -1 are not known to the broker."""
+
+    path: str
+    error: str | None
+    replicas: int
+    bytes: int
+    total_bytes: int
+    usable_bytes: int
+
+
+def log_dirs(admin: Admin, broker: int) -> list[LogDir]:
+    """The log directories of a broker."""
+    answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+    check(getattr(answer, "error_code", ErrorCode.NONE))
+    return [
+        LogDir(
+            path=each.log_dir,
+            error=ErrorCode.of(each.error_code).name if each.error_code else None,
+            replicas=sum(len(topic.partitions) for topic in each.topics),
+            bytes=sum(p.partition_size for topic in each.topics for p in topic.partitions),
+            total_bytes=getattr(each, "total_bytes", -1),
+            usable_bytes=getattr(each, "usable_bytes", -1),
+        )
+        for each in answer.results
+    ]

@@ -1,0 +1,141 @@
+"""The settings of topics and brokers: every key with its value and where that came from."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from klamm.client.admin import Admin
+from klamm.client.errors import KafkaError, check, suggestion
+from klamm.client.topics import unknown_topic
+from klamm.config.broker_keys import KEYS
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_SET: Final = 0
+_DELETE: Final = 1
+
+_SOURCES: Final = {
+    1: "topic",
+    2: "broker, dynamic",
+    3: "brokers, dynamic default",
+    4: "broker, static",
+    5: "default",
+}
+DEFAULT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What has settings; the broker without a name stands for the default of all brokers."""
+
+    kind: int
+    name: str
+
+    @classmethod
+    def topic(cls, name: str) -> "Resource":
+        return cls(_TOPIC, name)
+
+    @classmethod
+    def broker(cls, broker: int | None) -> "Resource":
+        """A broker's, or (None) the defaults that all brokers share."""
+        return cls(_BROKER, "" if broker is None else str(broker))
+
+    def __str__(self) -> str:
+        if self.kind == _TOPIC:
+            return f"topic {self.name}"
+        return f"broker {self.name}" if self.name else "the default of all brokers"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of a resource. The value of a sensitive one is not told."""
+
+    name: str
+    value: str | None
+    source: str
+    read_only: bool
+    sensitive: bool
+
+
+def describe(admin: Admin, resource: Resource) -> list[Setting]:
+    """Every setting of a resource, by name."""
+    asked = {
+        "resources": [
+            {
+                "resource_type": resource.kind,
+                "resource_name": resource.name,
+                "configuration_keys": None,
+            }
+        ],
+        "include_synonyms": False,
+        "include_documentation": False,
+    }
+    answer = _ask(admin, resource, ApiKey.DESCRIBE_CONFIGS, asked)
+    (result,) = answer.results
+    _check_found(admin, resource, result)
+    return sorted(
+        (
+            Setting(
+                each.name,
+                each.value,
+                _SOURCES.get(each.config_source, "unknown"),
+                each.read_only,
+                each.is_sensitive,
+            )
+            for each in result.configs
+        ),
+        key=lambda setting: setting.name,
+    )
+
+
+def alter(
+    admin: Admin, resource: Resource, changes: Mapping[str, str], removals: Sequence[str] = ()
+) -> None:
+    """Set some keys and give others back to what they fall back to."""
+    configs: list[dict[str, Any]] = [
+        *({"name": k, "config_operation": _SET, "value": v} for k, v in changes.items()),
+        *({"name": k, "config_operation": _DELETE, "value": None} for k in removals),
+    ]
+    asked = {
+        "resources": [
+            {"resource_type": resource.kind, "resource_name": resource.name, "configs": configs}
+        ],
+        "validate_only": False,
+    }
+    answer = _ask(admin, resource, ApiKey.INCREMENTAL_ALTER_CONFIGS, asked)
+    (result,) = answer.responses
+    if result.error_code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
+        for name in unknown_names(resource, [*changes, *removals]):
+            raise unknown_key(resource, name)
+    _check_found(admin, resource, result)
+
+
+def unknown_names(resource: Resource, names: Iterable[str]) -> list[str]:
+    """Those names that are no key of Kafka 3.9 or klamm; a plug-in may have keys of its own."""
+    return [name for name in names if name not in _known(resource)]
+
+
+def unknown_key(resource: Resource, name: str) -> KafkaError:
+    """The error that says that a resource has no such key, and which may have been meant."""
+    nearest = suggestion(name, _known(resource)) or "."
+    return KafkaError(ErrorCode.INVALID_CONFIG, f"{resource} has no setting {name}{nearest}")
+
+
+def _known(resource: Resource) -> Collection[str]:
+    return TOPIC_KEYS if resource.kind == _TOPIC else KEYS
+
+
+def _ask(admin: Admin, resource: Resource, api: ApiKey, asked: Mapping[str, Any]) -> Any:
+    if resource.kind == _BROKER and resource.name:
+        # Nobody else knows what its file says.
+        return admin.ask_broker(int(resource.name), api, asked)
+    return admin.ask_any(api, asked)
+
+
+def _check_found(admin: Admin, resource: Resource, result: Any) -> None:
+    if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and resource.kind == _TOPIC:
+        raise unknown_topic(admin, resource.name)
+    check(result.error_code, result.error_message)

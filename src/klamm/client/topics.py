@@ -1,0 +1,199 @@
+"""Topics and their partitions: what there is, and changes to it."""
+
+import base64
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from klamm.client.admin import NOBODY, Admin, Broker
+from klamm.client.errors import KafkaError, check, suggestion
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+_BROKER_DEFAULT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition, as the cluster's metadata has it; leader -1 means that it has none."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline: tuple[int, ...]
+
+    @property
+    def is_under_replicated(self) -> bool:
+        return len(self.isr) < len(self.replicas)
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Nobody leads it, so that nobody can write to it or read it."""
+        return self.leader == NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic with its partitions in order."""
+
+    topic: str
+    topic_id: str | None
+    internal: bool
+    partitions: tuple[Partition, ...]
+
+    @property
+    def replication_factor(self) -> int:
+        return max((len(each.replicas) for each in self.partitions), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One broker's view of the cluster."""
+
+    cluster_id: str | None
+    controller: int
+    brokers: tuple[Broker, ...]
+    topics: tuple[Topic, ...]
+
+    def partitions(self) -> Iterable[Partition]:
+        return (partition for topic in self.topics for partition in topic.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to be created; what is left out is the cluster's to choose."""
+
+    name: str
+    partitions: int = _BROKER_DEFAULT
+    replication_factor: int = _BROKER_DEFAULT
+    assignment: Sequence[Sequence[int]] = ()
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterView:
+    """The cluster with all topics, or with those that are named, each of which has to exist."""
+    answer = admin.metadata(names)
+    for topic in answer.topics:
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise unknown_topic(admin, topic.name)
+        if not topic.partitions:
+            check(topic.error_code, f"topic {topic.name}: {_sentence(topic.error_code)}")
+    return ClusterView(
+        cluster_id=answer.cluster_id,
+        controller=answer.controller_id,
+        brokers=tuple(
+            sorted(Broker(each.node_id, each.host, each.port, each.rack) for each in answer.brokers)
+        ),
+        topics=tuple(
+            Topic(
+                topic=topic.name,
+                topic_id=_topic_id(getattr(topic, "topic_id", None)),
+                internal=topic.is_internal,
+                partitions=tuple(
+                    Partition(
+                        topic.name,
+                        each.partition_index,
+                        each.leader_id,
+                        each.leader_epoch,
+                        tuple(each.replica_nodes),
+                        tuple(each.isr_nodes),
+                        tuple(each.offline_replicas),
+                    )
+                    for each in sorted(topic.partitions, key=lambda each: each.partition_index)
+                ),
+            )
+            for topic in sorted(answer.topics, key=lambda topic: topic.name)
+        ),
+    )
+
+
+def unknown_topic(admin: Admin, name: str) -> KafkaError:
+    """The error that says so, and which topic may have been meant."""
+    known = [topic.name for topic in admin.metadata(None).topics]
+    return KafkaError(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        f"there is no topic {name}{suggestion(name, known) or '.'}",
+    )
+
+
+def create(admin: Admin, topic: NewTopic, *, validate_only: bool = False) -> None:
+    """Create one topic; returns when the controller has done it."""
+    answer = admin.ask_controller(
+        ApiKey.CREATE_TOPICS,
+        {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "num_partitions": topic.partitions,
+                    "replication_factor": topic.replication_factor,
+                    "assignments": [
+                        {"partition_index": number, "broker_ids": list(replicas)}
+                        for number, replicas in enumerate(topic.assignment)
+                    ],
+                    "configs": [
+                        {"name": name, "value": value} for name, value in topic.config.items()
+                    ],
+                }
+            ],
+            "timeout": admin.timeout_ms,
+            "validate_only": validate_only,
+        },
+    )
+    for result in answer.topics:
+        message = result.error_message
+        if result.error_code == ErrorCode.INVALID_CONFIG:
+            for name in topic.config:
+                if name not in TOPIC_KEYS:
+                    message = f"topics have no setting {name}{suggestion(name, TOPIC_KEYS) or '.'}"
+        check(result.error_code, message)
+
+
+def add_partitions(
+    admin: Admin, name: str, total: int, assignment: Sequence[Sequence[int]] = ()
+) -> None:
+    """Let a topic have `total` partitions; `assignment` is that of the new ones."""
+    answer = admin.ask_controller(
+        ApiKey.CREATE_PARTITIONS,
+        {
+            "topics": [
+                {
+                    "name": name,
+                    "count": total,
+                    "assignments": [{"broker_ids": list(replicas)} for replicas in assignment]
+                    or None,
+                }
+            ],
+            "timeout": admin.timeout_ms,
+            "validate_only": False,
+        },
+    )
+    for result in answer.results:
+        _check_named(admin, result.error_code, name, result.error_message)
+
+
+def delete(admin: Admin, name: str) -> None:
+    """Delete one topic; the brokers remove its data in their own time."""
+    answer = admin.ask_controller(
+        ApiKey.DELETE_TOPICS, {"topic_names": [name], "timeout": admin.timeout_ms}
+    )
+    for result in answer.responses:
+        _check_named(admin, result.error_code, name, getattr(result, "error_message", None))
+
+
+def _check_named(admin: Admin, code: int, name: str, message: str | None) -> None:
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise unknown_topic(admin, name)
+    check(code, message or f"topic {name}: {_sentence(code)}")
+
+
+def _topic_id(value: uuid.UUID | None) -> str | None:
+    """As Kafka's own tools write it."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=") if value else None
+
+
+def _sentence(code: int) -> str:
+    return ErrorCode.of(code).message

@@ -1,0 +1,108 @@
+"""Moving the controller's role to a broker of the operator's choice.
+
+Kafka has no request for this: whoever creates `/controller` first has the role, and deleting the
+znode starts the race again. Nodes of klamm that are not named stand back meanwhile; brokers of
+Apache Kafka do not, so that the race may have to be run several times.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from klamm.client.admin import Admin
+from klamm.controller.election import CONTROLLER, MOVE, NOBODY, read_controller
+from klamm.errors import KlammError, UnavailableError
+from klamm.zookeeper import znodes
+from klamm.zookeeper.session import open_store
+from klamm.zookeeper.store import NodeExistsError, NoNodeError, Store
+
+_ANNOUNCED_WITHIN_S: Final = 30.0
+_LOOK_INTERVAL_S: Final = 0.05
+
+
+async def move_controller(
+    zookeeper: str, wanted: int, attempts: int, say: Callable[[str], None]
+) -> None:
+    """Let broker `wanted` have the role; KlammError if it did not get it."""
+    store = await open_store(zookeeper)
+    try:
+        brokers = await _addresses(store)
+        if wanted not in brokers:
+            known = ", ".join(map(str, sorted(brokers))) or "none"
+            raise KlammError(f"Broker {wanted} is not registered in ZooKeeper; these are: {known}.")
+        holder = await read_controller(store)
+        if holder == wanted:
+            say(f"Broker {wanted} is controller already.")
+            return
+        async with _others_stand_back(store, wanted):
+            for attempt in range(1, attempts + 1):
+                with contextlib.suppress(NoNodeError):
+                    await store.delete(CONTROLLER)
+                holder = await _wait_announced(store, brokers)
+                say(f"Attempt {attempt}: broker {holder} became controller.")
+                if holder == wanted:
+                    return
+        raise KlammError(
+            f"Broker {wanted} did not get the role in {attempts} attempts; broker {holder} has it."
+        )
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _others_stand_back(store: Store, wanted: int) -> AsyncIterator[None]:
+    try:
+        await store.create(MOVE, str(wanted).encode(), ephemeral=True)
+    except NodeExistsError:
+        raise KlammError("Somebody else is moving the controller's role right now.") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NoNodeError):
+            await store.delete(MOVE)
+
+
+async def _addresses(store: Store) -> dict[int, str]:
+    """Where clients reach each broker, of those listeners that need no secrets."""
+    found = {}
+    for name in await store.children(znodes.BROKER_IDS):
+        with contextlib.suppress(NoNodeError):
+            node = await store.get(znodes.broker_path(int(name)))
+            registration = znodes.decode_broker(int(name), node.data)
+            found[int(name)] = next(
+                (
+                    f"{each.host}:{each.port}"
+                    for each in registration.endpoints
+                    if each.security_protocol == "PLAINTEXT"
+                ),
+                "",
+            )
+    return found
+
+
+async def _wait_announced(store: Store, brokers: dict[int, str]) -> int:
+    """The winner of the race, once it has told the brokers that can be asked."""
+    addresses = [address for address in brokers.values() if address]
+    holder = NOBODY
+    try:
+        async with asyncio.timeout(_ANNOUNCED_WITHIN_S):
+            while True:
+                holder = await read_controller(store)
+                if holder != NOBODY and await asyncio.to_thread(_all_know, addresses, holder):
+                    return holder
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+    except TimeoutError:
+        who = "Nobody took the role" if holder == NOBODY else f"Broker {holder} was not heard of"
+        raise UnavailableError(f"{who} within {_ANNOUNCED_WITHIN_S:.0f} s.") from None
+
+
+def _all_know(addresses: list[str], holder: int) -> bool:
+    for address in addresses:
+        with Admin(address, timeout_s=5) as admin:
+            try:
+                if admin.metadata([]).controller_id != holder:
+                    return False
+            except UnavailableError:
+                continue  # it may be on its way out; the controller cannot tell it either
+    return True
