@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from klamm.broker.log.checkpoints import LEADER_EPOCHS, decode_checkpoint, encode_checkpoint
+from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.files import Files
 
 logger = logging.getLogger(__name__)
@@ -41,17 +42,20 @@ class LeaderEpochs:
     after a power cut, and the epochs of its batches with it.
     """
 
-    def __init__(self, replica: Path, files: Files) -> None:
+    def __init__(self, replica: Path, files: Files, directory: LogDirectory) -> None:
         self._path = replica / LEADER_EPOCHS
         self._files = files
+        self._directory = directory
         self._entries: list[EpochEntry] = []
         self.latest = NO_EPOCH
         self._latest_start = NO_OFFSET
 
     @classmethod
-    def load(cls, replica: Path, files: Files) -> tuple[LeaderEpochs, bool]:
+    def load(
+        cls, replica: Path, files: Files, directory: LogDirectory
+    ) -> tuple[LeaderEpochs, bool]:
         """The epochs as last written, and whether the file could be read."""
-        epochs = cls(replica, files)
+        epochs = cls(replica, files, directory)
         try:
             lines = decode_checkpoint(epochs._path.read_bytes())
             entries = [EpochEntry(int(epoch), int(start)) for epoch, start in lines]
@@ -135,7 +139,10 @@ class LeaderEpochs:
 
     def _write(self) -> None:
         lines = (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
-        self._files.replace_content(self._path, encode_checkpoint(lines), sync=False)
+        try:
+            self._files.replace_content(self._path, encode_checkpoint(lines), sync=False)
+        except OSError as error:
+            raise self._directory.fail(error) from error
 
 
 def _epoch_of(entry: EpochEntry) -> int:

@@ -228,9 +228,10 @@ class LogManager:
             except CorruptLogError as error:
                 logger.warning("%s is read from its start: %s", path, error)
                 log = open_log(replace(checkpointed, was_clean=False, recovery_point=0))
-        except OSError as error:
+        except (OSError, StorageError) as error:
             self._lost.add(partition)
-            disk.directory.fail(error)
+            if isinstance(error, OSError):
+                disk.directory.fail(error)
             return disk, None
         return disk, log
 

@@ -71,7 +71,7 @@ def load_log(
     if not checkpointed.was_clean:
         flushed = max(0, bisect_right(segments, checkpointed.recovery_point, key=_base) - 1)
     _repair_indexes(segments[:flushed], config)
-    epochs, has_epochs = LeaderEpochs.load(path, files)
+    epochs, has_epochs = LeaderEpochs.load(path, files, directory)
     producers = ProducerStates(path, files, producer_expiration_ms)
     if not has_epochs:
         collect_epochs(epochs, segments[:flushed])
