@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 from klamm.protocol._kio import entity_writer
 from klamm.protocol.apis import APIS
-from klamm.protocol.schemas import message_schema
 
 _FILE = Path(__file__).parents[1] / "data" / "exchanges.jsonl"
 
@@ -85,13 +83,3 @@ def values_of(value: Any) -> Any:
     if isinstance(value, datetime):
         return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     return value
-
-
-def instance_of(schema: Any, values: Mapping[str, Any]) -> Any:
-    """What reading the bytes of these values must give, made without klamm's encoder."""
-    return schema(**values)
-
-
-def read_schema(schema: tuple[int, int, str]) -> Any:
-    key, version, kind = schema
-    return message_schema(key, version, kind)  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ with _without_hypothesis():
     from kio.serial import entity_reader, entity_writer
     from kio.static.constants import EntityType
     from kio.static.primitive import (
-        Records,
         i8,
         i16,
         i32,
@@ -38,7 +37,6 @@ with _without_hypothesis():
 __all__ = [
     "EntityType",
     "KioErrorCode",
-    "Records",
     "entity_reader",
     "entity_writer",
     "i8",
