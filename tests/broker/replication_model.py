@@ -116,9 +116,12 @@ class Broker:
             self.partition.become_leader(order, self.log, self.cluster.now_ms)
         elif step is Step.FOLLOW:
             self.line.withdraw(NAME)
-            self.partition.become_follower(order, self.log)
             self.fetcher.remove(NAME)
-            self.answer = None
+            if order.leader != self.partition.leader:
+                # Another leader is another loop, with a connection and a session of its own.
+                self.fetcher = ReplicaFetcher(backoff_ms=BACKOFF_MS)
+                self.answer = None
+            self.partition.become_follower(order, self.log)
             truncation = self.fetcher.add(NAME, None, self.log, order.leader_epoch)
             self.cut([truncation] if truncation else [])
 

@@ -274,17 +274,19 @@ class Scenario:
 def test_a_follower_without_committed_records_cannot_join_a_leader_whose_watermark_lags():
     scenario = Scenario()
     scenario.shrink_to(1, 2)
+    scenario.follow(3)
     end = scenario.produce(1, b"acknowledged")
     scenario.follow(2, 2)
     assert scenario[1].partition.check_committed(end) is E.NONE
-    assert scenario[2].log.high_watermark < end
-    scenario.cluster.crash(1)
+    assert scenario[2].log.high_watermark == scenario[3].log.end_offset < end
+    scenario.cluster.controller.move_leader(2)
+    scenario.cluster.announce()
     scenario.deliver(2, 3)
     scenario[3].send_fetch()
     assert scenario[2].partition.pending is None
     scenario[3].take_answer()
     scenario.follow(3, 2)
-    assert scenario[2].partition.pending.isr == (2, 3)
+    assert scenario[2].partition.pending.isr == (1, 2, 3)
 
 
 @pytest.mark.rule("BISR-9", "DUR-7")
