@@ -1,16 +1,38 @@
-"""Processes that belong together: a child lives, stops and dies with the process that started it."""
+"""Processes that belong together: a child lives, stops and dies with whoever started it."""
 
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 #: How often a child looks whether its parent was stopped; SIGSTOP cannot be told to anybody.
 _LOOK_INTERVAL_S: Final = 0.1
+_PATIENCE_S: Final = 10.0
+
+#: Runs in a fresh interpreter, which then becomes another program. Between fork and exec there
+#: would be no need for that, but there a parent that has threads may hang.
+_BECOME: Final = """\
+import os, sys
+from klamm.processes import die_with_parent
+die_with_parent(int(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+#: The same for the console script, which needs no second interpreter.
+_BECOME_KLAMM: Final = """\
+import sys
+from klamm.processes import die_with_parent
+die_with_parent(int(sys.argv[1]))
+from klamm.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -48,3 +70,81 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] == "T"
+
+
+def tied_command(program: str, *arguments: str) -> list[str]:
+    """The command line of a program that dies with this process."""
+    return [*_interpreter(_BECOME), program, *arguments]
+
+
+def tied_klamm(*arguments: str) -> list[str]:
+    """The command line of the console script, dying with this process."""
+    return [*_interpreter(_BECOME_KLAMM), *arguments]
+
+
+def _interpreter(code: str) -> list[str]:
+    # Whatever lies in the current directory must not be taken for a module (-P).
+    return [sys.executable, "-P", "-c", code, str(os.getpid())]
+
+
+class Child:
+    """A process in a group of its own, which a tied command line ends with this one.
+
+    Ctrl-C does not reach it: whoever started it decides what becomes of it, and in which order.
+    """
+
+    def __init__(self, command: Sequence[str], output: Path, name: str) -> None:
+        self.ended = threading.Event()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        # Linux takes the end of the thread that forked for the death of the parent. So the child
+        # gets a thread of its own, which stays for as long as the child does.
+        threading.Thread(
+            target=self._run, args=(command, output, started), name=name, daemon=True
+        ).start()
+        self._popen = started.result()
+
+    def _run(
+        self, command: Sequence[str], output: Path, started: "Future[subprocess.Popen[bytes]]"
+    ) -> None:
+        try:
+            with output.open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        process.wait()
+        self.ended.set()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative, a signal ended it."""
+        return self._popen.returncode
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself, if it is still there."""
+        if not self.ended.is_set():
+            self._popen.send_signal(number)
+
+    def send_to_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all that it started."""
+        if not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal and wait; SIGKILL follows if that takes more than ten seconds."""
+        self.send(number)
+        if not self.ended.wait(_PATIENCE_S):
+            self.send_to_group(signal.SIGKILL)
+            self.ended.wait()

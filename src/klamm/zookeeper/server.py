@@ -12,18 +12,17 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
 from klamm.errors import ConfigError, UnavailableError
+from klamm.processes import Child, tied_command
 from klamm.zookeeper.java import find_java
 
 #: The jars that a server loads classes from. Each one more would lengthen the start.
@@ -73,62 +72,7 @@ _LOGGING_CONFIGURATION: Final = """\
 </Configuration>
 """
 
-#: Runs in a fresh interpreter, which then becomes the server. Between fork and exec there would be
-#: no need for that, but there a parent that has threads may hang.
-_EXEC_TIED_TO_PARENT: Final = """\
-import os, sys
-from klamm.processes import die_with_parent
-die_with_parent(int(sys.argv[1]))
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
 _POLL_SECONDS: Final = 0.01
-
-
-class _Process:
-    """A child that does not outlive this process (on Linux, not even if this one is SIGKILLed)."""
-
-    def __init__(self, command: Sequence[str], output: Path) -> None:
-        self.ended = threading.Event()
-        started: Future[subprocess.Popen[bytes]] = Future()
-        # Linux takes the end of the thread that forked for the death of the parent. So the child
-        # gets a thread of its own, which stays for as long as the child does.
-        threading.Thread(
-            target=self._run, args=(command, output, started), name="zookeeper", daemon=True
-        ).start()
-        self._popen = started.result()
-
-    def _run(
-        self, command: Sequence[str], output: Path, started: "Future[subprocess.Popen[bytes]]"
-    ) -> None:
-        helper = (sys.executable, "-c", _EXEC_TIED_TO_PARENT, str(os.getpid()))
-        try:
-            with output.open("ab") as log:
-                process = subprocess.Popen(
-                    (*helper, *command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    # Ctrl-C is for us to handle: those who use the server stop before it does.
-                    start_new_session=True,
-                )
-        except OSError as error:
-            started.set_exception(error)
-            return
-        started.set_result(process)
-        process.wait()
-        self.ended.set()
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def end(self, sig: signal.Signals) -> None:
-        """Send a signal and wait; SIGKILL follows if that takes more than ten seconds."""
-        self._popen.send_signal(sig)
-        if not self.ended.wait(10):
-            self._popen.kill()
-            self.ended.wait()
 
 
 class ZooKeeperServer:
@@ -157,7 +101,7 @@ class ZooKeeperServer:
         self._log = log
         self._settings = {**_SETTINGS, **(settings or {})}
         self._is_temporary = data_dir is None
-        self._process: _Process | None = None
+        self._process: Child | None = None
 
     @property
     def address(self) -> str:
@@ -210,7 +154,9 @@ class ZooKeeperServer:
             raise ConfigError(
                 f"The data directory {self.data_dir} is of no use: {error}."
             ) from None
-        self._process = _Process(self._command(java, jars, self.data_dir), self._output_path)
+        self._process = Child(
+            tied_command(*self._command(java, jars, self.data_dir)), self._output_path, "zookeeper"
+        )
         atexit.register(self.stop)
 
     def wait_until_serving(self, timeout_s: float = 30.0) -> None:
