@@ -173,6 +173,24 @@ def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(world):
     assert marked() == []
 
 
+def test_work_on_a_log_that_is_deleted_meanwhile_harms_no_other(world):
+    manager = world.start()
+    log, other = create(manager), create(manager, partition=2)
+    append(log, 5)
+    manager.delete(log.partition, now_ms=NOW)
+    for work in (
+        log.flush,
+        lambda: log.roll(NOW),
+        lambda: log.epochs.assign(5, 5),
+        lambda: log.read(0, 100, 5),
+        lambda: log.delete_old_segments(NOW),
+    ):
+        with pytest.raises(StorageError):
+            work()
+    assert world.failures == []
+    append(other, 5)
+
+
 @pytest.mark.rule("STOP-2")
 def test_what_a_crash_left_marked_is_removed_after_the_start(world):
     manager = world.start()
@@ -274,7 +292,7 @@ def test_the_end_of_a_segment_is_flushed_later(world):
 
 
 @pytest.mark.rule("LOG-22", "TRUNC-3")
-def test_a_truncation_is_in_the_checkpoint_of_recovery_points(world):
+def test_recovery_points_are_written_and_fall_with_a_truncation(world):
     manager = world.start()
     log = create(manager)
     append(log, 5)
@@ -283,7 +301,8 @@ def test_a_truncation_is_in_the_checkpoint_of_recovery_points(world):
     manager.checkpoint_recovery_points()
     checkpoint = log.directory.path / "recovery-point-offset-checkpoint"
     assert checkpoint.read_text() == "0\n1\nt 0 10\n"
-    manager.truncate_to(log, 5, now_ms=NOW)
+    log.truncate_to(5, now_ms=NOW)
+    manager.checkpoint_recovery_points()
     assert checkpoint.read_text() == "0\n1\nt 0 5\n"
 
 

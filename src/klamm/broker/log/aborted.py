@@ -35,7 +35,7 @@ class AbortedIndex:
     def append(self, entry: AbortedTransaction) -> None:
         entries = self._loaded()
         if self._file is None:
-            self._file = self._files.open_file(self.path, writable=True)
+            self._file = self._files.open_file(self.path, create=True)
         packed = _ENTRY.pack(_VERSION, *entry)
         self._files.write_all(self._file.fd, [packed], len(entries) * _ENTRY.size)
         entries.append(entry)
@@ -47,7 +47,7 @@ class AbortedIndex:
         """Forget the transactions whose marker is at or after `offset`."""
         kept = [entry for entry in self._loaded() if entry.last_offset < offset]
         if len(kept) != len(self._loaded()):
-            file = self._file or self._files.open_file(self.path, writable=True)
+            file = self._file or self._files.open_file(self.path, create=True)
             self._files.ftruncate(file.fd, len(kept) * _ENTRY.size)
             self._entries = kept
 

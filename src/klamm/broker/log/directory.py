@@ -14,9 +14,14 @@ logger = logging.getLogger(__name__)
 class LogDirectory:
     """A disk that works until it fails, once and for all until the broker starts again."""
 
-    def __init__(self, path: Path, on_failure: Callable[[LogDirectory], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        on_failure: Callable[[LogDirectory], None],
+        failure: str | None = None,
+    ) -> None:
         self.path = path
-        self.failure: str | None = None
+        self.failure = failure
         self._on_failure = on_failure
 
     @property
@@ -32,4 +37,4 @@ class LogDirectory:
         return self.refusal()
 
     def refusal(self) -> StorageError:
-        return StorageError(f"log directory {self.path} is offline: {self.failure}")
+        return StorageError(f"{self.path} is offline: {self.failure}")

@@ -45,7 +45,7 @@ class LeaderEpochs:
     def __init__(self, replica: Path, files: Files, directory: LogDirectory) -> None:
         self._path = replica / LEADER_EPOCHS
         self._files = files
-        self._directory = directory
+        self.directory = directory
         self._entries: list[EpochEntry] = []
         self.latest = NO_EPOCH
         self._latest_start = NO_OFFSET
@@ -142,7 +142,7 @@ class LeaderEpochs:
         try:
             self._files.replace_content(self._path, encode_checkpoint(lines), sync=False)
         except OSError as error:
-            raise self._directory.fail(error) from error
+            raise self.directory.fail(error) from error
 
 
 def _epoch_of(entry: EpochEntry) -> int:

@@ -46,10 +46,10 @@ class Files:
     replace = staticmethod(os.replace)
     unlink = staticmethod(os.unlink)
 
-    def open_file(self, path: Path, *, writable: bool) -> OpenFile:
-        """Open a file, created if it is to be written and is not there."""
-        how = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        return OpenFile(self.open(path, how | os.O_CLOEXEC, 0o644))
+    def open_file(self, path: Path, *, create: bool = False) -> OpenFile:
+        """Open a file for reading and writing."""
+        how = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OpenFile(self.open(path, how, 0o644))
 
     def write_all(self, fd: int, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of `buffers` at `position`, going on after a short write."""
@@ -79,7 +79,7 @@ class Files:
     def sync_path(self, path: Path) -> None:
         """Sync a file that nobody here has open; one that is gone needs none."""
         with suppress(FileNotFoundError):
-            file = self.open_file(path, writable=False)
+            file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             self.fsync(file.fd)
 
     def sync_directory(self, path: Path) -> None:

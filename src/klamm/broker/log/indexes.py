@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -48,6 +49,8 @@ class _Index:
         self._key_base = key_base
         self._value_base = value_base
         self._file: OpenFile | None = None
+        #: Held while the name and the file have to agree.
+        self._naming = threading.Lock()
         self._recent: list[Entry] = []
         size = size_of(path)
         self.is_missing = size is None
@@ -64,7 +67,7 @@ class _Index:
 
     def open_for_append(self) -> None:
         """Keep the file open, created if need be, and its newest entries in memory."""
-        self._file = self._files.open_file(self.path, writable=True)
+        self._file = self._files.open_file(self.path, create=True)
         start = max(0, self.entries - _REMEMBERED)
         self._recent = self._read(self._file, start, self.entries)
 
@@ -88,7 +91,7 @@ class _Index:
 
     def cut(self, rows: int) -> None:
         """Keep the first `rows` entries only."""
-        file = self._file or self._files.open_file(self.path, writable=True)
+        file = self._opened()
         self._files.ftruncate(file.fd, rows * self._form.size)
         self.entries = rows
         self.is_aligned = True
@@ -113,9 +116,10 @@ class _Index:
         self._files.sync_path(self.path)
 
     def rename(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
-            self._files.replace(self.path, path)
-        self.path = path
+        with self._naming:
+            with suppress(FileNotFoundError):
+                self._files.replace(self.path, path)
+            self.path = path
 
     def delete(self) -> None:
         self.seal()
@@ -162,7 +166,10 @@ class _Index:
         return Entry(found + self._key_base, value + self._value_base)
 
     def _opened(self) -> OpenFile:
-        return self._file or self._files.open_file(self.path, writable=False)
+        if self._file is not None:
+            return self._file
+        with self._naming:
+            return self._files.open_file(self.path)
 
     def _read(self, file: OpenFile, start: int, end: int) -> list[Entry]:
         size = self._form.size

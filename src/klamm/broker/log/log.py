@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from klamm.broker.log.aborted import AbortedTransaction
 from klamm.broker.log.checkpoints import write_topic_id
@@ -46,6 +47,8 @@ from klamm.protocol.records import (
     encode_assigned,
     iterate_records,
 )
+
+T = TypeVar("T")
 
 
 class Log:
@@ -78,7 +81,8 @@ class Log:
         self.start_offset = start_offset
         self.end_offset = end_offset
         self.recovery_point = recovery_point
-        self.high_watermark = self.advance_high_watermark(high_watermark)
+        self.high_watermark = start_offset
+        self.advance_high_watermark(high_watermark)
         self.topic_id = topic_id
         self._files = files
         self._segments = Segments(segments)
@@ -178,18 +182,18 @@ class Log:
         if not self.directory.is_online:
             raise self.directory.refusal()
         view = memoryview(records)
+        batches = list(validate_replicated(view))
+        if not batches:
+            return 0
         with self._lock:
-            batches = list(validate_replicated(view))
-            if not batches:
-                return 0
             try:
                 self._meet(batches[0].batch.header, now_ms)
                 for run in self._runs(batches, now_ms):
                     self._append_run(view, run)
             except OSError as error:
                 raise self.directory.fail(error) from error
-            last = batches[-1]
-            return last.position + last.batch.header.size
+        last = batches[-1]
+        return last.position + last.batch.header.size
 
     def _meet(self, first: BatchHeader, now_ms: int) -> None:
         """Make the log end where the leader's first batch begins, if that loses nothing."""
@@ -296,55 +300,54 @@ class Log:
             )
         if offset >= upper_offset or offset == end:
             return EMPTY_SLICE
-        if not self.directory.is_online:
-            raise self.directory.refusal()
-        try:
-            segments = self._segments
-            row = segments.floor(offset)
-            segment = segments.items[row]
-            found = segment.locate(offset)
-            while found is None:
-                # Compaction may have left nothing from here to the end of the segment.
-                row += 1
-                if row == len(segments.items):
-                    return EMPTY_SLICE
-                segment = segments.items[row]
-                found = segment.locate(offset)
+
+        def look(segments: Segments) -> Slice:
+            located = segments.locate(offset)
+            if located is None:
+                return EMPTY_SLICE
+            segment, found, next_base = located
             limit = segment.size
-            following = row + 1
-            if upper_offset < (
-                segments.bases[following] if following < len(segments.bases) else end
-            ):
+            if upper_offset < (end if next_base is None else next_base):
                 first_hidden = segment.locate(upper_offset)
                 if first_hidden is not None:
                     limit = first_hidden.position
-            file = segment.file
-        except FileNotFoundError as error:
-            raise OffsetOutOfRangeError(f"offset {offset} was just deleted") from error
-        except OSError as error:
-            raise self.directory.fail(error) from error
-        if found.size > max_bytes:
-            if not at_least_one:
+            if found.size > max_bytes and not at_least_one:
                 return EMPTY_SLICE
-            max_bytes = found.size
-        size = min(limit - found.position, max_bytes)
-        return Slice(file, found.position, size) if size > 0 else EMPTY_SLICE
+            size = min(limit - found.position, max(max_bytes, found.size))
+            return Slice(segment.file, found.position, size) if size > 0 else EMPTY_SLICE
+
+        return self._look_up(look)
 
     def bytes_between(self, start_offset: int, end_offset: int) -> int | None:
         """About how many bytes lie between two offsets; None if they are in different segments."""
-        with self._storage():
-            segments = self._segments
-            row = segments.floor(start_offset)
-            segment = segments.items[row]
-            if row + 1 < len(segments.bases) and segments.bases[row + 1] < end_offset:
+        log_end = self.end_offset
+
+        def look(segments: Segments) -> int | None:
+            located = segments.locate(start_offset)
+            if located is None:
+                return 0
+            segment, found, next_base = located
+            if next_base is not None and next_base < end_offset:
                 return None
-            start = segment.locate(start_offset)
-            end = segment.locate(end_offset) if end_offset < self.end_offset else None
-            return max(
-                0,
-                (end.position if end else segment.size)
-                - (start.position if start else segment.size),
-            )
+            last = segment.locate(end_offset) if end_offset < log_end else None
+            return (last.position if last else segment.size) - found.position
+
+        return self._look_up(look)
+
+    def _look_up(self, look: Callable[[Segments], T]) -> T:
+        """Look for something in the segments; once more if its file has gone meanwhile.
+
+        Files go after their segment has been replaced, so the second look does not meet them.
+        """
+        if not self.directory.is_online:
+            raise self.directory.refusal()
+        try:
+            return look(self._segments)
+        except FileNotFoundError:
+            with self._storage():
+                return look(self._segments)
+        except OSError as error:
+            raise self.directory.fail(error) from error
 
     def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """The aborted transactions with data in [offset, upper_offset)."""
@@ -360,30 +363,38 @@ class Log:
     def offset_for_timestamp(self, timestamp: int, upper_offset: int) -> TimestampedOffset | None:
         """The first record below `upper_offset` that is not older than `timestamp`."""
         start = self.start_offset
-        with self._storage():
-            for segment in self._segments.items:
+
+        def look(segments: Segments) -> TimestampedOffset | None:
+            for segment in segments.items:
                 if segment.max_timestamp < timestamp:
                     continue
                 for batch in segment.batches_since(timestamp, start):
                     found = _first_in(batch, timestamp, start)
                     if found is not None:
                         return found if found.offset < upper_offset else None
-        return None
+            return None
+
+        return self._look_up(look)
 
     def offset_of_max_timestamp(self) -> TimestampedOffset | None:
         """The first record that has the largest timestamp of all; None for an empty log."""
-        with self._storage():
-            newest = max(self._segments.items, key=lambda segment: segment.max_timestamp)
-            for batch in newest.batches_since(newest.max_timestamp, self.start_offset):
-                return _first_in(batch, newest.max_timestamp, self.start_offset)
-        return None
+        start = self.start_offset
+
+        def look(segments: Segments) -> TimestampedOffset | None:
+            newest = max(segments.items, key=lambda segment: segment.max_timestamp)
+            for batch in newest.batches_since(newest.max_timestamp, start):
+                return _first_in(batch, newest.max_timestamp, start)
+            return None
+
+        return self._look_up(look)
 
     # -- truncation
 
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
         """Remove every batch that holds `offset` or a later one; say whether there was any.
 
-        Leader epochs that begin at or after `offset` go in any case.
+        Leader epochs that begin at or after `offset` go in any case. Before anything is appended
+        again, the recovery points should be written to their checkpoint.
         """
         with self._lock, self._storage():
             if offset >= self.end_offset:
@@ -502,8 +513,9 @@ class Log:
             self._segments = Segments([*items[:row], new, *items[row + len(old) :]])
             self._doom(old, now_ms, keep_snapshot_of=new.base_offset)
             new.change_suffix(SWAP, "")
+        with self._storage():
             self._files.sync_directory(self.path)
-            return True
+        return True
 
     # -- the disk
 
@@ -546,6 +558,11 @@ class Log:
             self._active.seal()
             self.flush()
             self.producers.sync_snapshot(self.end_offset)
+
+    def abandon(self) -> None:
+        """The files are about to be taken away: what is still tried fails for this log alone."""
+        gone = LogDirectory(self.path, lambda _: None, failure="the replica was deleted")
+        self.directory = self.epochs.directory = gone
 
     @contextmanager
     def _storage(self) -> Iterator[None]:

@@ -113,7 +113,8 @@ class LogManager:
         """Take the directories in `paths`; nothing is touched before `open`.
 
         `config_of` gives the settings in effect for a topic. `on_failure` hears of a directory
-        that goes offline, on whatever thread noticed. `run_later` runs slow work elsewhere, soon.
+        that goes offline, on whatever thread noticed. `run_later` runs slow work elsewhere, soon;
+        it too is called on any thread.
         """
         self._config_of = config_of
         self._on_failure = on_failure
@@ -301,13 +302,17 @@ class LogManager:
         log = self.get(partition)
         if log is None:
             return
-        disk = next(disk for disk in self._disks if disk.directory is log.directory)
+        disk = self._disk_of(log)
+        if disk is None:
+            raise log.directory.refusal()
         path = disk.directory.path / marked_for_deletion(partition)
+        log.abandon()
         try:
             self._files.replace(log.path, path)
         except OSError as error:
             raise disk.directory.fail(error) from error
-        del self._logs[partition], disk.logs[partition]
+        self._logs.pop(partition, None)
+        disk.logs.pop(partition, None)
         disk.doomed.append((now_ms + log.config.file_delete_delay_ms, path))
 
     def configure(self, topic: str, config: LogConfig) -> None:
@@ -345,13 +350,6 @@ class LogManager:
             lambda log: log.start_offset > log.segments[0].base_offset,
         )
 
-    def truncate_to(self, log: Log, offset: int, *, now_ms: int) -> bool:
-        """Truncate a log and note its recovery point before anything can be appended again."""
-        was_shortened = log.truncate_to(offset, now_ms=now_ms)
-        if was_shortened:
-            self._checkpoint(RECOVERY_POINTS, lambda log: log.recovery_point)
-        return was_shortened
-
     def flush_due_logs(self, *, now_ms: int) -> None:
         """Flush the logs whose topics ask for more than the flush at the end of a segment."""
         self._each(lambda log: log.flush_if_due(now_ms))
@@ -381,10 +379,12 @@ class LogManager:
         try:
             clean_up_to = clean(dirtiest, self._files, now_ms)
             offsets = disk.checkpoint(CLEANER_OFFSETS).read()
+        except FileNotFoundError:
+            logger.info("%s lost segments to retention while it was compacted", partition)
         except OSError as error:
-            disk.directory.fail(error)
-        except StorageError:
-            logger.info("%s is no longer compacted: its directory is offline", partition)
+            dirtiest.log.directory.fail(error)
+        except StorageError as error:
+            logger.info("%s is no longer compacted: %s", partition, error)
         else:
             kept = {tp: offset for tp, offset in offsets.items() if tp in disk.logs}
             disk.write_checkpoint(CLEANER_OFFSETS, {**kept, partition: clean_up_to})
@@ -394,10 +394,9 @@ class LogManager:
         """Remove the files of segments and logs that were let go long enough ago."""
         self._each(lambda log: log.delete_expired_files(now_ms))
         for disk in self._online():
-            due = [path for deadline, path in disk.doomed if deadline <= now_ms]
-            for path in due:
-                shutil.rmtree(path, ignore_errors=True)
-            disk.doomed = [entry for entry in disk.doomed if entry[1] not in due]
+            for entry in [entry for entry in disk.doomed if entry[0] <= now_ms]:
+                shutil.rmtree(entry[1], ignore_errors=True)
+                disk.doomed.remove(entry)
 
     def _each(self, work: Callable[[Log], object]) -> None:
         for log in self.logs():
@@ -429,12 +428,17 @@ class LogManager:
     def _online(self) -> list[_Disk]:
         return [disk for disk in self._disks if disk.directory.is_online]
 
+    def _disk_of(self, log: Log) -> _Disk | None:
+        """Where the log is; None if it has been deleted."""
+        return next((disk for disk in self._disks if disk.directory is log.directory), None)
+
     def _lose(self, directory: LogDirectory) -> None:
         """Part with the logs of a directory that has just gone offline."""
         disk = next(disk for disk in self._disks if disk.directory is directory)
         for partition in list(disk.logs):
             self._lost.add(partition)
-            del self._logs[partition], disk.logs[partition]
+            self._logs.pop(partition, None)
+            disk.logs.pop(partition, None)
         self._on_failure(directory.path)
 
 

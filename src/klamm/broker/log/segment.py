@@ -70,7 +70,7 @@ class Segment:
     def open_for_append(self) -> None:
         """Create the files that are missing and keep them open."""
         if self._file is None:
-            self._file = self._files.open_file(self.path, writable=True)
+            self._file = self._files.open_file(self.path, create=True)
         self.offset_index.open_for_append()
         self.time_index.open_for_append()
 
@@ -205,7 +205,11 @@ class Segment:
         self.aborted_index.sync()
 
     def change_suffix(self, old: str, new: str) -> None:
-        """Rename all files. The log goes first: by its name a crash is told how far it got."""
+        """Rename all files. The log goes first: by its name a crash is told how far it got.
+
+        It is opened before, so that a reader does not look for it under its old name.
+        """
+        self._open()
         path = Path(str(self.path).removesuffix(old) + new)
         self._files.replace(self.path, path)
         self.path = path
@@ -224,8 +228,11 @@ class Segment:
     @property
     def file(self) -> OpenFile:
         """The file of batches, opened when it is first needed."""
+        return self._file or self._open()
+
+    def _open(self) -> OpenFile:
         if self._file is None:
-            self._file = self._files.open_file(self.path, writable=True)
+            self._file = self._files.open_file(self.path)
         return self._file
 
     @property
@@ -359,6 +366,20 @@ class Segments:
     def floor(self, offset: int) -> int:
         """The row of the segment that `offset` falls into."""
         return max(0, bisect_right(self.bases, offset) - 1)
+
+    def locate(self, offset: int) -> tuple[Segment, Found, int | None] | None:
+        """The first batch that ends at or after `offset`, its segment, and where the next begins.
+
+        Compaction may have left nothing from `offset` to the end of its segment.
+        """
+        row = self.floor(offset)
+        while row < len(self.items):
+            found = self.items[row].locate(offset)
+            row += 1
+            if found is not None:
+                next_base = self.bases[row] if row < len(self.bases) else None
+                return self.items[row - 1], found, next_base
+        return None
 
     def from_offset(self, offset: int) -> tuple[Segment, ...]:
         return self.items[self.floor(offset) :]
