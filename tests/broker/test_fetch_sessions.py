@@ -180,14 +180,6 @@ def test_an_answer_that_the_client_did_not_wait_for_is_an_error():
     assert (answer, included) == (Answer(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
 
 
-@pytest.mark.rule("FRM-9")
-def test_a_throttled_answer_keeps_the_session():
-    server = Server()
-    assert server.open(0, 0, want(0)).answer_throttled() == OK
-    server.fetch(0, 0, want(0))
-    assert server.open(100, 1).answer_throttled() == Answer(E.NONE, 100)
-
-
 @pytest.mark.rule("SESS-4", "FETCH-12")
 def test_topics_known_by_id_are_told_apart_by_it():
     server = Server()

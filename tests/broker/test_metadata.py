@@ -12,15 +12,11 @@ from klamm.broker.metadata import (
     LEADER_DURING_DELETE,
     ClusterSnapshot,
     Endpoint,
-    LeaderIs,
     LiveBroker,
     MetadataCache,
     MetadataUpdate,
     Node,
-    TopicHasLeaders,
-    TopicIsGone,
     TopicUpdate,
-    WaitingForMetadata,
 )
 from klamm.broker.metadata_records import (
     PartitionMetadata,
@@ -30,7 +26,6 @@ from klamm.broker.metadata_records import (
     unpack_partition,
     with_leader_error,
 )
-from klamm.broker.waiting import WaitingRoom
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.codes import ErrorCode
 
@@ -159,51 +154,14 @@ def test_partitions_that_come_out_of_order_are_found():
     assert known.partition(-1) is None
 
 
-class TestWaiting:
-    def test_an_update_tells_which_topics_it_was_about(self):
-        change = ClusterSnapshot().after(update(topic("t", partition(0)), topic("u")))
-        assert change.topics == {"t", "u"}
-
-    @pytest.mark.rule("UMD-7", "BADM-3", "BADM-6")
-    def test_creation_waits_for_a_leader_of_every_partition(self):
-        condition = TopicHasLeaders("t", range(2))
-        assert not condition.holds(ClusterSnapshot())
-        assert not condition.holds(after(update(topic("t", partition(0)))))
-        leaderless = update(topic("t", partition(0), partition(1, leader=-1)))
-        assert not condition.holds(after(leaderless))
-        assert condition.holds(after(leaderless, update(topic("t", partition(1)))))
-
-    @pytest.mark.rule("UMD-7", "BADM-5")
-    def test_deletion_waits_until_the_topic_is_gone(self):
-        condition = TopicIsGone("t")
-        assert condition.holds(ClusterSnapshot())
-        assert not condition.holds(after(update(topic("t", partition(0)))))
-
-    @pytest.mark.rule("UMD-7", "BADM-7")
-    def test_an_election_waits_for_its_winner(self):
-        condition = LeaderIs("t", 0, 2)
-        assert not condition.holds(ClusterSnapshot())
-        assert not condition.holds(after(update(topic("t", partition(0, leader=1)))))
-        assert condition.holds(after(update(topic("t", partition(0, leader=2)))))
-
-    @pytest.mark.rule("UMD-7")
-    def test_a_request_is_woken_by_the_topics_that_it_waits_for(self):
-        cache = MetadataCache()
-        waiter = WaitingForMetadata(
-            [TopicHasLeaders("t", range(1)), TopicHasLeaders("u", range(1)), TopicIsGone("v")],
-            cache,
-        )
-        assert waiter.keys == {"t", "u"}
-        room = WaitingRoom()
-        room.add(waiter, waiter.keys, 1000)
-        woken = []
-        for name in ("t", "w", "u"):
-            change = cache.snapshot.after(update(topic(name, partition(0))))
-            cache.install(change)
-            woken.append([each for key in change.topics for each in room.wake(key)])
-        assert woken == [[], [], [waiter]]
-        assert waiter.unmet == []
-        assert cache.is_alive(1)
+@pytest.mark.rule("UMD-7")
+def test_an_update_tells_which_topics_it_was_about():
+    cache = MetadataCache()
+    change = cache.snapshot.after(update(topic("t", partition(0)), topic("u")))
+    assert change.topics == {"t", "u"}
+    assert not cache.is_alive(1)
+    cache.install(change)
+    assert cache.is_alive(1)
 
 
 ids = st.integers(0, 2**31 - 1)

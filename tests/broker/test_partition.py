@@ -526,12 +526,13 @@ class TestFetch:
     def test_a_waiting_fetch_counts_bytes_until_there_is_a_reason_not_to_wait(self):
         leader = Leader(isr=(1,), replicas=(1,))
         position = FetchPosition(0, current_leader_epoch=5)
-        assert leader.partition.readable_bytes(Reader(), position) == 0
+        assert leader.partition.readable_bytes(Reader(), position, enough=9) == 0
         leader.append()
         size = len(leader.log.batches[0].encode())
-        assert leader.partition.readable_bytes(Reader(), position) == size
+        assert leader.partition.readable_bytes(Reader(), position, enough=9) == size
+        assert leader.partition.readable_bytes(Reader(), position, enough=1) == 1
         leader.partition.become_leader(Order(1, 6, (1,), 11, (1,)), leader.log, T0)
-        assert leader.partition.readable_bytes(Reader(), position) is None
+        assert leader.partition.readable_bytes(Reader(), position, enough=9) is None
 
 
 class TestDivergence:

@@ -137,12 +137,11 @@ class TestRequests:
         follower.add(A, follower.logs[A], epoch=6)
         assert follower.plan().partitions[A].position.current_leader_epoch == 6
 
-    def test_a_log_start_that_was_raised_here_is_told_to_the_leader(self):
+    @pytest.mark.rule("LOG-30", "BADM-9")
+    def test_a_log_start_that_follows_the_leaders_is_told_in_the_next_fetch(self):
         follower = Follower(A)
         follower.exchange(entry(A), session_id=9)
-        follower.logs[A].advance_high_watermark(2)
-        follower.logs[A].raise_start_offset(1)
-        follower.fetcher.refresh(A)
+        follower.exchange(entry(A, start=1), session_id=9)
         assert follower.plan().partitions[A].start_offset == 1
 
     def test_a_partition_with_data_comes_last_in_the_next_full_request(self):

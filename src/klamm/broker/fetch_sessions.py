@@ -182,10 +182,6 @@ class FetchContext:
         session_id = self._sessions.create(self._request, fetched, now_ms)
         return Answer(ErrorCode.NONE, session_id), fetched
 
-    def answer_throttled(self) -> Answer:
-        """How the answer begins that tells a consumer only to come back later."""
-        return Answer(ErrorCode.NONE, self._session.id if self._session else NO_SESSION)
-
 
 class FetchSessions:
     """The sessions of a broker."""

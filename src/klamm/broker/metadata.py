@@ -10,19 +10,17 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from klamm.broker.log.names import TopicPartition
 from klamm.broker.metadata_records import (
     PartitionMetadata,
     index_of,
-    leader_of,
     pack_partition,
     unpack_partition,
 )
 
-NO_LEADER: Final = -1
 #: The leader that UpdateMetadata gives to a partition that is being deleted.
 LEADER_DURING_DELETE: Final = -2
 NO_CONTROLLER: Final = -1
@@ -108,11 +106,6 @@ class TopicMetadata:
         if at < len(records) and index_of(records[at]) == index:
             return records[at]
         return None
-
-    def has_leaders(self, partitions: Iterable[int]) -> bool:
-        """Whether each of these partitions is there and has a leader."""
-        records = map(self.record, partitions)
-        return all(record and leader_of(record) != NO_LEADER for record in records)
 
 
 class SnapshotChange(NamedTuple):
@@ -283,69 +276,3 @@ class MetadataCache:
     def install(self, change: SnapshotChange) -> None:
         """Let an update take effect. Updates are prepared and installed one at a time."""
         self.snapshot = change.snapshot
-
-
-class Condition(Protocol):
-    """Something about a topic that an administrative request waits for."""
-
-    @property
-    def topic(self) -> str: ...
-
-    def holds(self, snapshot: ClusterSnapshot) -> bool: ...
-
-
-class TopicHasLeaders(NamedTuple):
-    """CreateTopics and CreatePartitions: these partitions are there, and each has a leader."""
-
-    topic: str
-    partitions: range
-
-    def holds(self, snapshot: ClusterSnapshot) -> bool:
-        topic = snapshot.topic(self.topic)
-        return topic is not None and topic.has_leaders(self.partitions)
-
-
-class TopicIsGone(NamedTuple):
-    """DeleteTopics: nothing is left of the topic."""
-
-    topic: str
-
-    def holds(self, snapshot: ClusterSnapshot) -> bool:
-        return snapshot.topic(self.topic) is None
-
-
-class LeaderIs(NamedTuple):
-    """ElectLeaders: the one that was elected is known here as the leader."""
-
-    topic: str
-    partition: int
-    leader: int
-
-    def holds(self, snapshot: ClusterSnapshot) -> bool:
-        partition = snapshot.partition(TopicPartition(self.topic, self.partition))
-        return partition is not None and partition.leader == self.leader
-
-
-class WaitingForMetadata:
-    """A request that is answered once the metadata cache shows what it has brought about."""
-
-    def __init__(self, conditions: Iterable[Condition], cache: MetadataCache) -> None:
-        self._cache = cache
-        self.unmet: list[Condition] = list(conditions)
-        self.check_all()
-
-    @property
-    def keys(self) -> set[str]:
-        return {condition.topic for condition in self.unmet}
-
-    def check(self, topic: str) -> bool:
-        snapshot = self._cache.snapshot
-        self.unmet = [
-            each for each in self.unmet if each.topic != topic or not each.holds(snapshot)
-        ]
-        return not self.unmet
-
-    def check_all(self) -> bool:
-        snapshot = self._cache.snapshot
-        self.unmet = [each for each in self.unmet if not each.holds(snapshot)]
-        return not self.unmet

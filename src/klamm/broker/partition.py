@@ -407,18 +407,19 @@ class Partition:
             diverging,
         )
 
-    def readable_bytes(self, reader: Reader, position: FetchPosition) -> int | None:
+    def readable_bytes(self, reader: Reader, position: FetchPosition, *, enough: int) -> int | None:
         """How much a waiting fetch could read now; None if it has to be answered at once.
 
         That is so after any error or divergence, and when the readable end has moved on to a
-        later segment than the position.
+        later segment than the position. If a single byte is `enough`, as it is for nearly every
+        fetch, nothing is measured.
         """
         view = self.view(reader, position)
         if view.error or view.diverging or not self.log:
             return None
         if view.readable_end <= position.offset:
             return 0
-        return self.log.bytes_between(position.offset, view.readable_end)
+        return self.log.bytes_between(position.offset, view.readable_end) if enough > 1 else 1
 
     def _readable_end(self, reader: Reader, log: ReplicaLog) -> int:
         if reader.is_follower:

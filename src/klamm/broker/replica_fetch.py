@@ -165,12 +165,6 @@ class ReplicaFetcher:
                 del self._topics[followed.topic_id]
         return True
 
-    def refresh(self, name: TopicPartition) -> None:
-        """Note that the log's start was raised here; the next fetch tells the leader."""
-        followed = self._followed.get(name)
-        if followed and name in self._session.wanted:
-            self._want(name, followed)
-
     # Fetching
 
     def next_fetch(self, now_ms: int) -> FetchPlan | None:

@@ -87,7 +87,7 @@ class WaitingFetch:
         partition = self._find(key)
         if isinstance(partition, ErrorCode):
             return True
-        size = partition.readable_bytes(self.reader, position)
+        size = partition.readable_bytes(self.reader, position, enough=self._min_bytes)
         if self._is_held_back(partition):
             size = 0
         if size is None:
