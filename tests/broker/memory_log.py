@@ -84,6 +84,7 @@ class MemoryLog:
         self.high_watermark = 0
         self.open_transaction: int | None = None
         self._segment_batches = segment_batches
+        self._base_offset = 0
 
     @property
     def last_stable_offset(self) -> int:
@@ -143,22 +144,24 @@ class MemoryLog:
         if offset <= self.start_offset:
             return False
         self.start_offset = offset
-        self.batches = [batch for batch in self.batches if batch.last_offset >= offset]
         self.epochs.truncate_before(offset)
         return True
 
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
-        kept = [batch for batch in self.batches if batch.last_offset < offset]
-        is_shorter = len(kept) < len(self.batches)
-        if is_shorter:
-            self.end_offset = max(kept[-1].last_offset + 1 if kept else offset, 0)
-            self.start_offset = min(self.start_offset, self.end_offset)
-        self.batches = kept
-        self.epochs.truncate_from(min(offset, self.end_offset) if is_shorter else offset)
+        if offset >= self.end_offset:
+            self.epochs.truncate_from(offset)
+            return False
+        if offset < self._base_offset:
+            self.truncate_fully_and_start_at(offset, now_ms=now_ms)
+            return True
+        self.batches = [batch for batch in self.batches if batch.last_offset < offset]
+        self.end_offset = self.batches[-1].last_offset + 1 if self.batches else self._base_offset
+        self.start_offset = min(self.start_offset, self.end_offset)
+        self.epochs.truncate_from(self.end_offset)
         self.advance_high_watermark(self.high_watermark)
-        return is_shorter
+        return True
 
     def truncate_fully_and_start_at(self, offset: int, *, now_ms: int) -> None:
         self.batches = []
         self.epochs.entries = []
-        self.start_offset = self.end_offset = self.high_watermark = offset
+        self._base_offset = self.start_offset = self.end_offset = self.high_watermark = offset
