@@ -110,11 +110,6 @@ def test_raising_the_start_moves_the_epoch_in_force_there(epochs):
     assert epochs.entries == (EpochEntry(3, 40),)
 
 
-def test_the_epoch_of_an_offset_is_the_last_one_begun(epochs):
-    assigned(epochs, (1, 5), (2, 10))
-    assert [epochs.epoch_at(offset) for offset in (0, 5, 9, 10, 99)] == [-1, 1, 1, 2, 2]
-
-
 @pytest.mark.rule("LOG-21")
 def test_the_checkpoint_is_in_kafkas_format(epochs, tmp_path):
     assigned(epochs, (0, 0), (3, 42))

@@ -96,11 +96,6 @@ class LeaderEpochs:
         at = self._entries[after - 1].epoch if after else epoch
         return EpochEnd(at, self._entries[after].start_offset)
 
-    def epoch_at(self, offset: int) -> int:
-        """The epoch under which the record at `offset` was written, -1 if it is not known."""
-        after = bisect_right(self._entries, offset, key=_start_of)
-        return self._entries[after - 1].epoch if after else NO_EPOCH
-
     def truncate_from(self, offset: int) -> None:
         """Forget epochs that began at or after `offset`, one without any record included."""
         kept = [entry for entry in self._entries if entry.start_offset < offset]

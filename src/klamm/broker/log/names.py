@@ -19,7 +19,6 @@ OFFSET_INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
 ABORTED_INDEX: Final = ".txnindex"
 PRODUCER_SNAPSHOT: Final = ".snapshot"
-SEGMENT_SUFFIXES: Final = (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 
 DELETED: Final = ".deleted"
 CLEANED: Final = ".cleaned"

@@ -1,16 +1,13 @@
 """The settings of one log, as typed values.
 
-The keys are those of a topic's configuration. Which broker setting stands behind each of them is
+The names are those of a topic's configuration. Which broker setting stands behind each of them is
 not known here: whoever makes a `LogConfig` passes the values that are in effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final
-
-from klamm.errors import ConfigError
+from dataclasses import dataclass
+from typing import Final
 
 FOREVER: Final = 9223372036854775807
 
@@ -43,19 +40,6 @@ class LogConfig:
     segment_ms: int = 604_800_000
     unclean_leader_election_enable: bool = False
 
-    @classmethod
-    def from_strings(cls, values: Mapping[str, str]) -> LogConfig:
-        """Take the keys that concern a log from a topic's configuration; others are ignored."""
-        known: dict[str, Any] = {}
-        for name, parse in _PARSERS.items():
-            key = name.replace("_", ".")
-            if key in values:
-                try:
-                    known[name] = parse(values[key].strip())
-                except ValueError as error:
-                    raise ConfigError(f"{key}: {values[key]!r} cannot be read: {error}") from error
-        return cls(**known)
-
     @property
     def compacts(self) -> bool:
         return "compact" in self.cleanup_policy
@@ -75,23 +59,3 @@ class LogConfig:
     def stamps_on_append(self) -> bool:
         """Whether the broker's clock, not the producer's, dates the records."""
         return self.message_timestamp_type == "LogAppendTime"
-
-
-def _parse_boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false would be accepted")
-    return text.lower() == "true"
-
-
-def _parse_policy(text: str) -> frozenset[str]:
-    return frozenset(policy.strip() for policy in text.split(",") if policy.strip())
-
-
-_BY_TYPE: Final[Mapping[str, Callable[[str], Any]]] = {
-    "int": int,
-    "float": float,
-    "bool": _parse_boolean,
-    "str": str,
-    "frozenset[str]": _parse_policy,
-}
-_PARSERS: Final = {field.name: _BY_TYPE[str(field.type)] for field in fields(LogConfig)}
