@@ -1,0 +1,130 @@
+"""One broker of a local cluster, as a process: its files, its signals, its last words."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from klamm.config.properties import format_properties
+from klamm.errors import KlammError, UnavailableError
+from klamm.processes import Child, tied_klamm
+
+_LAST_WORDS: Final = 3
+
+
+class State(StrEnum):
+    """What a broker's process is doing, as far as its parent can tell."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"  # as it was asked to, or not started yet
+    DEAD = "dead"  # unasked
+
+
+class BrokerProcess:
+    """A broker that can be started again after each of its deaths."""
+
+    def __init__(self, broker: int, port: int, directory: Path, config: Mapping[str, str]) -> None:
+        self.id = broker
+        self.port = port
+        self.directory = directory
+        self.config = dict(config)
+        self._child: Child | None = None
+        self._starting = threading.Lock()
+        self._is_paused = False
+        self._is_expected_to_end = False
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def rack(self) -> str | None:
+        return self.config.get("broker.rack")
+
+    @property
+    def log(self) -> Path:
+        """What the process prints."""
+        return self.directory / "broker.log"
+
+    @property
+    def spool(self) -> Path:
+        """Where it keeps its decisions whenever it is controller."""
+        return Path(self.config["klamm.history.dir"])
+
+    @property
+    def pid(self) -> int | None:
+        """The process that stands for the broker; None while there is none."""
+        return self._child.pid if self._child is not None and self.is_alive else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child is not None and not self._child.ended.is_set()
+
+    @property
+    def state(self) -> State:
+        if self.is_alive:
+            return State.PAUSED if self._is_paused else State.RUNNING
+        if self._child is None or self._is_expected_to_end:
+            return State.STOPPED
+        return State.DEAD
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._child is None else self._child.exit_code
+
+    def start(self) -> None:
+        """Start the process, without waiting for the broker to be of any use."""
+        with self._starting:
+            if self.is_alive:
+                raise KlammError(f"Broker {self.id} is running already.")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = self.directory / "server.properties"
+            file.write_text(format_properties(self.config), encoding="utf-8")
+            self._is_paused = self._is_expected_to_end = False
+            self._child = Child(tied_klamm("broker", str(file)), self.log, f"broker {self.id}")
+
+    def stop(self, timeout_s: float) -> None:
+        """A controlled shutdown, waited for."""
+        child = self._running()
+        self._is_expected_to_end = True
+        if self._is_paused:
+            self.resume()
+        child.send(signal.SIGTERM)
+        if not child.ended.wait(timeout_s):
+            raise UnavailableError(
+                f"Broker {self.id} did not shut down within {timeout_s:g} s: {self.last_words()}"
+            )
+
+    def kill(self) -> None:
+        """A crash, waited for."""
+        if self._child is not None:
+            self._is_expected_to_end = True
+            self._child.send_to_group(signal.SIGKILL)
+            self._child.ended.wait()
+
+    def pause(self) -> None:
+        """Let the process stand still: its connections stay, and nobody answers."""
+        self._running().send_to_group(signal.SIGSTOP)
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._running().send_to_group(signal.SIGCONT)
+        self._is_paused = False
+
+    def last_words(self) -> str:
+        """The end of its log, which is where it says why it ended."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            if lines := [line.strip() for line in lines if line.strip()]:
+                return " / ".join(lines[-_LAST_WORDS:])
+        return "it said nothing."
+
+    def _running(self) -> Child:
+        if self._child is None or self._child.ended.is_set():
+            raise KlammError(f"Broker {self.id} is not running.")
+        return self._child

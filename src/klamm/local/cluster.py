@@ -1,0 +1,578 @@
+"""A whole cluster on this machine: ZooKeeper and brokers as child processes.
+
+    with Cluster(brokers=3) as cluster:
+        cluster.create_topic("orders", partitions=6)
+        cluster.kill(cluster.leader("orders"))
+        cluster.wait_leader("orders")
+
+Every method may be called from any thread, and from a notebook. Nothing outlives this process,
+however it ends. What partitions and controller are said to be is what ZooKeeper says.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import random
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self, TypeVar
+
+from klamm.client import topics
+from klamm.client.admin import Admin
+from klamm.client.topics import NewTopic
+from klamm.errors import ConfigError, KlammError, UnavailableError
+from klamm.local.background import Background
+from klamm.local.broker_process import BrokerProcess, State
+from klamm.local.proxy import Proxy
+from klamm.local.zookeeper_view import PartitionView, ZooKeeperView
+from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.session import split_connect_string
+
+T = TypeVar("T")
+
+_HOST: Final = "127.0.0.1"
+#: Below the ports that the system gives to outgoing connections, so that a broker which is away
+#: for a moment finds its own port free when it returns.
+_FREE_PORTS: Final = range(20_000, 31_000)
+_POLL_S: Final = 0.02
+_REPLICATION_MAX: Final = 3
+#: A cluster that is made for a test is small, and its users want to see things happen.
+_DEFAULTS: Final = {
+    "zookeeper.session.timeout.ms": "3000",
+    "controlled.shutdown.retry.backoff.ms": "500",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "5",
+}
+
+
+class ConditionNotMetError(UnavailableError, TimeoutError):
+    """A condition was waited for in vain; the message says what the state was."""
+
+
+class Cluster:
+    """Brokers 1 to n, or those whose ids are given, with a ZooKeeper of their own or a given one.
+
+    `racks` are given to the brokers in turn, or by id. `config` is for all brokers; values may be
+    anything with a text form. A data directory that is given is kept and found again; without one,
+    everything is temporary. Ports are free ones unless there is a `base_port`.
+    """
+
+    def __init__(
+        self,
+        brokers: int | Iterable[int] = 3,
+        *,
+        racks: Sequence[str] | Mapping[int, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        base_port: int | None = None,
+        data_dir: Path | str | None = None,
+        zookeeper: str | None = None,
+        can_be_cut: bool = True,
+    ) -> None:
+        self._ids = list(range(1, brokers + 1)) if isinstance(brokers, int) else list(brokers)
+        if not self._ids or len(set(self._ids)) < len(self._ids):
+            raise ConfigError(f"A cluster has one broker or more, each with its id: {self._ids}.")
+        self._racks = racks
+        self._config = {key: _text(value) for key, value in (config or {}).items()}
+        self._base_port = base_port
+        self._given_data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self._given_zookeeper = zookeeper
+        self._can_be_cut = can_be_cut
+        self._lock = threading.RLock()
+        self._is_running = False
+        self._resources = contextlib.ExitStack()
+        self._brokers: dict[int, BrokerProcess] = {}
+        self._proxies: dict[int, Proxy] = {}
+        self._data_dir: Path
+        self._background: Background
+        self._view: ZooKeeperView
+        self._admin: Admin
+
+    # Starting and stopping
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._is_running:
+            return f"<Cluster of brokers {self._ids}, not running>"
+        states = ", ".join(f"{each.id} {each.state}" for each in self._brokers.values())
+        return f"<Cluster at {self.bootstrap_servers}: {states}>"
+
+    def start(self, broker: int | None = None, *, timeout_s: float = 60.0) -> Self:
+        """Start the cluster, or one of its brokers again; returns when it can be used."""
+        if broker is not None:
+            self._broker(broker).start()
+            self._wait_usable([self._broker(broker)], timeout_s)
+            return self
+        with self._lock:
+            if self._is_running:
+                raise KlammError("The cluster is running already.")
+            try:
+                self._start_all(timeout_s)
+            except BaseException:
+                self._resources.close()
+                raise
+            self._is_running = True
+        return self
+
+    def close(self) -> None:
+        """Stop everything. Brokers whose data is kept get a controlled shutdown."""
+        with self._lock:
+            if not self._is_running:
+                return
+            self._is_running = False
+            if self._given_data_dir is not None:
+                self.stop_brokers()
+            self._resources.close()
+
+    def stop_brokers(self, timeout_s: float = 30.0) -> None:
+        """A controlled shutdown of all brokers, the controller's last; who takes too long is
+        killed."""
+        try:
+            controller = self.controller_id()
+        except (KlammError, TimeoutError):
+            controller = None
+        running = [each for each in self._brokers.values() if each.is_alive]
+        for each in sorted(running, key=lambda each: each.id == controller):
+            with contextlib.suppress(KlammError):
+                each.stop(timeout_s)
+            each.kill()
+
+    def kill_brokers(self) -> None:
+        """A crash of all brokers."""
+        for each in list(self._brokers.values()):
+            each.kill()
+
+    def _start_all(self, timeout_s: float) -> None:
+        stack = self._resources = contextlib.ExitStack()
+        atexit.register(self.close)
+        stack.callback(atexit.unregister, self.close)
+        self._data_dir = self._take_data_dir(stack)
+        self._background = Background("klamm cluster")
+        stack.callback(self._background.close)
+        server = self._launch_zookeeper(stack)
+        self._brokers = {}
+        ports = self._choose_ports(len(self._ids))
+        for broker, port in zip(self._ids, ports, strict=True):
+            self._brokers[broker] = self._make_broker(broker, port, self._rack_of(broker))
+        # Brokers wait for ZooKeeper by themselves, and have enough to do until it is there.
+        stack.callback(self.kill_brokers)
+        for each in self._brokers.values():
+            each.start()
+        if server is not None:
+            server.wait_until_serving(timeout_s)
+        self._view = ZooKeeperView(self._background, self.zookeeper)
+        stack.callback(self._view.close)
+        self._admin = Admin(self.bootstrap_servers, client_id="klamm-cluster")
+        stack.callback(self._admin.close)
+        self._wait_usable(list(self._brokers.values()), timeout_s)
+
+    def _take_data_dir(self, stack: contextlib.ExitStack) -> Path:
+        if self._given_data_dir is None:
+            made = Path(tempfile.mkdtemp(prefix="klamm-"))
+            stack.callback(shutil.rmtree, made, ignore_errors=True)
+            return made
+        try:
+            self._given_data_dir.mkdir(parents=True, exist_ok=True)
+            lock: IO[str] = (self._given_data_dir / "lock").open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"The data directory {self._given_data_dir} is of no use: {error.strerror}."
+            ) from None
+        stack.callback(lock.close)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"The data directory {self._given_data_dir} is in use by another cluster."
+            ) from None
+        return self._given_data_dir
+
+    def _launch_zookeeper(self, stack: contextlib.ExitStack) -> ZooKeeperServer | None:
+        if self._given_zookeeper is not None:
+            self.zookeeper = self._given_zookeeper
+            return None
+        kept = None if self._given_data_dir is None else self._data_dir / "zookeeper"
+        server = ZooKeeperServer(data_dir=kept, heap="256m")
+        stack.callback(server.stop)
+        server.launch()
+        self.zookeeper = server.address
+        return server
+
+    def _choose_ports(self, count: int) -> list[int]:
+        if self._base_port is None:
+            return _free_ports(count)
+        ports = list(range(self._base_port, self._base_port + count))
+        for port in ports:
+            if not _is_free(port):
+                raise ConfigError(
+                    f"Port {port} is taken: stop what listens there, or choose other ports with "
+                    "--base-port."
+                )
+        return ports
+
+    def _rack_of(self, broker: int) -> str | None:
+        if not self._racks:
+            return None
+        if isinstance(self._racks, Mapping):
+            return self._racks.get(broker)
+        return self._racks[self._ids.index(broker) % len(self._racks)]
+
+    def _make_broker(
+        self, broker: int, port: int, rack: str | None, config: Mapping[str, str] | None = None
+    ) -> BrokerProcess:
+        directory = self._data_dir / f"broker-{broker}"
+        replication = str(min(_REPLICATION_MAX, len(self._ids)))
+        settings = {
+            "broker.id": str(broker),
+            "listeners": f"PLAINTEXT://{_HOST}:{port}",
+            "zookeeper.connect": self._zookeeper_for(broker),
+            "log.dirs": str(directory / "log"),
+            "klamm.history.dir": str(directory / "log-history"),
+            "offsets.topic.replication.factor": replication,
+            **_DEFAULTS,
+            **({"broker.rack": rack} if rack is not None else {}),
+            **self._config,
+            **(config or {}),
+        }
+        return BrokerProcess(broker, port, directory, settings)
+
+    def _zookeeper_for(self, broker: int) -> str:
+        """Where the broker finds ZooKeeper: behind a proxy of its own, if it may be cut off."""
+        if not self._can_be_cut:
+            return self.zookeeper
+        hosts, chroot = split_connect_string(self.zookeeper)
+        host, _, port = hosts.partition(",")[0].rpartition(":")
+        proxy = self._proxies[broker] = Proxy(host, int(port))
+        address = self._background.call(proxy.start())
+        self._resources.callback(lambda: self._background.call(proxy.close()))
+        return address + chroot
+
+    # Where it is
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """For any Kafka client: the addresses of all brokers."""
+        return ",".join(each.address for each in self._brokers.values())
+
+    @property
+    def broker_ids(self) -> list[int]:
+        """The ids of all brokers, running or not."""
+        return sorted(self._brokers)
+
+    @property
+    def data_dir(self) -> Path:
+        """Where brokers have their data, their settings and their logs."""
+        return self._data_dir
+
+    @property
+    def spools(self) -> list[Path]:
+        """The histories that brokers have written so far, as `klamm story --spool` takes them."""
+        return [each.spool for each in self._brokers.values() if each.spool.is_dir()]
+
+    @property
+    def admin(self) -> Admin:
+        """A client for `klamm.client`."""
+        return self._admin
+
+    def broker(self, broker: int) -> BrokerProcess:
+        """The process of a broker: `pid`, `address`, `state`, `log`."""
+        return self._broker(broker)
+
+    # What can happen to it
+
+    def kill(self, broker: int) -> None:
+        """Let a broker crash (SIGKILL)."""
+        self._broker(broker).kill()
+
+    def stop(self, broker: int, *, timeout_s: float = 60.0) -> None:
+        """A broker's controlled shutdown (SIGTERM), waited for."""
+        self._broker(broker).stop(timeout_s)
+
+    def pause(self, broker: int) -> None:
+        """Let a broker stand still (SIGSTOP), as in a long pause of its machine."""
+        self._broker(broker).pause()
+
+    def resume(self, broker: int) -> None:
+        """Let a paused broker go on (SIGCONT)."""
+        self._broker(broker).resume()
+
+    def cut_from_zookeeper(self, broker: int) -> None:
+        """Part a broker from ZooKeeper; clients and other brokers still reach it."""
+        self._background.call(self._proxy(broker).cut())
+
+    def rejoin_zookeeper(self, broker: int) -> None:
+        """Let a broker that was cut off reach ZooKeeper again."""
+        self._background.call(self._proxy(broker).restore())
+
+    def add_broker(
+        self,
+        broker: int | None = None,
+        *,
+        rack: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        timeout_s: float = 60.0,
+    ) -> int:
+        """Start one more broker; its id, which is the next one unless it is given."""
+        with self._lock:
+            chosen = max(self._brokers) + 1 if broker is None else broker
+            if chosen in self._brokers:
+                raise KlammError(f"There is a broker {chosen} already.")
+            settings = {key: _text(value) for key, value in (config or {}).items()}
+            (port,) = _free_ports(1)
+            made = self._make_broker(chosen, port, rack, settings)
+            self._brokers[chosen] = made
+        made.start()
+        self._wait_usable([made], timeout_s)
+        return chosen
+
+    def remove_broker(self, broker: int, *, timeout_s: float = 60.0) -> None:
+        """Shut a broker down and forget it; its replicas have to be moved away before."""
+        process = self._broker(broker)
+        if process.is_alive:
+            process.stop(timeout_s)
+        with self._lock:
+            del self._brokers[broker]
+
+    def heal(self, *, timeout_s: float = 60.0) -> None:
+        """Undo whatever was done to brokers: start, resume and rejoin all that need it."""
+        for broker in list(self._proxies):
+            self.rejoin_zookeeper(broker)
+        for each in list(self._brokers.values()):
+            if each.state is State.PAUSED:
+                each.resume()
+            elif not each.is_alive:
+                each.start()
+        self._wait_usable(list(self._brokers.values()), timeout_s)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        *,
+        assignment: Sequence[Sequence[int]] = (),
+        config: Mapping[str, Any] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Create a topic, by default with up to three replicas; returns when it has leaders."""
+        count = len(assignment) or partitions
+        topics.create(
+            self._admin,
+            NewTopic(
+                name,
+                -1 if assignment else partitions,
+                -1
+                if assignment
+                else replication_factor or min(_REPLICATION_MAX, len(self._brokers)),
+                assignment,
+                {key: _text(value) for key, value in (config or {}).items()},
+            ),
+        )
+        for partition in range(count):
+            self.wait_leader(name, partition, timeout_s=timeout_s)
+
+    # What it is like
+
+    def controller_id(self) -> int | None:
+        """Who is controller; None if nobody is."""
+        return self._view.controller()
+
+    def registered(self) -> set[int]:
+        """The brokers that are registered in ZooKeeper."""
+        return self._view.brokers()
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionView | None:
+        """Leader, leader epoch and ISR of a partition; None if it does not exist (yet)."""
+        return self._view.partition(topic, partition)
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """Who leads a partition; an error if nobody does."""
+        state = self.partition(topic, partition)
+        if state is None or state.leader is None:
+            raise UnavailableError(f"{topic}-{partition}: {state or 'there is none'}.")
+        return state.leader
+
+    def isr(self, topic: str, partition: int = 0) -> set[int]:
+        """The in-sync replicas of a partition."""
+        state = self.partition(topic, partition)
+        return set() if state is None else set(state.isr)
+
+    def wait_leader(
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        leader: int | None = None,
+        other_than: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> int:
+        """Wait until somebody leads the partition: anybody, a certain broker, or another one."""
+
+        def is_so(state: PartitionView | None) -> bool:
+            return (
+                state is not None
+                and state.leader is not None
+                and leader in (None, state.leader)
+                and state.leader != other_than
+            )
+
+        wanted = "a leader" if leader is None else f"leader {leader}"
+        if other_than is not None:
+            wanted += f" other than {other_than}"
+        state = self._wait_partition(topic, partition, is_so, wanted, timeout_s)
+        assert state.leader is not None
+        return state.leader
+
+    def wait_isr(
+        self, topic: str, partition: int, isr: Collection[int], *, timeout_s: float = 30.0
+    ) -> None:
+        """Wait until exactly these replicas are in sync."""
+        wanted = f"the ISR {','.join(map(str, sorted(isr)))}"
+        self._wait_partition(
+            topic,
+            partition,
+            lambda state: state is not None and set(state.isr) == set(isr),
+            wanted,
+            timeout_s,
+        )
+
+    def wait_controller(
+        self,
+        *,
+        controller: int | None = None,
+        other_than: int | None = None,
+        timeout_s: float = 30.0,
+    ) -> int:
+        """Wait until somebody is controller: anybody, a certain broker, or another one."""
+
+        def is_so(holder: int | None) -> bool:
+            return holder is not None and controller in (None, holder) and holder != other_than
+
+        wanted = "a controller" if controller is None else f"controller {controller}"
+        if other_than is not None:
+            wanted += f" other than {other_than}"
+        found = _wait(
+            self.controller_id, is_so, wanted, lambda holder: f"it is {holder}", timeout_s
+        )
+        assert found is not None
+        return found
+
+    def _wait_partition(
+        self,
+        topic: str,
+        partition: int,
+        is_so: Callable[[PartitionView | None], bool],
+        wanted: str,
+        timeout_s: float,
+    ) -> PartitionView:
+        found = _wait(
+            lambda: self.partition(topic, partition),
+            is_so,
+            f"{wanted} of {topic}-{partition}",
+            lambda state: f"{state or 'there is no such partition'}",
+            timeout_s,
+        )
+        assert found is not None
+        return found
+
+    def _wait_usable(self, brokers: Sequence[BrokerProcess], timeout_s: float) -> None:
+        """Wait until these brokers know the controller and every other broker that is alive."""
+        deadline = time.monotonic() + timeout_s
+        for each in brokers:
+            with Admin(each.address, timeout_s=5) as admin:
+                while not self._is_usable(each, admin):
+                    if not each.is_alive:
+                        raise UnavailableError(
+                            f"Broker {each.id} ended (exit code {each.exit_code}): "
+                            f"{each.last_words()}"
+                        )
+                    if time.monotonic() > deadline:
+                        raise ConditionNotMetError(
+                            f"Broker {each.id} was not ready within {timeout_s:g} s; registered "
+                            f"are {sorted(self.registered())}, the controller is "
+                            f"{self.controller_id()}; it said: {each.last_words()}"
+                        )
+                    time.sleep(_POLL_S)
+
+    def _is_usable(self, broker: BrokerProcess, admin: Admin) -> bool:
+        expected = {each.id for each in self._brokers.values() if each.state is State.RUNNING}
+        try:
+            answer = admin.metadata([])
+        except UnavailableError:
+            return False
+        known = {each.node_id for each in answer.brokers}
+        # A broker that was away too long knows the others well, and is itself forgotten.
+        return answer.controller_id in known and expected <= (known & self.registered())
+
+    def _broker(self, broker: int) -> BrokerProcess:
+        try:
+            return self._brokers[broker]
+        except KeyError:
+            known = ", ".join(map(str, self._brokers)) or "none, as the cluster is not running"
+            raise KlammError(f"There is no broker {broker}; there are {known}.") from None
+
+    def _proxy(self, broker: int) -> Proxy:
+        self._broker(broker)
+        if broker not in self._proxies:
+            raise KlammError("This cluster was made with can_be_cut=False.")
+        return self._proxies[broker]
+
+
+def _wait(
+    look: Callable[[], T],
+    is_so: Callable[[T], bool],
+    wanted: str,
+    tell: Callable[[T], str],
+    timeout_s: float,
+) -> T:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = look()
+        if is_so(found):
+            return found
+        if time.monotonic() > deadline:
+            raise ConditionNotMetError(
+                f"Waited {timeout_s:g} s for {wanted}; at the end: {tell(found)}."
+            )
+        time.sleep(_POLL_S)
+
+
+def _text(value: Any) -> str:
+    """A setting as `server.properties` has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((_HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Distinct ports that nobody listens on at the moment."""
+    found: list[int] = []
+    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+        if len(found) == count:
+            break
+        if _is_free(port):
+            found.append(port)
+    return found
