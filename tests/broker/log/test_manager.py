@@ -115,6 +115,23 @@ def test_logs_can_be_loaded_in_threads(world):
     manager.release()
 
 
+def test_logs_can_be_closed_in_threads_and_idle_ones_cost_no_files(world):
+    manager = world.start()
+    for partition in range(12):
+        append(create(manager, partition=partition), partition + 1)
+    with ThreadPoolExecutor(3) as executor:
+        manager.close(executor=executor)
+    before = len(os.listdir("/proc/self/fd"))
+    manager = world.start()
+    assert len(os.listdir("/proc/self/fd")) - before <= 12 + len(world.paths)
+    logs = sorted(manager.logs(), key=lambda log: log.partition)
+    assert [log.end_offset for log in logs] == list(range(1, 13))
+    assert [log.recovery_point for log in logs] == list(range(1, 13))
+    append(logs[0], 5)
+    manager.close()
+    assert world.start().get(logs[0].partition).end_offset == 6
+
+
 def test_a_stop_before_everything_is_loaded_is_not_a_clean_one(world):
     world.start().close()
     manager = LogManager(

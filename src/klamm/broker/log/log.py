@@ -87,7 +87,6 @@ class Log:
         self._files = files
         self._segments = Segments(segments)
         self._active = self._segments.items[-1]
-        self._active.open_for_append()
         self._on_roll = on_roll
         self._lock = threading.RLock()
         self._truncations = 0
@@ -554,10 +553,15 @@ class Log:
     def close(self) -> None:
         """Flush and leave the directory as a clean start wants to find it."""
         with self._lock, self._storage():
-            self.producers.take_snapshot(self.end_offset)
+            end = self.end_offset
+            # Of a log that nobody has written to since, there is one.
+            needs_snapshot = end > 0 and end not in self.producers.snapshots()
+            if needs_snapshot:
+                self.producers.take_snapshot(end)
             self._active.seal()
             self.flush()
-            self.producers.sync_snapshot(self.end_offset)
+            if needs_snapshot:
+                self.producers.sync_snapshot(end)
 
     def abandon(self) -> None:
         """The files are about to be taken away: what is still tried fails for this log alone."""

@@ -154,13 +154,16 @@ class LogManager:
                 self._add(disk, log)
         self._is_loaded = True
 
-    def close(self) -> None:
-        """Bring everything to disk and leave the mark of a clean stop on each directory."""
+    def close(self, *, executor: Executor | None = None) -> None:
+        """Bring everything to disk and leave the mark of a clean stop on each directory.
+
+        With an `executor`, several logs wait for the disk at a time.
+        """
         if self._is_loaded:
             self.checkpoint_high_watermarks()
-            for log in self.logs():
-                with suppress(StorageError):
-                    log.close()
+            run = executor.map if executor else map
+            for _ in run(_close, self.logs()):
+                pass
             self.checkpoint_recovery_points()
             for disk in self._online():
                 try:
@@ -443,6 +446,12 @@ class LogManager:
 
 
 _Loading = Callable[[], tuple[_Disk, Log | None]]
+
+
+def _close(log: Log) -> None:
+    # A failure has taken the directory offline, which then gets no mark.
+    with suppress(StorageError):
+        log.close()
 
 
 def _call(loading: _Loading) -> tuple[_Disk, Log | None]:

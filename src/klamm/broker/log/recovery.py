@@ -86,7 +86,9 @@ def load_log(
             logger.warning("%s ends before the log's start and is deleted", segment.path)
             segment.delete()
         end_offset = checkpointed.start_offset
-        segments = [Segment(path, end_offset, files, created_ms=now_ms)]
+        fresh = Segment(path, end_offset, files, created_ms=now_ms)
+        fresh.open_for_append()
+        segments = [fresh]
         epochs.clear()
         producers.clear()
     producers.delete_snapshots_above(end_offset)

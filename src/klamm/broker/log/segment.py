@@ -60,6 +60,7 @@ class Segment:
         self.created_ms = created_ms
         self._files = files
         self._file: OpenFile | None = None
+        self._takes_batches = False
         self._since_index_entry = 0
         self._first_timestamp: int | None = None
         self._max_timestamp: int | None = None
@@ -73,16 +74,18 @@ class Segment:
             self._file = self._files.open_file(self.path, create=True)
         self.offset_index.open_for_append()
         self.time_index.open_for_append()
+        self._takes_batches = True
 
     def append(self, buffers: Sequence[Buffer], size: int) -> int:
         """Write `buffers`, `size` bytes in all, at the end, and say where they begin.
 
         They count only once `extend` has been told what they are.
         """
-        assert self._file is not None, "a sealed segment takes no batches"
-        position = self.size
-        if self._files.pwritev(self._file.fd, buffers, position) != size:
-            self._files.write_all(self._file.fd, buffers, position)
+        if not self._takes_batches:
+            self.open_for_append()
+        fd, position = self.file.fd, self.size
+        if self._files.pwritev(fd, buffers, position) != size:
+            self._files.write_all(fd, buffers, position)
         return position
 
     def extend(
@@ -135,8 +138,9 @@ class Segment:
 
     def seal(self) -> None:
         """Complete the indexes and let go of what only a writer needs."""
-        if self.size and self._file is not None:
+        if self.size and self._takes_batches:
             self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
+        self._takes_batches = False
         self.offset_index.seal()
         self.time_index.seal()
         self.aborted_index.seal()
