@@ -17,6 +17,8 @@ _MAX_REPLICAS: Final = 126
 _INDEX_LEADER_EPOCH: Final = struct.Struct(">iii")
 _INDEX_AT: Final = 2
 _ARRAYS_AT: Final = 14
+#: Where the leader's id is in a record.
+LEADER: Final = slice(6, 10)
 
 
 class PartitionMetadata(NamedTuple):
@@ -61,10 +63,6 @@ def unpack_partition(record: bytes) -> PartitionMetadata:
 
 def index_of(record: bytes) -> int:
     return int.from_bytes(record[2:6], "big", signed=True)
-
-
-def leader_of(record: bytes) -> int:
-    return int.from_bytes(record[6:10], "big", signed=True)
 
 
 def with_leader_error(record: bytes, error: int) -> bytes:

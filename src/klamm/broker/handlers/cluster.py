@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.dispatch import Body, Call, Frame, Handler, Result
 from klamm.broker.identity import Identity
 from klamm.broker.metadata import ClusterSnapshot, MetadataCache, TopicMetadata
+from klamm.broker.metadata_answer import Operations, encode_all_topics
 from klamm.broker.metadata_records import PartitionMetadata
 from klamm.broker.topic_names import is_internal, is_legal
 from klamm.protocol.apis import APIS, ApiKey
@@ -23,6 +24,8 @@ _NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINTS: Final = 1
+#: With more than this, an answer about all partitions is not put together on the event loop.
+_MANY_PARTITIONS: Final = 10_000
 
 
 class AutoCreate(Protocol):
@@ -76,14 +79,15 @@ class ClusterHandlers:
 
     # Metadata
 
-    def _answer_metadata(self, call: Call) -> Body | Awaitable[Body]:
+    def _answer_metadata(self, call: Call) -> Result | Awaitable[Result]:
         snapshot = self._metadata.snapshot
         body = call.body
         version = call.header.api_version
         wanted = body.topics
         if wanted is None or (version == 0 and not wanted):
-            topics = [self._known(call, snapshot, topic) for topic in snapshot.topics()]
-            return self._metadata_body(call, snapshot, topics)
+            if snapshot.partition_count > _MANY_PARTITIONS:
+                return self._encode_elsewhere(call, snapshot)
+            return self._encode_all(call, snapshot)
         if 10 <= version < 12 and any(t.topic_id is not None or t.name is None for t in wanted):
             names = [_unknown_topic(t.name or "", ErrorCode.INVALID_REQUEST) for t in wanted]
             return self._metadata_body(call, snapshot, names)
@@ -102,6 +106,20 @@ class ClusterHandlers:
         if any(asyncio.iscoroutine(answer) for answer in answers):
             return self._metadata_after_creation(call, snapshot, answers)
         return self._metadata_body(call, snapshot, answers)
+
+    def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> Frame:
+        asks_topic = getattr(call.body, "include_topic_authorized_operations", False)
+        asks_cluster = getattr(call.body, "include_cluster_authorized_operations", False)
+        operations = Operations(
+            TOPIC_OPERATIONS if asks_topic else _NOT_ASKED,
+            CLUSTER_OPERATIONS if asks_cluster else _NOT_ASKED,
+        )
+        listener, cluster_id = call.connection.listener, self._identity.cluster_id
+        return Frame([encode_all_topics(call.header, snapshot, listener, cluster_id, operations)])
+
+    async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> Frame:
+        """A snapshot does not change, so that another thread can take its time over it."""
+        return await asyncio.to_thread(self._encode_all, call, snapshot)
 
     async def _metadata_after_creation(
         self, call: Call, snapshot: ClusterSnapshot, answers: list[Any]
