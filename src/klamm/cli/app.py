@@ -13,6 +13,7 @@ from klamm.cli.elect import elect
 from klamm.cli.processes import COMMANDS, Command
 from klamm.cli.produce import produce
 from klamm.cli.story import story
+from klamm.cli.up import up
 
 _RUNNING = "Running"
 _ADMINISTRATION = "Administration, of Apache Kafka as well"
@@ -57,6 +58,9 @@ def _list_process(name: str, command: Command) -> None:
 
 for _name, _command in COMMANDS.items():
     _list_process(_name, _command)
+
+
+app.command(rich_help_panel=_RUNNING)(up)
 
 
 @app.command(rich_help_panel=_RUNNING)

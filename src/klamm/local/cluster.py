@@ -88,6 +88,7 @@ class Cluster:
         self._resources = contextlib.ExitStack()
         self._brokers: dict[int, BrokerProcess] = {}
         self._proxies: dict[int, Proxy] = {}
+        self._server: ZooKeeperServer | None = None
         self._data_dir: Path
         self._background: Background
         self._view: ZooKeeperView
@@ -164,7 +165,7 @@ class Cluster:
         self._data_dir = self._take_data_dir(stack)
         self._background = Background("klamm cluster")
         stack.callback(self._background.close)
-        server = self._launch_zookeeper(stack)
+        self._server = self._launch_zookeeper(stack)
         self._brokers = {}
         ports = self._choose_ports(len(self._ids))
         for broker, port in zip(self._ids, ports, strict=True):
@@ -173,8 +174,8 @@ class Cluster:
         stack.callback(self.kill_brokers)
         for each in self._brokers.values():
             each.start()
-        if server is not None:
-            server.wait_until_serving(timeout_s)
+        if self._server is not None:
+            self._server.wait_until_serving(timeout_s)
         self._view = ZooKeeperView(self._background, self.zookeeper)
         stack.callback(self._view.close)
         self._admin = Admin(self.bootstrap_servers, client_id="klamm-cluster")
@@ -283,6 +284,11 @@ class Cluster:
     def spools(self) -> list[Path]:
         """The histories that brokers have written so far, as `klamm story --spool` takes them."""
         return [each.spool for each in self._brokers.values() if each.spool.is_dir()]
+
+    @property
+    def zookeeper_is_running(self) -> bool:
+        """Whether its own ZooKeeper is there; a given one is somebody else's concern."""
+        return self._server is None or self._server.is_running
 
     @property
     def admin(self) -> Admin:

@@ -1,0 +1,191 @@
+"""`klamm up`: a cluster in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from klamm.cli.options import settings
+from klamm.cli.render import say, stdout, table
+from klamm.local.cluster import Cluster
+from klamm.local.status import Status, changes, look
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_INTERVAL_S: Final = 0.5
+#: Looking at a large cluster takes time, of which the cluster shall have most.
+_SHARE_OF_LOOKING: Final = 0.1
+_EVENTS_SHOWN: Final = 12
+_KILLED: Final = 130
+#: What differs from a cluster for tests, which lives shorter and is looked at by programs.
+_SETTINGS: Final = {
+    "zookeeper.session.timeout.ms": "6000",
+    "klamm.history.topic": "__klamm_history",
+}
+_BROKERS = {
+    "broker": lambda b: b.id,
+    "address": lambda b: b.address,
+    "rack": lambda b: b.rack,
+    "pid": lambda b: b.pid,
+    "state": lambda b: b.state,
+    "leads": lambda b: b.leaders,
+    "replicas": lambda b: b.replicas,
+}
+
+
+def up(
+    brokers: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    base_port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="The first broker's; the others follow.")
+    ] = 9092,
+    racks: Annotated[
+        str | None, typer.Option(metavar="a,b,c", help="Given to the brokers in turn.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Kept and found again; else temporary.")
+    ] = None,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Use this one; else an own one.")
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A broker setting; may be repeated."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON when the cluster is ready.")
+    ] = False,
+) -> None:
+    """Run a whole cluster on this machine until Ctrl-C; a second Ctrl-C kills it.
+
+    Ready means that every broker is registered and that a controller is active.
+
+    \b
+    Example: klamm up --brokers 3 --racks a,b,c
+    Example: klamm up --data-dir data --override log.retention.hours=1
+    """
+    cluster = Cluster(
+        brokers,
+        racks=racks.split(",") if racks else None,
+        config=_SETTINGS | settings(override, "--override"),
+        base_port=base_port,
+        data_dir=data_dir,
+        zookeeper=zookeeper,
+        can_be_cut=False,
+    )
+    with _Stopping(cluster) as stopping:
+        begun = time.monotonic()
+        cluster.start()
+        _tell_ready(cluster, as_json, time.monotonic() - begun)
+        stopping.is_orderly = True
+        _watch(cluster, stopping.asked, live=not as_json and sys.stdout.isatty())
+        say("Stopping all brokers in order; Ctrl-C again kills them.")
+        cluster.stop_brokers()
+        cluster.close()
+    if stopping.was_killed:
+        raise typer.Exit(_KILLED)
+
+
+class _Stopping:
+    """What signals do: end the start at once, then ask for an orderly end, then kill."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.asked = threading.Event()
+        self.is_orderly = False
+        self.was_killed = False
+        self._cluster = cluster
+
+    def __enter__(self) -> _Stopping:
+        self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.close()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_orderly:
+            self.is_orderly = True  # what is being cleaned up is not to be interrupted
+            raise KeyboardInterrupt
+        if self.asked.is_set():
+            self.was_killed = True
+            self._cluster.kill_brokers()
+        self.asked.set()
+
+
+def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
+    if as_json:
+        processes = [cluster.broker(broker) for broker in cluster.broker_ids]
+        ready = {
+            "bootstrap_servers": cluster.bootstrap_servers,
+            "zookeeper": cluster.zookeeper,
+            "brokers": [{"id": b.id, "port": b.port, "pid": b.pid} for b in processes],
+        }
+        print(json.dumps(ready), flush=True)
+        return
+    say(f"Ready after {took_s:.1f} s; data in {cluster.data_dir}; Ctrl-C stops it.")
+    stdout().print(
+        f"bootstrap servers {cluster.bootstrap_servers}, ZooKeeper {cluster.zookeeper}",
+        soft_wrap=True,
+        markup=False,
+    )
+    sys.stdout.flush()
+
+
+def _watch(cluster: Cluster, asked: threading.Event, *, live: bool) -> None:
+    """Show what the cluster is like, or (not on a terminal) what happens to it, until asked."""
+    status = look(cluster)
+    events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
+    with _shown(status, live) as show:
+        interval_s = _LOOK_INTERVAL_S
+        while not asked.wait(interval_s):
+            begun = time.monotonic()
+            now = look(cluster)
+            for event in changes(status, now):
+                told = f"{time.strftime('%H:%M:%S')} {event}"
+                if live:
+                    events.append(told)
+                else:
+                    say(told)
+            status = now
+            show(status, events)
+            interval_s = max(_LOOK_INTERVAL_S, (time.monotonic() - begun) / _SHARE_OF_LOOKING)
+
+
+@contextmanager
+def _shown(status: Status, live: bool) -> Iterator[Callable[[Status, deque[str]], None]]:
+    if not live:
+        yield lambda status, events: None
+        return
+    with Live(_picture(status, deque()), console=stdout(), auto_refresh=False) as display:
+        yield lambda status, events: display.update(_picture(status, events), refresh=True)
+
+
+def _picture(status: Status, events: deque[str]) -> RenderableType:
+    if status.is_known:
+        who = "nobody" if status.controller is None else f"broker {status.controller}"
+        line = (
+            f"controller {who}, {len(status.partitions)} partitions, "
+            f"{status.under_replicated} under-replicated, {status.leaderless} leaderless"
+        )
+        is_well = not (status.under_replicated or status.leaderless) and status.controller
+    else:
+        line, is_well = "no broker answers", False
+    return Group(
+        table(status.brokers, _BROKERS),
+        Text(line, style="green" if is_well else "yellow"),
+        *(Text(event, style="dim") for event in events),
+    )

@@ -1,0 +1,141 @@
+"""What a cluster is like from one moment to the next, and what happened in between."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from klamm.client import topics
+from klamm.client.topics import Partition
+from klamm.errors import KlammError
+from klamm.local.broker_process import State
+from klamm.local.cluster import Cluster
+
+#: More changes than this at once are counted rather than told.
+_TOLD_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """One broker."""
+
+    id: int
+    address: str
+    rack: str | None
+    pid: int | None
+    state: State
+    exit_code: int | None
+    leaders: int = 0
+    replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The whole cluster; without partitions when no broker could be asked."""
+
+    brokers: tuple[BrokerStatus, ...]
+    controller: int | None
+    zookeeper_runs: bool
+    partitions: Mapping[tuple[str, int], Partition] = field(default_factory=dict)
+    is_known: bool = True
+
+    @property
+    def under_replicated(self) -> int:
+        return sum(each.is_under_replicated for each in self.partitions.values())
+
+    @property
+    def leaderless(self) -> int:
+        return sum(each.is_unavailable for each in self.partitions.values())
+
+
+def look(cluster: Cluster) -> Status:
+    """The status right now."""
+    processes = [cluster.broker(broker) for broker in cluster.broker_ids]
+    partitions: dict[tuple[str, int], Partition] = {}
+    controller: int | None = None
+    is_known = any(each.state is State.RUNNING for each in processes)
+    if is_known:
+        try:
+            view = topics.describe(cluster.admin)
+            controller = view.controller if view.controller >= 0 else None
+            partitions = {(each.topic, each.partition): each for each in view.partitions()}
+        except KlammError:
+            is_known = False
+    return Status(
+        tuple(
+            BrokerStatus(
+                each.id,
+                each.address,
+                each.rack,
+                each.pid,
+                each.state,
+                each.exit_code,
+                sum(p.leader == each.id for p in partitions.values()),
+                sum(each.id in p.replicas for p in partitions.values()),
+            )
+            for each in processes
+        ),
+        controller,
+        cluster.zookeeper_is_running,
+        partitions,
+        is_known,
+    )
+
+
+def changes(before: Status, after: Status) -> Iterator[str]:
+    """What happened between the two, in sentences."""
+    if before.zookeeper_runs and not after.zookeeper_runs:
+        yield "ZooKeeper ended"
+    then = {each.id: each for each in before.brokers}
+    for each in after.brokers:
+        if each.id in then and each.state is not then[each.id].state:
+            yield f"broker {each.id} {_fate(each)}"
+    if not (before.is_known and after.is_known):
+        return
+    if after.controller != before.controller:
+        was = "" if before.controller is None else f" (was {before.controller})"
+        now = "nobody is" if after.controller is None else f"broker {after.controller} became"
+        yield f"{now} controller{was}"
+    yield from _topics(before, after)
+    told = list(_partitions(before, after))
+    yield from told[:_TOLD_MAX]
+    if len(told) > _TOLD_MAX:
+        yield f"and {len(told) - _TOLD_MAX} more partitions changed"
+
+
+def _fate(broker: BrokerStatus) -> str:
+    match broker.state:
+        case State.DEAD:
+            code = broker.exit_code
+            how = f"by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            return f"died ({how})"
+        case state:
+            return f"is {state}"
+
+
+def _topics(before: Status, after: Status) -> Iterator[str]:
+    old, new = ({topic for topic, _ in status.partitions} for status in (before, after))
+    yield from (f"topic {topic} was created" for topic in sorted(new - old))
+    yield from (f"topic {topic} was deleted" for topic in sorted(old - new))
+
+
+def _partitions(before: Status, after: Status) -> Iterator[str]:
+    for name, new in after.partitions.items():
+        old = before.partitions.get(name)
+        if old is None:
+            continue
+        parts = []
+        if new.leader != old.leader:
+            parts.append(f"leader {_who(old.leader)} → {_who(new.leader)}")
+        if set(new.isr) != set(old.isr):
+            parts.append(f"ISR {_ids(old.isr)} → {_ids(new.isr)}")
+        if new.replicas != old.replicas:
+            parts.append(f"replicas {_ids(old.replicas)} → {_ids(new.replicas)}")
+        if parts:
+            yield f"{name[0]}-{name[1]}: {', '.join(parts)}"
+
+
+def _who(leader: int) -> str:
+    return str(leader) if leader >= 0 else "none"
+
+
+def _ids(brokers: tuple[int, ...]) -> str:
+    return ",".join(map(str, brokers))
