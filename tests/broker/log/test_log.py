@@ -22,7 +22,7 @@ def append(log, batch=None, *, epoch=0, now_ms=NOW, **fields):
 # -- appending as leader
 
 
-@pytest.mark.rule("LOG-8", "LOG-10", "PROD-4")
+@pytest.mark.rule("LOG-8", "LOG-10")
 def test_a_leader_gives_offsets_without_gaps(home):
     log = home.open()
     assert append(log, count=3)[:4] == (0, 2, -1, 0)
@@ -302,7 +302,7 @@ def test_the_high_watermark_stays_within_the_log(home):
     assert log.advance_high_watermark(0) == 4
 
 
-@pytest.mark.rule("TXN-7", "TXN-8", "TXN-9")
+@pytest.mark.rule("TXN-8", "TXN-9")
 def test_replicated_transactions_hold_back_the_stable_offset_and_are_listed(home):
     log = home.open()
     producer = {"producer_id": 9, "producer_epoch": 0, "transactional": True}
@@ -450,7 +450,6 @@ def test_truncation_takes_producers_back(home):
     assert append(log, producer_id=9, producer_epoch=0, base_sequence=2).first_offset == 2
 
 
-@pytest.mark.rule("REPL-9")
 def test_a_log_can_start_anew_at_any_offset(home):
     log = home.open()
     append(log, count=10, producer_id=9, producer_epoch=0, base_sequence=0)
@@ -466,7 +465,7 @@ def test_a_log_can_start_anew_at_any_offset(home):
 # -- the old end
 
 
-@pytest.mark.rule("LOG-29", "BADM-9")
+@pytest.mark.rule("LOG-29")
 def test_the_start_rises_up_to_the_high_watermark(home):
     log = home.open()
     append(log, count=10, epoch=3)

@@ -66,7 +66,7 @@ def append(log, count=1, **fields):
     log.append_as_leader(batch_of(count, **fields), leader_epoch=0, now_ms=NOW)
 
 
-@pytest.mark.rule("LIFE-4", "LOG-20", "LOG-22")
+@pytest.mark.rule("LOG-20", "LOG-22")
 def test_logs_are_there_again_after_a_clean_stop(world):
     manager = world.start()
     log = create(manager)

@@ -86,7 +86,7 @@ def test_a_clean_stop_leaves_trimmed_indexes_and_a_snapshot(home):
 # -- a crash
 
 
-@pytest.mark.rule("REC-2", "REC-3", "DUR-6")
+@pytest.mark.rule("REC-2", "REC-3")
 def test_after_a_crash_what_is_whole_is_there(home):
     before = written(home, close=False)
     log = home.open()

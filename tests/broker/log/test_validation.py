@@ -45,7 +45,7 @@ def changed(batch: bytes, at: int, form: str, value: int) -> bytes:
 # -- before the partition is looked at
 
 
-@pytest.mark.rule("LOG-3")
+@pytest.mark.rule("LOG-1", "LOG-3")
 @pytest.mark.parametrize(
     ("records", "code"),
     [
