@@ -1,0 +1,88 @@
+"""The pytest fixture `klamm_cluster`, registered by installing the package.
+
+    def test_orders_survive_a_broker(klamm_cluster, klamm_topic_prefix):
+        topic = klamm_topic_prefix + "orders"
+        klamm_cluster.create_topic(topic, partitions=3)
+        klamm_cluster.kill(klamm_cluster.leader(topic))
+        ...
+
+    @pytest.mark.klamm_cluster(brokers=5, racks=["a", "b", "c"], config={"min.insync.replicas": 2})
+    def test_something_that_needs_more(klamm_cluster): ...
+
+One cluster of three serves the whole session. Tests that are marked share a cluster of the kind
+they ask for, and pytest orders them so that each kind is started once. Whatever a test does to the
+brokers is undone after it.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from klamm.local.cluster import Cluster
+
+_MARKER = "klamm_cluster"
+_RUNNING = pytest.StashKey["Cluster"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(brokers=3, racks=None, config=None): the cluster that this test is given",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # Unmarked tests get a parameter as well: pytest brings together what has the same one.
+    if "klamm_cluster" in metafunc.fixturenames:
+        wanted = _Wanted(metafunc.definition.get_closest_marker(_MARKER))
+        metafunc.parametrize(
+            "klamm_cluster", [wanted], indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM]
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """The next test finds all brokers running, whatever this one did to them."""
+    cluster = item.config.stash.get(_RUNNING, None)
+    if cluster is not None and "klamm_cluster" in getattr(item, "fixturenames", ()):
+        cluster.heal()
+
+
+class _Wanted:
+    """What a marker asks for; equal ones are served by the same cluster."""
+
+    def __init__(self, marker: pytest.Mark | None) -> None:
+        self.arguments: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
+        unknown = sorted(set(self.arguments) - {"brokers", "racks", "config"})
+        if unknown or (marker is not None and marker.args):
+            raise pytest.UsageError(f"{_MARKER} takes brokers=, racks= and config=, nothing else")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Wanted) and self.arguments == other.arguments
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self.arguments.items())))
+
+
+@pytest.fixture(scope="session")
+def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A running `klamm.Cluster`, of three brokers unless the test is marked."""
+    from klamm.local.cluster import Cluster
+
+    with Cluster(**request.param.arguments) as cluster:
+        request.config.stash[_RUNNING] = cluster
+        yield cluster
+        del request.config.stash[_RUNNING]
+
+
+@pytest.fixture
+def klamm_topic_prefix(request: pytest.FixtureRequest) -> str:
+    """The beginning of topic names that no other test has."""
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", request.node.name)[:80].strip("-")
+    return f"{name}-{uuid.uuid4().hex[:8]}-"
