@@ -14,6 +14,7 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     Code,
     Create,
+    Delete,
     Fence,
     NodeExistsError,
     NoNodeError,
@@ -70,23 +71,31 @@ async def named_by_operator(store: Store) -> int:
     return int(text) if text.isdecimal() else NOBODY
 
 
-async def elect(store: Store, broker: int, now_ms: Callable[[], int]) -> Won | int:
-    """Try to take the role; otherwise say who has it (NOBODY: ask again later)."""
+async def elect(
+    store: Store, broker: int, now_ms: Callable[[], int], *, is_named: bool = False
+) -> Won | int:
+    """Try to take the role; otherwise say who has it (NOBODY: ask again later).
+
+    Whom the operator has named takes it from whoever was faster: brokers of Apache Kafka do not
+    stand back, and hear of a deletion sooner. To the loser it looks like any other deletion.
+    """
     holder = await read_controller(store)
-    if holder != NOBODY:
+    is_taken = holder != NOBODY
+    if is_taken and not is_named:
         return holder
     epoch, version = await _read_epoch(store)
     result = await store.multi(
         [
+            *([Delete(CONTROLLER)] if is_taken else []),
             Create(CONTROLLER, znodes.encode_controller(broker, now_ms()), ephemeral=True),
             SetData(CONTROLLER_EPOCH, str(epoch + 1).encode(), version),
         ]
     )
     if result.ok:
-        stat = result.results[1].stat
+        stat = result.results[-1].stat
         assert stat is not None, "a successful set has a stat"
         return Won(epoch + 1, Fence(stat.version))
-    if result.code not in (Code.NODE_EXISTS, Code.BAD_VERSION):
+    if result.code not in (Code.NODE_EXISTS, Code.BAD_VERSION, Code.NO_NODE):
         raise ElectionError(f"the election failed with {result.code.name}")
     # The reply to an earlier attempt may have been lost: then both nodes are as we wanted them.
     holder = await read_controller(store)

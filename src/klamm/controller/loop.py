@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from klamm.controller import election
 from klamm.controller.channels import Channels
@@ -25,7 +25,7 @@ from klamm.core.effects import Procedure
 from klamm.core.events import ControllerState, Event
 from klamm.core.procedures.dispatch import answer_when_not_active, handle
 from klamm.core.procedures.failover import take_office
-from klamm.errors import FencedError, SessionLostError
+from klamm.errors import FencedError, KlammError, SessionLostError
 from klamm.zookeeper.store import Event as StoreEvent
 from klamm.zookeeper.store import (
     EventKind,
@@ -37,6 +37,8 @@ from klamm.zookeeper.store import (
 )
 
 log = logging.getLogger("klamm.controller")
+
+_PAUSE_AFTER_FAILURE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Controller:
         self._recorders = [recorder]
         self._world = world
         self._on_session_lost = on_session_lost
+        #: Held while one session is replaced by the next.
+        self._session_change = asyncio.Lock()
         self._expiry_begun = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
         self._after_event: list[Callable[[], None]] = []
@@ -168,9 +172,10 @@ class Controller:
         """Queue a request's event; the answer comes through the callback."""
         self.queue.put(event, cause=cause, answer=answer)
 
-    def run_for_office(self) -> None:
+    async def run_for_office(self) -> None:
         """The broker is registered: take part in the election, for the first time or again."""
-        self.queue.put(Startup(), cause="broker registered")
+        async with self._session_change:
+            self.queue.put(Startup(), cause="broker registered")
 
     async def follow_session(self) -> None:
         """Turn what happens to the session and its watches into events, until it is closed."""
@@ -184,25 +189,34 @@ class Controller:
                         Reelect() if gone else ControllerChange(), cause="watch on /controller"
                     )
                 case WatchEvent(_, election.MOVE):
-                    self.queue.put(Reelect(), cause="the move of the controller ended")
+                    self.queue.put(Reelect(), cause="watch on a move of the controller")
                 case WatchEvent():
                     event = event_for(happened)
                     if event is not None and self.is_active:
                         self.queue.put(event, cause=f"watch on {happened.path}")
-                case SessionExpired():
-                    await self.expire("ZooKeeper session expired")
-                    self._on_session_lost()
+                case SessionExpired(session_id):
+                    await self.expire("ZooKeeper session expired", session_id)
                 case SessionStarted():
                     log.info("[Controller id=%s] ZooKeeper session started", self.broker_id)
                 case _:
                     pass
 
-    async def expire(self, cause: str) -> None:
-        """The session is lost, or has to count as lost: resign, then open a new one (ELEC-15)."""
-        self._expiry_begun.clear()
-        self.queue.clear_and_put(Expire(), cause=cause)
-        await self._expiry_begun.wait()
-        await self._store.renew()
+    async def expire(self, cause: str, session_id: int | None = None) -> None:
+        """The session is lost, or has to count as lost: resign, then open a new one (ELEC-15).
+
+        A loss may be heard of from two sides; if the session named has been replaced meanwhile,
+        there is nothing left to do.
+        """
+        async with self._session_change:
+            if session_id not in (None, self._store.session_id):
+                return
+            self._on_session_lost()
+            self._expiry_begun.clear()
+            self.queue.clear_and_put(Expire(), cause=cause)
+            await self._expiry_begun.wait()
+            while True:
+                with contextlib.suppress(SessionLostError):
+                    return await self._store.renew()
 
     def _preempt(self, queued: Queued) -> None:
         if queued.answer is not None:
@@ -242,9 +256,7 @@ class Controller:
                 outcome = f"session lost: {error}"
             except Exception as error:
                 outcome = f"failed: {error!r}"
-                log.exception(
-                    "[Controller id=%s] error while handling %s", self.broker_id, queued.event
-                )
+                self._complain(f"error while handling {queued.event}", error)
             finally:
                 for recorder in self._recorders:
                     recorder.end(outcome, self.context)
@@ -278,12 +290,12 @@ class Controller:
     # The role
 
     async def _look_at_role(self) -> None:
-        """Re-arm the watch, resign if the role has gone, and run for it if nobody has it."""
+        """Re-arm the watch, resign if the role has gone, and run for it."""
         was_active = self.is_active
         self.active_id = await election.watch_controller(self._store)
         if was_active and not self.is_active:
             self._resign()
-        if self.active_id == election.NOBODY:
+        if not self.is_active:
             await self._elect()
 
     async def _on_moved(self) -> None:
@@ -307,13 +319,17 @@ class Controller:
             return
         try:
             result = await election.elect(
-                self._store, self.broker_id, lambda: int(self._world.now() * 1000)
+                self._store,
+                self.broker_id,
+                lambda: int(self._world.now() * 1000),
+                is_named=wanted == self.broker_id,
             )
             if not isinstance(result, election.Won):
                 self.active_id = result
                 log.info("[Controller id=%s] controller is %s", self.broker_id, result)
-                # Watched again only now: a controller that has gone meanwhile is noticed.
-                if await election.watch_controller(self._store) == election.NOBODY:
+                # Watched again only now: a controller that has gone meanwhile is noticed. One that
+                # cannot be read stays in the way, and trying again would change nothing (ZK-6).
+                if await self._store.exists(election.CONTROLLER, watch=True) is None:
                     self.queue.put(Reelect(), cause="no controller after a lost election")
                 return
             self.active_id = self.broker_id
@@ -332,22 +348,30 @@ class Controller:
             await self._carry_out(take_office(self.context), None)
         except (FencedError, SessionLostError):
             raise
-        except Exception:
-            log.exception("[Controller id=%s] taking office failed", self.broker_id)
+        except Exception as error:
+            self._complain("taking office failed", error)
             await self._give_up()
+            # Another one may do better; if there is none, or it fails too, not as fast as it goes.
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 
     async def _give_up(self) -> None:
         """Let another broker try: clean up, and delete `/controller` if it is still ours.
 
         That the node belongs to this session is as good as a fence: no other can have made it.
         """
-        holder = await election.read_controller(self._store)
         self._resign()
-        self.active_id = holder if holder != self.broker_id else election.NOBODY
+        self.active_id = election.NOBODY
         stat = await self._store.exists(election.CONTROLLER)
         if stat is not None and stat.ephemeral_owner == self._store.session_id:
             with contextlib.suppress(NoNodeError):
                 await self._store.delete(election.CONTROLLER)
+        else:
+            self.active_id = await election.read_controller(self._store)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """A sentence for what somebody else can mend; how we got there for everything else."""
+        trace = None if isinstance(error, KlammError) else error
+        log.error("[Controller id=%s] %s: %s", self.broker_id, what, error, exc_info=trace)
 
     def _resign(self) -> None:
         """Drop everything that belongs to the office (RESIGN-1, RESIGN-2)."""
