@@ -6,6 +6,7 @@ that nothing is applied twice and nothing is missed (CFG-2, CFG-3).
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -16,6 +17,8 @@ from klamm.zookeeper.store import NoNodeError, Store
 
 log = logging.getLogger("klamm.broker.config")
 _KEPT_MS: Final = 15 * 60 * 1000
+#: A notification; anything else in its place is nothing to us.
+_NAME: Final = re.compile(r".*[0-9]{10}")
 
 #: Called with the path of an entity below `/config` and its settings as they are now.
 Apply = Callable[[str, dict[str, str]], Awaitable[None]]
@@ -56,7 +59,8 @@ class ConfigChanges:
 
     async def process(self) -> None:
         """Read the notifications, arming the watch, and apply those that are new."""
-        names = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
+        children = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
+        names = [name for name in children if _NAME.fullmatch(name)]
         for name in sorted(names, key=znodes.sequence_number):
             number = znodes.sequence_number(name)
             if number > self._processed:

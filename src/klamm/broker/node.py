@@ -41,8 +41,8 @@ class Node:
         self._candidate = Candidate(self._on_candidate_session_lost)
         self._stopped = asyncio.Event()
         self._is_stopping = False
-        self._lost: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: ConfigError | None = None
+        self._session: asyncio.Task[None] | None = None
         self._registering = asyncio.Lock()
         self._previous_session: int | None = None
         self._store: Store
@@ -65,6 +65,8 @@ class Node:
             await self._start()
             log.info("[Broker id=%s] started", self._identity.broker_id)
             await self._stopped.wait()
+            if self._failure is not None:
+                raise self._failure
         finally:
             await self._stop()
 
@@ -103,7 +105,7 @@ class Node:
         )
         await self._register()
         self._config_changes = ConfigChanges(store, self._apply_config)
-        self._tasks.append(asyncio.create_task(self._follow_session()))
+        self._session = asyncio.create_task(self._follow_session())
         await self._config_changes.process()
         self._broker.start()
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
@@ -160,26 +162,33 @@ class Node:
                 case WatchEvent(EventKind.CHILDREN, znodes.CONFIG_CHANGES):
                     with contextlib.suppress(SessionLostError):
                         await self._config_changes.process()
-                case SessionExpired():
+                case SessionExpired(session_id) if session_id == self._store.session_id:
                     self._candidate.session_lost()
-                    await self._start_new_session()
+                    await self._start_new_session(self._identity.broker_epoch)
 
     async def _on_candidate_session_lost(self, broker_epoch: int) -> None:
         """The candidate lost its session: the broker's counts as lost too, unless it is newer."""
         if broker_epoch == self._identity.broker_epoch and not self._is_stopping:
             log.warning("the controller's session is lost; opening a new one for the broker too")
-            await self._start_new_session()
+            await self._start_new_session(broker_epoch)
 
-    async def _start_new_session(self) -> None:
-        """Register again under a new session; partitions keep their roles meanwhile (LIFE-9)."""
+    async def _start_new_session(self, lost_epoch: int) -> None:
+        """Register again under a new session; partitions keep their roles meanwhile (LIFE-9).
+
+        Both sessions may be lost at the same time, and one new registration is enough.
+        """
         async with self._registering:
-            while not self._is_stopping:
+            while not self._is_stopping and self._identity.broker_epoch == lost_epoch:
                 try:
                     await self._store.renew()
                     await self._register()
                     await self._config_changes.process()
                 except SessionLostError:
                     continue
+                except ConfigError as error:
+                    # Without a registration a broker is of no use to anybody.
+                    self._failure = error
+                    self._stopped.set()
                 return
 
     # Configuration
@@ -221,8 +230,8 @@ class Node:
                 await self._server.close()
             await self._broker.close()
         await self._candidate.stop()
-        for task in self._tasks:
-            task.cancel()
+        if self._session is not None:
+            self._session.cancel()
         if hasattr(self, "_store"):
             await self._store.close()
 

@@ -6,12 +6,13 @@
 import asyncio
 import base64
 import contextlib
+import logging
 import os
 import time
 import uuid
 
 from klamm.config.endpoints import Endpoint
-from klamm.errors import ConfigError
+from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     Code,
@@ -22,6 +23,8 @@ from klamm.zookeeper.store import (
     Stat,
     Store,
 )
+
+log = logging.getLogger("klamm.broker")
 
 _GRACE_MS = 2000
 
@@ -63,7 +66,11 @@ async def check_endpoints(store: Store, broker: int, endpoints: tuple[Endpoint, 
         for path, data in zip(chunk.path, chunk.data, strict=True):
             if data is None:
                 continue
-            other = znodes.decode_broker(int(path.rpartition("/")[2]), data)
+            try:
+                other = znodes.decode_broker(int(path.rpartition("/")[2]), data)
+            except MalformedZnodeError as error:
+                log.error("%s", error)
+                continue
             for endpoint in other.endpoints:
                 if (endpoint.host, endpoint.port) in ours:
                     raise ConfigError(

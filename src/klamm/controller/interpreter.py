@@ -451,7 +451,12 @@ class Interpreter:
                 except NodeExistsError:
                     continue
                 return {}
-            present = znodes.decode_features(node.data)
+            try:
+                present = znodes.decode_features(node.data)
+            except MalformedZnodeError as error:
+                # Somebody has to look at it. Until then there is a controller, and no feature.
+                self._complain(error)
+                return {}
             if wanted.enabled and present.enabled:
                 wanted = wanted._replace(levels=present.levels)
             if wanted != present:
@@ -485,7 +490,9 @@ class Interpreter:
             return None
         except MalformedZnodeError as error:
             self._complain(error)
-            return None
+            # What cannot be read changes nothing: neither does a broker join, nor is one lost.
+            known = self._context.cluster.brokers.get(broker_id)
+            return known if known and known.epoch == node.stat.czxid else None
         return Broker(
             id=broker_id,
             epoch=node.stat.czxid,

@@ -102,6 +102,9 @@ class Candidate:
         link = asyncio.create_task(self._link.serve(self._on_message))
         try:
             await asyncio.wait([loop, link, session], return_when=asyncio.FIRST_COMPLETED)
+            for task in (loop, link, session):
+                if task.done() and (error := task.exception()) is not None:
+                    log.error("the controller's process cannot go on", exc_info=error)
         finally:
             await self._history.close()
             with contextlib.suppress(KlammError):
@@ -110,8 +113,10 @@ class Candidate:
                 task.cancel()
 
     def _on_session_lost(self) -> None:
-        self._link.tell(Kind.SESSION_LOST, _EPOCH.pack(self._tied_to))
-        self._tied_to = -1
+        """Have the broker give up its session too, unless that is where the loss began."""
+        if self._tied_to >= 0:
+            self._link.tell(Kind.SESSION_LOST, _EPOCH.pack(self._tied_to))
+            self._tied_to = -1
 
     async def _on_message(self, kind: Kind, number: int, body: bytes) -> None:
         match kind:
@@ -121,12 +126,12 @@ class Candidate:
                 self._start(self._answer_broker(number, orjson.loads(body)))
             case Kind.REGISTERED:
                 (self._tied_to,) = _EPOCH.unpack(body)
-                self.controller.run_for_office()
+                self._start(self.controller.run_for_office())
             case Kind.SESSION_LOST:
-                # Unless the own session went first and was replaced already.
+                # Unless the own session went first.
                 if self._tied_to == _EPOCH.unpack(body)[0]:
                     self._tied_to = -1
-                    await self.controller.expire("the broker's ZooKeeper session is lost")
+                    self._start(self.controller.expire("the broker's ZooKeeper session is lost"))
             case Kind.CONFIG:
                 self._on_config(orjson.loads(body))
             case Kind.STOP:
@@ -165,19 +170,19 @@ class Candidate:
 
     def _on_config(self, change: Any) -> None:
         match change:
-            case {"unclean_default": bool(enabled)}:
-                switched_on = enabled and not self._settings.unclean_default
-                self._settings.unclean_default = enabled
-                if switched_on:
-                    self.controller.queue.put(
-                        UncleanElectionEnabled(), cause="broker configuration changed"
-                    )
             case {"unclean_topic": str(topic)}:
                 self.controller.queue.put(
                     TopicUncleanElectionEnabled(topic), cause="topic configuration changed"
                 )
             case {"dynamic": {"broker": dict(own), "default": dict(default)}}:
-                self._topics.config = self._config.with_dynamic(default=default, broker=own)
+                config = self._config.with_dynamic(default=default, broker=own)
+                self._topics.config = config
+                was_enabled = self._settings.unclean_default
+                self._settings.unclean_default = config.unclean_leader_election_enable
+                if self._settings.unclean_default and not was_enabled:
+                    self.controller.queue.put(
+                        UncleanElectionEnabled(), cause="broker configuration changed"
+                    )
 
 
 async def _main(fd: int) -> None:

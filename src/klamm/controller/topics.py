@@ -5,6 +5,7 @@ this node's own broker has been told. What was written goes on even if nobody wa
 """
 
 import asyncio
+import contextlib
 import itertools
 import re
 import uuid
@@ -21,7 +22,7 @@ from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
 from klamm.core.assignment import AssignmentError, assign_more_replicas, assign_replicas
 from klamm.core.cluster import Cluster
-from klamm.errors import ConfigError, FencedError
+from klamm.errors import ConfigError, FencedError, MalformedZnodeError
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.frames import Request
 from klamm.zookeeper import znodes
@@ -160,7 +161,8 @@ class TopicAdmin:
 
     async def _check_new_topic(self, cluster: Cluster, topic: Any) -> NewTopic:
         name = str(topic.name)
-        if name in cluster.topics:
+        # What brokers were told to forget is in nobody's cache: only ZooKeeper knows of it still.
+        if not _is_gone(cluster, name):
             raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         nulls = [str(entry.name) for entry in topic.configs if entry.value is None]
         if nulls:
@@ -262,20 +264,10 @@ class TopicAdmin:
         self, name: str, count: int, factor: int, config: Mapping[str, str]
     ) -> ErrorCode:
         """Create a topic for a broker of which a client asked it (META-6); any node may do this."""
-        racks = {}
-        async for chunk in self._store.read_many(
-            znodes.broker_path(int(broker))
-            for broker in sorted(await self._store.children(znodes.BROKER_IDS), key=int)
-        ):
-            for path, data in zip(chunk.path, chunk.data, strict=True):
-                if data is not None:
-                    broker = znodes.decode_broker(int(path.rpartition("/")[2]), data)
-                    if not broker.controller_only:
-                        racks[broker.broker] = broker.rack
         try:
             check_name(name)
             await self._check_absent(name)
-            partitions = self.place(racks, count, factor)
+            partitions = self.place(await self._registered_racks(), count, factor)
         except Refused as refused:
             return refused.code
         topic = NewTopic(name, znodes.new_topic_id(self._random.randbytes), partitions, config)
@@ -283,6 +275,19 @@ class TopicAdmin:
         if outcome.code is Code.NODE_EXISTS:
             return ErrorCode.TOPIC_ALREADY_EXISTS
         return ErrorCode.NONE if outcome.ok else ErrorCode.UNKNOWN_SERVER_ERROR
+
+    async def _registered_racks(self) -> dict[int, str | None]:
+        """Brokers that take replicas as ZooKeeper knows them; what it cannot say is left out."""
+        names = await self._store.children(znodes.BROKER_IDS)
+        ids = sorted(int(name) for name in names if name.isdecimal())
+        racks = {}
+        async for chunk in self._store.read_many(map(znodes.broker_path, ids)):
+            for path, data in zip(chunk.path, chunk.data, strict=True):
+                with contextlib.suppress(MalformedZnodeError):
+                    broker = znodes.decode_broker(int(path.rpartition("/")[2]), data)
+                    if not broker.controller_only:
+                        racks[broker.broker] = broker.rack
+        return racks
 
     # CreatePartitions
 
@@ -347,7 +352,10 @@ class TopicAdmin:
             raise Refused(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
             ) from None
-        present = znodes.decode_topic(name, node.data)
+        try:
+            present = znodes.decode_topic(name, node.data)
+        except MalformedZnodeError as error:
+            raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
         existing = {p: list(replicas) for p, replicas in present.partitions.items()}
         more = count - len(existing)
         if more < 0:
