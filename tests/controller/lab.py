@@ -7,6 +7,7 @@ was told to: at once, not until released, or with errors. Everything waits for c
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -43,6 +44,14 @@ def wait_until(condition: Callable[[], Any], what: str = "", timeout_s: float = 
         if time.monotonic() > end:
             raise TimeoutError(f"not in {timeout_s} s: {what or condition}; last: {value!r}")
         threading.Event().wait(0.02)
+
+
+def free_port() -> int:
+    """A port below those that clients are given: a node can have it again after a restart."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def topic_znode(partitions: Mapping[int, list[int]], topic_id: str | None = None) -> bytes:
@@ -111,6 +120,10 @@ class ScriptedBroker:
         self.epoch = self._client.exists(path).czxid
         return self
 
+    @property
+    def is_registered(self) -> bool:
+        return self._client is not None
+
     def registration(self, **changes: Any) -> bytes:
         value = {
             "version": 5,
@@ -125,6 +138,17 @@ class ScriptedBroker:
         if self.rack is not None:
             value["rack"] = self.rack
         return json.dumps(value | changes).encode()
+
+    def bounce(self) -> None:
+        """Gone and back in one transaction: nobody can have seen it missing."""
+        assert self._client is not None
+        path = f"/brokers/ids/{self.id}"
+        transaction = self._client.transaction()
+        transaction.delete(path)
+        transaction.create(path, self.registration(), ephemeral=True)
+        results = transaction.commit()
+        assert not any(isinstance(result, Exception) for result in results)
+        self.epoch = self._client.exists(path).czxid
 
     def leave(self) -> None:
         """The registration goes; connections stay until the controller closes them."""
@@ -225,8 +249,7 @@ class Node:
         self.id = node_id
         self.directory = directory / f"node{node_id}"
         self.directory.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.config = {
             "broker.id": node_id,
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
@@ -246,12 +269,16 @@ class Node:
         file.write_text("".join(f"{key}={value}\n" for key, value in self.config.items()))
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "klamm", "broker", str(file)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                self.command(file), stdout=log, stderr=log, start_new_session=True
             )
         return self
+
+    def restart_if_dead(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+
+    def command(self, file: Path) -> list[str]:
+        return [sys.executable, "-m", "klamm", "broker", str(file)]
 
     @property
     def log(self) -> str:
@@ -267,6 +294,16 @@ class Node:
             if len(size) < 4:
                 raise EOFError("closed without an answer")
             return decode_response(header, stream.read(struct.unpack(">i", size)[0]))
+
+    def candidate_pid(self) -> int | None:
+        """The process of its controller candidate; none while one that died is replaced."""
+        assert self.process is not None
+        # A child is listed with the thread that started it, and threads come and go.
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                for pid in (thread / "children").read_text().split():
+                    return int(pid)
+        return None
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -344,6 +381,10 @@ class Lab:
     def controller_id(self) -> int | None:
         value = self.json("/controller")
         return None if value is None else int(value["brokerid"])
+
+    def wait_registered(self, *ids: int) -> None:
+        for each in ids:
+            wait_until(lambda each=each: self.zk.exists(f"/brokers/ids/{each}"), f"broker {each}")
 
     def wait_controller(self, *ids: int) -> int:
         """Wait until one of the nodes has the role and has announced itself to every broker."""

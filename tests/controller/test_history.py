@@ -401,7 +401,7 @@ def test_a_real_candidate_records_its_term(tmp_path: Path):
             await node.register(2, port=1)
             topic = znodes.TopicAssignment(None, {0: [2]})
             await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
-            node.controller.run_for_office()
+            await node.controller.run_for_office()
             await node.until(lambda: node.controller.context is not None)
             await node.until(lambda: len(node.controller.queue) == 0)
             await node.store.delete(znodes.broker_path(2))

@@ -63,7 +63,7 @@ def test_gauges_follow_the_controller_into_office_and_out_of_it(tmp_path: Path):
     async def scenario(node: Node) -> None:
         topic = znodes.TopicAssignment(None, {0: [7], 1: [7]})
         await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
-        node.controller.run_for_office()
+        await node.controller.run_for_office()
         await node.until(lambda: node[f"{CONTROLLER}GlobalTopicCount"] == 1)
         assert node[f"{CONTROLLER}ActiveControllerCount"] == 1
         node.zookeeper.expire(node.store)
@@ -192,7 +192,7 @@ def test_a_brokers_channel_metrics_live_as_long_as_its_channel(tmp_path: Path):
         size = f'{CHANNELS}QueueSize{{broker_id="2"}}'
         times = f'{CHANNELS}RequestRateAndQueueTimeMs_count{{broker_id="2"}}'
         assert size not in node.samples()
-        node.controller.run_for_office()
+        await node.controller.run_for_office()
         await node.until(lambda: bool(writers))
         await node.register(3, port)
         # Hearing of broker 3 is one request more for broker 2, behind the one it sits on.

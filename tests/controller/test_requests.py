@@ -1,5 +1,6 @@
 """Admin requests over the wire: validation order, error codes, and what they leave in ZooKeeper."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,21 @@ from klamm.protocol.codes import ErrorCode as E
 from tests.controller.lab import Lab, Node, wait_until
 
 pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def shared(new_lab: Callable[[], Lab]) -> Lab:
+    """Scripted brokers 1 to 4, controller 100, and 101, which is not."""
+    lab = new_lab()
+    lab.start(brokers=4)
+    lab.add_node(101)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def node(shared: Lab) -> Node:
+    """The controller's node."""
+    return shared.nodes[100]
 
 
 def create(node: Node, *topics: dict[str, Any], version: int = 7, **body: Any) -> dict[str, Any]:
@@ -60,24 +76,21 @@ def delete(node: Node, *names: str, version: int = 5, timeout: int = 10_000) -> 
 
 
 @pytest.mark.rule("TOPIC-17", "TOPIC-20", "ADM-16", "ZK-12", "ZK-14", "ZK-15", "ZK-18", "ZK-19")
-def test_a_created_topic_is_written_elected_and_described_in_the_answer(lab: Lab):
-    node = lab.start(brokers=3)
-    settings = config("retention.ms", "1000")
-    made = create(node, {"name": "t", "num_partitions": 2, "replication_factor": 3, **settings})[
-        "t"
-    ]
+def test_a_created_topic_is_written_elected_and_described_in_the_answer(shared: Lab, node: Node):
+    wanted = {"name": "made", "num_partitions": 2, "replication_factor": 3}
+    made = create(node, wanted | config("retention.ms", "1000"))["made"]
     assert (made.error_code, made.num_partitions, made.replication_factor) == (E.NONE, 2, 3)
-    znode = lab.json("/brokers/topics/t")
+    znode = shared.json("/brokers/topics/made")
     assert set(znode) == {
         "version", "topic_id", "partitions", "adding_replicas", "removing_replicas"
     }  # fmt: skip
     assert (znode["version"], len(znode["topic_id"])) == (3, 22)
     assert not znode["topic_id"].startswith("-")
-    assert sorted(znode["partitions"]["0"]) == [1, 2, 3]
-    assert lab.json("/config/topics/t") == {"version": 1, "config": {"retention.ms": "1000"}}
-    assert lab.zk.get_children("/config/changes") == []
+    assert set(znode["partitions"]["0"]) < {1, 2, 3, 4}
+    assert shared.json("/config/topics/made") == {"version": 1, "config": {"retention.ms": "1000"}}
+    assert shared.zk.get_children("/config/changes") == []
     for partition in (0, 1):
-        state = lab.state("t", partition)
+        state = shared.state("made", partition)
         assert state["leader"] == znode["partitions"][str(partition)][0]
         assert (state["leader_epoch"], state["version"]) == (0, 0)
     values = {entry.name: entry.value for entry in made.configs}
@@ -86,8 +99,7 @@ def test_a_created_topic_is_written_elected_and_described_in_the_answer(lab: Lab
 
 @pytest.mark.rule("ADM-2", "ADM-3", "ADM-4", "ADM-5", "ADM-7", "ADM-9", "ADM-10", "ADM-12")
 @pytest.mark.rule("ADM-6", "ASSIGN-2", "TOPIC-18", "BADM-2")
-def test_each_bad_topic_of_a_request_gets_its_own_error(lab: Lab):
-    node = lab.start(brokers=2)
+def test_each_bad_topic_of_a_request_gets_its_own_error(shared: Lab, node: Node):
     create(node, {"name": "a.b"})
     answers = create(
         node,
@@ -99,7 +111,7 @@ def test_each_bad_topic_of_a_request_gets_its_own_error(lab: Lab):
         {"name": "both", **assigned([1]), "num_partitions": 1},
         {"name": "none", "num_partitions": 0},
         {"name": "nobody", "replication_factor": 0},
-        {"name": "many", "replication_factor": 3},
+        {"name": "many", "replication_factor": 5},
         {"name": "bad name"},
         {"name": ".."},
         {"name": "x" * 250},
@@ -135,51 +147,54 @@ def test_each_bad_topic_of_a_request_gets_its_own_error(lab: Lab):
         for name, answer in answers.items()
         if name != "good"
     )
-    assert sorted(lab.zk.get_children("/brokers/topics")) == ["a.b", "good"]
+    there = codes.keys() & set(shared.zk.get_children("/brokers/topics"))
+    assert there == {"a.b", "good"}
 
 
 @pytest.mark.rule("ADM-11", "ADM-15", "TOPIC-10", "TRACE-13")
-def test_a_topic_on_dead_brokers_times_out_and_comes_online_with_them(lab: Lab):
-    node = lab.start(brokers=1)
-    answer = create(node, {"name": "t", **assigned([8, 9])}, timeout=200)["t"]
+def test_a_topic_on_dead_brokers_times_out_and_comes_online_with_them(shared: Lab, node: Node):
+    answer = create(node, {"name": "dead", **assigned([8, 9])}, timeout=200)["dead"]
     assert answer.error_code == E.REQUEST_TIMED_OUT
-    assert lab.state("t", 0) is None
-    lab.add_brokers(9)
-    state = lab.wait_state("t", 0, lambda s: s["leader"] == 9)
+    assert shared.state("dead", 0) is None
+    shared.add_brokers(9)
+    state = shared.wait_state("dead", 0, lambda s: s["leader"] == 9)
     assert (state["isr"], state["leader_epoch"]) == ([9], 0)
-    told = wait_until(lambda: lab.brokers[9].told(ApiKey.LEADER_AND_ISR, "t", 0))
+    told = wait_until(lambda: shared.brokers[9].told(ApiKey.LEADER_AND_ISR, "dead", 0))
     assert told[-1].is_new
-    lab.add_brokers(8)
-    told = wait_until(lambda: lab.brokers[8].told(ApiKey.LEADER_AND_ISR, "t", 0))
+    shared.add_brokers(8)
+    told = wait_until(lambda: shared.brokers[8].told(ApiKey.LEADER_AND_ISR, "dead", 0))
     assert not told[-1].is_new
-    immediate = create(node, {"name": "u"}, timeout=0)["u"]
+    immediate = create(node, {"name": "at-once"}, timeout=0)["at-once"]
     assert immediate.error_code == E.REQUEST_TIMED_OUT
-    lab.wait_state("u", 0, lambda s: s["leader"] >= 0)
+    shared.wait_state("at-once", 0, lambda s: s["leader"] >= 0)
+    for broker in (8, 9):
+        shared.brokers.pop(broker).close()
 
 
 @pytest.mark.rule("ADM-14", "ADM-23")
-def test_validating_only_checks_everything_and_writes_nothing(lab: Lab):
-    node = lab.start(brokers=1)
-    answers = create(node, {"name": "t"}, {"name": "bad name"}, validate_only=True)
-    assert answers["t"].error_code == E.NONE
+def test_validating_only_checks_everything_and_writes_nothing(shared: Lab, node: Node):
+    answers = create(node, {"name": "would-be"}, {"name": "bad name"}, validate_only=True)
+    assert answers["would-be"].error_code == E.NONE
     assert answers["bad name"].error_code == E.INVALID_TOPIC_EXCEPTION
-    assert lab.zk.get_children("/brokers/topics") == []
-    lab.create_topic("u", {0: [1]})
-    assert expand(node, {"name": "u", "count": 3}, validate_only=True)["u"].error_code == E.NONE
-    assert list(lab.json("/brokers/topics/u")["partitions"]) == ["0"]
+    assert not shared.zk.exists("/brokers/topics/would-be")
+    assert not shared.zk.exists("/config/topics/would-be")
+    shared.create_topic("same", {0: [1]})
+    would_grow = expand(node, {"name": "same", "count": 3}, validate_only=True)["same"]
+    assert would_grow.error_code == E.NONE
+    assert list(shared.json("/brokers/topics/same")["partitions"]) == ["0"]
 
 
 @pytest.mark.rule("ADM-1", "ADM-17", "ADM-24", "BADM-1", "EVT-7", "PREF-2", "REASG-5", "SHUT-2")
 @pytest.mark.rule("ISR-8", "ADM-45")
-def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(lab: Lab):
-    lab.start(brokers=1)
-    lab.create_topic("t", {0: [1]})
-    other = lab.add_node(101)
-    wait_until(lambda: lab.zk.exists("/brokers/ids/101"))
+def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(shared: Lab):
+    shared.create_topic("kept", {0: [1]})
+    other = shared.nodes[101]
+    shared.wait_registered(101)
+    there = shared.zk.get_children("/brokers/topics")
     assert create(other, {"name": "n"})["n"].error_code == E.NOT_CONTROLLER
-    assert delete(other, "t")["t"].error_code == E.NOT_CONTROLLER
-    assert expand(other, {"name": "t", "count": 2})["t"].error_code == E.NOT_CONTROLLER
-    wanted = [{"topic": "t", "partitions": [0]}]
+    assert delete(other, "kept")["kept"].error_code == E.NOT_CONTROLLER
+    assert expand(other, {"name": "kept", "count": 2})["kept"].error_code == E.NOT_CONTROLLER
+    wanted = [{"topic": "kept", "partitions": [0]}]
     elected = other.ask(
         ApiKey.ELECT_LEADERS, 2, election_type=0, topic_partitions=wanted, timeout=1000
     )
@@ -189,64 +204,66 @@ def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(lab: 
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         0,
         timeout=1000,
-        topics=[{"name": "t", "partitions": [{"partition_index": 0, "replicas": [1]}]}],
+        topics=[{"name": "kept", "partitions": [{"partition_index": 0, "replicas": [1]}]}],
     )
     assert moved.error_code == E.NOT_CONTROLLER
     listed = other.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
     assert listed.error_code == E.NOT_CONTROLLER
-    epoch = lab.brokers[1].epoch
+    epoch = shared.brokers[1].epoch
     leaving = other.ask(ApiKey.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=epoch)
     assert leaving.error_code == E.STALE_CONTROLLER_EPOCH
     ids = other.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=epoch)
     assert ids.error_code == E.NOT_CONTROLLER
-    assert lab.alter_partition(other, "t", 0, [1]).error_code == E.NOT_CONTROLLER
-    assert lab.zk.get_children("/brokers/topics") == ["t"]
+    assert shared.alter_partition(other, "kept", 0, [1]).error_code == E.NOT_CONTROLLER
+    assert shared.zk.get_children("/brokers/topics") == there
 
 
 @pytest.mark.rule("ADM-18", "ADM-19", "ADM-20", "ADM-21", "TOPIC-19", "ASSIGN-13", "BADM-6")
-def test_expansion_is_checked_written_and_elected(lab: Lab):
-    node = lab.start(brokers=3)
-    lab.create_topic("t", {0: [2, 3]})
+def test_expansion_is_checked_written_and_elected(shared: Lab, node: Node):
+    shared.create_topic("grown", {0: [2, 3]})
     answers = expand(
         node,
-        {"name": "t", "count": 3},
+        {"name": "grown", "count": 3},
         {"name": "missing", "count": 2},
         {"name": "twice", "count": 2},
         {"name": "twice", "count": 2},
     )
-    assert answers["t"].error_code == E.NONE
+    assert answers["grown"].error_code == E.NONE
     assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     assert answers["twice"].error_code == E.INVALID_REQUEST
     # Start = shift = the place of broker 2, counted on from partition 1.
-    assert lab.json("/brokers/topics/t")["partitions"] == {"0": [2, 3], "1": [3, 2], "2": [1, 3]}
-    assert lab.state("t", 2)["leader"] == 1
-    assert expand(node, {"name": "t", "count": 3})["t"].error_code == E.INVALID_PARTITIONS
-    assert expand(node, {"name": "t", "count": 2})["t"].error_code == E.INVALID_PARTITIONS
+    partitions = shared.json("/brokers/topics/grown")["partitions"]
+    assert partitions == {"0": [2, 3], "1": [3, 1], "2": [4, 2]}
+    assert shared.state("grown", 2)["leader"] == 4
+    assert expand(node, {"name": "grown", "count": 3})["grown"].error_code == E.INVALID_PARTITIONS
+    assert expand(node, {"name": "grown", "count": 2})["grown"].error_code == E.INVALID_PARTITIONS
     for lists in ([[1, 9]], [[1, 2], [2, 3]], [[]], [[1, 1]], [[1]]):
         given = [{"broker_ids": ids} for ids in lists]
-        answer = expand(node, {"name": "t", "count": 4, "assignments": given})["t"]
+        answer = expand(node, {"name": "grown", "count": 4, "assignments": given})["grown"]
         assert answer.error_code == E.INVALID_REPLICA_ASSIGNMENT
     good = [{"broker_ids": [3, 1]}]
-    assert expand(node, {"name": "t", "count": 4, "assignments": good})["t"].error_code == E.NONE
-    assert lab.state("t", 3)["isr"] == [3, 1]
+    assert (
+        expand(node, {"name": "grown", "count": 4, "assignments": good})["grown"].error_code
+        == E.NONE
+    )
+    assert shared.state("grown", 3)["isr"] == [3, 1]
 
 
 @pytest.mark.rule("ADM-25", "ADM-26", "ADM-27", "ADM-28", "DEL-34", "DEL-15", "DEL-19", "BADM-5")
-def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(lab: Lab):
-    node = lab.start(brokers=2)
-    create(node, {"name": "t", "replication_factor": 2})
-    first_id = lab.json("/brokers/topics/t")["topic_id"]
-    answers = delete(node, "t", "missing")
-    assert answers["t"].error_code == E.NONE
+def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, node: Node):
+    create(node, {"name": "gone", "replication_factor": 2})
+    first_id = shared.json("/brokers/topics/gone")["topic_id"]
+    answers = delete(node, "gone", "missing")
+    assert answers["gone"].error_code == E.NONE
     assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
-    wait_until(lambda: not lab.zk.exists("/brokers/topics/t"))
-    wait_until(lambda: not lab.zk.get_children("/admin/delete_topics"))
-    assert not lab.zk.exists("/config/topics/t")
-    assert create(node, {"name": "t"})["t"].error_code == E.NONE
-    assert lab.json("/brokers/topics/t")["topic_id"] != first_id
-    late = delete(node, "t", timeout=0)["t"]
+    wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
+    wait_until(lambda: not shared.zk.get_children("/admin/delete_topics"))
+    assert not shared.zk.exists("/config/topics/gone")
+    assert create(node, {"name": "gone"})["gone"].error_code == E.NONE
+    assert shared.json("/brokers/topics/gone")["topic_id"] != first_id
+    late = delete(node, "gone", timeout=0)["gone"]
     assert late.error_code == E.REQUEST_TIMED_OUT
-    wait_until(lambda: not lab.zk.exists("/brokers/topics/t"))
+    wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
 
 
 @pytest.mark.rule("ADM-24", "DEL-3", "FAILOVER-14")
@@ -261,9 +278,8 @@ def test_where_deletion_is_disabled_nothing_is_deleted(lab: Lab):
 
 
 @pytest.mark.rule("ADM-45", "ADM-46", "ZK-21", "FENCE-14", "IDEM-3")
-def test_producer_ids_come_in_blocks_that_never_repeat(lab: Lab):
-    node = lab.start(brokers=1)
-    epoch = lab.brokers[1].epoch
+def test_producer_ids_come_in_blocks_that_never_repeat(shared: Lab, node: Node):
+    epoch = shared.brokers[1].epoch
 
     def allocate(broker: int = 1, broker_epoch: int = epoch) -> Any:
         return node.ask(
@@ -274,7 +290,7 @@ def test_producer_ids_come_in_blocks_that_never_repeat(lab: Lab):
     assert [(b.producer_id_start, b.producer_id_len) for b in blocks] == [
         (0, 1000), (1000, 1000), (2000, 1000),
     ]  # fmt: skip
-    assert lab.json("/latest_producer_id_block") == {
+    assert shared.json("/latest_producer_id_block") == {
         "version": 1, "broker": 1, "block_start": "2000", "block_end": "2999",
     }  # fmt: skip
     assert allocate(broker=9).error_code == E.BROKER_ID_NOT_REGISTERED
@@ -282,22 +298,19 @@ def test_producer_ids_come_in_blocks_that_never_repeat(lab: Lab):
 
 
 @pytest.mark.rule("ISR-17", "ISR-18", "ISR-19", "ISR-21", "PREF-5", "PREF-10", "PREF-11")
-def test_isr_changes_and_elections_through_requests(lab: Lab):
-    node = lab.start(brokers=3)
-    lab.create_topic("t", {0: [1, 2, 3], 1: [2, 3, 1]})
-    shrunk = lab.alter_partition(node, "t", 0, [1, 3])
+def test_isr_changes_and_elections_through_requests(shared: Lab, node: Node):
+    shared.create_topic("led", {0: [1, 2, 3], 1: [2, 3, 1]})
+    shrunk = shared.alter_partition(node, "led", 0, [1, 3])
     assert (shrunk.error_code, list(shrunk.isr), shrunk.partition_epoch) == (E.NONE, [1, 3], 1)
-    assert lab.state("t", 0)["leader_epoch"] == 0
-    stale = lab.alter_partition(node, "t", 0, [1, 2, 3], partition_epoch=0)
+    assert shared.state("led", 0)["leader_epoch"] == 0
+    stale = shared.alter_partition(node, "led", 0, [1, 2, 3], partition_epoch=0)
     assert stale.error_code == E.INVALID_UPDATE_VERSION
-    stranger = lab.alter_partition(node, "t", 0, [2], broker=2)
+    stranger = shared.alter_partition(node, "led", 0, [2], broker=2)
     assert stranger.error_code == E.INVALID_REQUEST
-    assert lab.state("t", 0)["isr"] == [1, 3]
-    lab.brokers[1].leave()
-    lab.wait_state("t", 0, lambda s: s["leader"] == 3)
-    lab.add_brokers(1)
-    lab.wait_controller(100)
-    lab.alter_partition(node, "t", 0, [3, 1])
+    assert shared.state("led", 0)["isr"] == [1, 3]
+    # Another order of the same replicas makes another one the preferred leader.
+    assert move(node, "led", [3, 1, 2]) == E.NONE
+    assert shared.state("led", 0)["leader"] == 1
 
     def elect(partitions: Any) -> dict[tuple[str, int], E]:
         answer = node.ask(
@@ -309,28 +322,34 @@ def test_isr_changes_and_elections_through_requests(lab: Lab):
             for result in topic.partition_result
         }
 
-    assert elect([{"topic": "t", "partitions": [0, 1, 7]}]) == {
-        ("t", 0): E.NONE,
-        ("t", 1): E.ELECTION_NOT_NEEDED,
-        ("t", 7): E.UNKNOWN_TOPIC_OR_PARTITION,
+    assert elect([{"topic": "led", "partitions": [0, 1, 7]}]) == {
+        ("led", 0): E.NONE,
+        ("led", 1): E.ELECTION_NOT_NEEDED,
+        ("led", 7): E.UNKNOWN_TOPIC_OR_PARTITION,
     }
-    assert lab.state("t", 0)["leader"] == 1
-    assert elect(None) == {}
+    assert shared.state("led", 0)["leader"] == 3
+    assert move(node, "led", [1, 2, 3]) == E.NONE
+    of_all = elect(None)
+    assert of_all["led", 0] == E.NONE
+    assert ("led", 1) not in of_all
+    assert shared.state("led", 0)["leader"] == 1
+
+
+def move(node: Node, topic: str, replicas: list[int] | None) -> E:
+    """Reassign partition 0 and return what was answered for it."""
+    partition = {"partition_index": 0, "replicas": replicas}
+    answer = node.ask(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        0,
+        timeout=10_000,
+        topics=[{"name": topic, "partitions": [partition]}],
+    )
+    return answer.responses[0].partitions[0].error_code
 
 
 @pytest.mark.rule("REASG-6", "REASG-8", "REASG-11", "REASG-32", "REASG-33", "ADM-30", "ADM-31")
-def test_a_reassignment_is_started_listed_cancelled_and_completed(lab: Lab):
-    node = lab.start(brokers=4)
-    lab.create_topic("t", {0: [1, 2, 3]})
-
-    def move(replicas: list[int] | None) -> E:
-        answer = node.ask(
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            0,
-            timeout=10_000,
-            topics=[{"name": "t", "partitions": [{"partition_index": 0, "replicas": replicas}]}],
-        )
-        return answer.responses[0].partitions[0].error_code
+def test_a_reassignment_is_started_listed_cancelled_and_completed(shared: Lab, node: Node):
+    shared.create_topic("moved", {0: [1, 2, 3]})
 
     def moving() -> list[Any]:
         answer = node.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
@@ -340,19 +359,19 @@ def test_a_reassignment_is_started_listed_cancelled_and_completed(lab: Lab):
             for p in topic.partitions
         ]
 
-    assert move(None) == E.NO_REASSIGNMENT_IN_PROGRESS
+    assert move(node, "moved", None) == E.NO_REASSIGNMENT_IN_PROGRESS
     for bad in ([], [1, 1], [-1, 2], [1, 9]):
-        assert move(bad) == E.INVALID_REPLICA_ASSIGNMENT
-    assert move([2, 3, 4]) == E.NONE
+        assert move(node, "moved", bad) == E.INVALID_REPLICA_ASSIGNMENT
+    assert move(node, "moved", [2, 3, 4]) == E.NONE
     assert moving() == [([2, 3, 4, 1], [4], [1])]
-    assert move(None) == E.NONE
+    assert move(node, "moved", None) == E.NONE
     assert moving() == []
-    assert lab.json("/brokers/topics/t")["partitions"]["0"] == [2, 3, 1]
-    assert move([2, 3, 4]) == E.NONE
-    assert lab.alter_partition(node, "t", 0, [1, 2, 3, 4]).error_code == E.NONE
-    wait_until(lambda: lab.json("/brokers/topics/t")["partitions"]["0"] == [2, 3, 4])
-    state = lab.state("t", 0)
+    assert shared.json("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 1]
+    assert move(node, "moved", [2, 3, 4]) == E.NONE
+    assert shared.alter_partition(node, "moved", 0, [1, 2, 3, 4]).error_code == E.NONE
+    wait_until(lambda: shared.json("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 4])
+    state = shared.state("moved", 0)
     assert (state["leader"], state["isr"]) == (2, [2, 3, 4])
-    stopped = wait_until(lambda: lab.brokers[1].told(ApiKey.STOP_REPLICA, "t", 0))
-    wait_until(lambda: lab.brokers[1].told(ApiKey.STOP_REPLICA, "t", 0)[-1].delete_partition)
+    stopped = wait_until(lambda: shared.brokers[1].told(ApiKey.STOP_REPLICA, "moved", 0))
+    wait_until(lambda: shared.brokers[1].told(ApiKey.STOP_REPLICA, "moved", 0)[-1].delete_partition)
     assert not stopped[0].delete_partition
