@@ -1,6 +1,6 @@
 """A controller by itself, klamm's and, where its jars are to be had, Apache Kafka's: the ratios.
 
-    python -m bench.controller [--topics 100] [--klamm-only] [further options of side_by_side.controller]
+    python -m bench.controller [--topics 100] [--klamm-only] [options of side_by_side.controller]
 
 100 topics of 100 partitions by default; the figures that count are taken with --topics 1000, and
 with --topics 10000 --zk-heap 6g --heap 8g.
