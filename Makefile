@@ -7,9 +7,10 @@ INSTALLED := $(VENV)/.installed
 # Settings for single runs: make test PYTEST="-k listeners", make bench BENCH=kernels
 PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
+INTEROP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo test fmt lint types bench kafka wheel-test conformance docs lock clean
+.PHONY: help machine setup demo test fmt lint types bench kafka interop crash wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -52,6 +53,13 @@ bench: setup ## measure; BENCH=kernels for one benchmark of bench/
 
 kafka: setup ## fetch Apache Kafka's jars from Maven Central, for comparisons
 	@$(BIN)/python tools/fetch_kafka.py
+
+interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="-k tools" for a part
+	@if libs="$$($(BIN)/python tools/fetch_kafka.py)"; then export KAFKA_LIBS="$$libs"; fi; \
+		$(BIN)/python -m pytest -m interop $(INTEROP)
+
+crash: setup ## kill controllers at every write of every operation, before and after it
+	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py
