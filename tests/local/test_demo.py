@@ -1,24 +1,64 @@
 """The tour says what it checked, and stops at the first thing that is not so."""
 
 import io
+import os
+import pty
+import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
-from klamm.cli.main import main
 from klamm.errors import KlammError
-from klamm.local.demo import Guide
+from klamm.local.guide import Guide
+
+
+def run_on_terminal(arguments: list[str], keys_at: str) -> tuple[int, str]:
+    """A command under a pseudo-terminal, which presses a key wherever `keys_at` is shown."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "klamm", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown, answered = "", 0
+    try:
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            if not data:
+                break
+            shown += data.decode(errors="replace")
+            while shown.count(keys_at) > answered:
+                os.write(ours, b" ")
+                answered += 1
+        return process.wait(30), shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 @pytest.mark.real
-def test_the_tour_holds(capsys: pytest.CaptureFixture[str]):
-    # The application for people ends as a process does.
-    with pytest.raises(SystemExit) as ended:
-        main(["demo"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "every partition has a leader that lives" in shown
-    assert shown.splitlines()[-1].startswith("All of it held: 1")
+def test_the_tour_holds_and_waits_for_a_key_between_its_steps():
+    code, shown = run_on_terminal(["demo", "--step"], keys_at="(any key goes on)")
+    assert code == 0, shown
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown)
+    steps = re.findall(r"^(\d)\. (.*?)\r?$", text, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, 9))
+    assert text.count("(any key goes on)") == len(steps) - 1
+    assert "every partition has a leader that lives" in text
+    # The decisions are told in sentences, by the history of the controllers themselves.
+    assert re.search(r"broker \d\s+disappeared", text)
+    assert re.search(r"none of \d+ acknowledged records is missing", text)
+    assert re.search(r"All of it held: \d+ checks in 8 steps\.", text)
 
 
 def test_a_claim_that_does_not_hold_ends_the_tour():

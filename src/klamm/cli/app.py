@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Annotated
 
+import click
 import typer
 
 from klamm.cli import brokers, configs, controller, groups, reassign, topics
@@ -64,15 +65,20 @@ app.command(rich_help_panel=_RUNNING)(up)
 
 
 @app.command(rich_help_panel=_RUNNING)
-def demo() -> None:
+def demo(
+    step: Annotated[bool, typer.Option("--step", help="Wait for a key between the steps.")] = False,
+) -> None:
     """Take the tour: every step is carried out, shown and checked.
 
     \b
-    Example: klamm demo
+    Example: klamm demo --step
     """
     from klamm.local.demo import run
 
-    run()
+    if step:
+        run(lambda: click.pause("   (any key goes on)"))
+    else:
+        run()
 
 
 for _name, _group in {

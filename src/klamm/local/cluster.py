@@ -375,7 +375,10 @@ class Cluster:
         config: Mapping[str, Any] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Create a topic, by default with up to three replicas; returns when it has leaders."""
+        """Create a topic, by default with up to three replicas.
+
+        Returns when it has leaders and every running broker knows them.
+        """
         count = len(assignment) or partitions
         topics.create(
             self._admin,
@@ -391,6 +394,13 @@ class Cluster:
         )
         for partition in range(count):
             self.wait_leader(name, partition, timeout_s=timeout_s)
+        _wait(
+            lambda: self._unaware(name, count),
+            lambda unaware: not unaware,
+            f"all brokers to hear of topic {name}",
+            lambda unaware: f"{sorted(unaware)} have not",
+            timeout_s,
+        )
 
     # What it is like
 
@@ -514,6 +524,17 @@ class Cluster:
                             f"{self.controller_id()}; it said: {each.last_words()}"
                         )
                     time.sleep(_POLL_S)
+
+    def _unaware(self, topic: str, partitions: int) -> set[int]:
+        """The running brokers that do not know leaders of all partitions of a topic yet."""
+        unaware = set()
+        for each in list(self._brokers.values()):
+            if each.state is State.RUNNING:
+                with Admin(each.address, timeout_s=5) as admin:
+                    (found,) = admin.metadata([topic]).topics
+                if sum(p.leader_id >= 0 for p in found.partitions) < partitions:
+                    unaware.add(each.id)
+        return unaware
 
     def _is_usable(self, broker: BrokerProcess, admin: Admin) -> bool:
         expected = {each.id for each in self._brokers.values() if each.state is State.RUNNING}
