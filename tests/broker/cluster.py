@@ -290,9 +290,7 @@ class RealCluster:
     def alter_topic(self, topic: str, **settings: str) -> None:
         """Set settings of a topic, underscores standing for dots."""
         entries = [
-            ConfigEntry(
-                key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET
-            )
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
             for key, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)

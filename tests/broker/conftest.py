@@ -1,4 +1,4 @@
-"""One cluster for all tests that leave it as they found it; those that break things start others."""
+"""One cluster for tests that leave it as they found it; those that break things start others."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

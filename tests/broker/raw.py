@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import Any
 
@@ -206,7 +207,8 @@ def fetch_values(
     }
 
 
-def batch(*values: bytes, timestamp: int = 1_000, **more: Any) -> bytes:
-    """A batch of records with these values, as a producer would send it."""
-    records = [Record(b"key", value, timestamp) for value in values]
+def batch(*values: bytes, timestamp: int | None = None, **more: Any) -> bytes:
+    """A batch of records with these values, as a producer would send it; of now, if not said."""
+    at = int(time.time() * 1000) if timestamp is None else timestamp
+    records = [Record(b"key", value, at) for value in values]
     return bytes(build_batch(records, **more).data)

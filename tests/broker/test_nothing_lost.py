@@ -184,8 +184,10 @@ def test_too_few_replicas_refuse_acks_all_and_hide_the_rest(
         cluster[other].signal(signal.SIGSTOP)
     with Raw(cluster[1].port) as raw:
         wait_until(
-            lambda: raw.produce(topic, batch(b"no"), timeout_ms=100).error_code
-            == ErrorCode.NOT_ENOUGH_REPLICAS,
+            lambda: (
+                raw.produce(topic, batch(b"no"), timeout_ms=100).error_code
+                == ErrorCode.NOT_ENOUGH_REPLICAS
+            ),
             "the ISR has shrunk",
         )
         before = raw.list_offset(topic, -1).offset
@@ -232,7 +234,9 @@ def test_an_unclean_leader_has_its_log_win(start_cluster: Start, topic: str) -> 
 def test_a_torn_tail_and_lost_indexes_are_repaired(start_cluster: Start, topic: str) -> None:
     cluster = start_cluster(brokers=2)
     cluster.create(topic, assignment=[[1, 2]], config={"segment.bytes": "20000"})
-    cluster.produce(topic, [b"%d" % each for each in range(3000)], acks="all", batch_num_messages=50)
+    cluster.produce(
+        topic, [b"%d" % each for each in range(3000)], acks="all", batch_num_messages=50
+    )
     cluster[2].kill()
     cluster.wait_isr(topic, {1})
     replica = cluster[2].log_dir / f"{topic}-0"
