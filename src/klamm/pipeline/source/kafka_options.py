@@ -1,0 +1,265 @@
+"""`kafka.*` options, which have the names of Kafka's Java clients, as librdkafka knows them.
+
+A name that means the same to both is passed on. One that librdkafka knows under another name, or
+with other values, is translated. What it has no counterpart for is refused by name, because an
+option that is silently without effect is found out about too late.
+"""
+
+import difflib
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from klamm.errors import ConfigError
+
+#: Java's name: librdkafka's, for the same values.
+_RENAMED: Final = {
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+}
+_RENAMED_CONSUMER: Final = {"request.timeout.ms": "socket.timeout.ms"}
+_RENAMED_PRODUCER: Final = {
+    "max.request.size": "message.max.bytes",
+    "compression.gzip.level": "compression.level",
+    "compression.lz4.level": "compression.level",
+    "compression.zstd.level": "compression.level",
+}
+
+_MANAGED: Final = "The offsets that are read are managed by Spark."
+_REFUSED: Final = {
+    "interceptor.classes": "There are no Java classes here.",
+    "metric.reporters": "There are no Java classes here.",
+    "security.providers": "There are no Java classes here.",
+    "sasl.client.callback.handler.class": "There are no Java classes here.",
+    "sasl.login.callback.handler.class": "There are no Java classes here.",
+    "sasl.login.class": "There are no Java classes here.",
+    "ssl.engine.factory.class": "There are no Java classes here.",
+    "default.api.timeout.ms": "Use fetchOffset.numRetries and kafkaConsumer.pollTimeoutMs.",
+}
+_REFUSED_CONSUMER: Final = {
+    "auto.offset.reset": "Instead set the source option 'startingOffsets' to 'earliest' or "
+    f"'latest' to specify where to start. {_MANAGED}",
+    "enable.auto.commit": _MANAGED,
+    "auto.commit.interval.ms": _MANAGED,
+    "key.deserializer": "Keys are read as byte arrays. Use DataFrame operations to explicitly "
+    "deserialize the keys.",
+    "value.deserializer": "Values are read as byte arrays. Use DataFrame operations to "
+    "explicitly deserialize the values.",
+    "max.poll.records": "Tasks read ranges of offsets, not polls.",
+}
+_REFUSED_PRODUCER: Final = {
+    "key.serializer": "Keys are written as byte arrays. Use DataFrame operations to explicitly "
+    "serialize the keys into either strings or byte arrays.",
+    "value.serializer": "Values are written as byte arrays. Use DataFrame operations to "
+    "explicitly serialize the values into either strings or byte arrays.",
+    "transactional.id": "The sink writes at least once, not in transactions.",
+    "transaction.timeout.ms": "The sink writes at least once, not in transactions.",
+    "max.block.ms": "A task waits for room in its queue until 'kafka.delivery.timeout.ms' ends.",
+    "partitioner.availability.timeout.ms": "librdkafka has no counterpart for it.",
+    "partitioner.adaptive.partitioning.enable": "librdkafka has no counterpart for it.",
+}
+
+_DEFAULTS: Final = {"log_level": "3", "client.id": "klamm-spark"}
+_CONSUMER_DEFAULTS: Final = {
+    # Java's default; librdkafka's own is read_committed.
+    "isolation.level": "read_uncommitted",
+    "allow.auto.create.topics": "false",
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    # Data that is gone is to be noticed, not skipped.
+    "auto.offset.reset": "error",
+    "enable.partition.eof": "true",
+}
+_PRODUCER_DEFAULTS: Final = {
+    # Keys land where Java's producers put them.
+    "partitioner": "murmur2_random",
+    # Successful deliveries are counted by librdkafka, so no Python is run for them.
+    "delivery.report.only.error": "true",
+}
+
+_JAAS_ENTRY: Final = re.compile(r"(\w+(?:\.\w+)*)\s+required\b(.*?);?\s*", re.DOTALL)
+_JAAS_PAIR: Final = re.compile(r"(\w+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))")
+_NO_SUCH_PROPERTY: Final = re.compile(r"No such configuration property: \"(.*)\"")
+
+
+def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) -> dict[str, str]:
+    """For a consumer; `given` has lost its prefix `kafka.`."""
+    _require_bootstrap(given, "consumer")
+    config = _translate(given, _RENAMED | _RENAMED_CONSUMER, _REFUSED | _REFUSED_CONSUMER)
+    prefix = group_id_prefix or "spark-kafka-source"
+    config = {
+        **_DEFAULTS,
+        **_CONSUMER_DEFAULTS,
+        # Nobody joins a group, but a cluster may grant reading to groups of certain names only.
+        # As in Spark, a name goes before a prefix.
+        "group.id": f"{prefix}-{uuid.uuid4()}",
+        **config,
+    }
+    _check(config, lambda: Consumer(dict(config)).close())
+    return config
+
+
+def producer_config(given: Mapping[str, str]) -> dict[str, str]:
+    """For a producer; `given` has lost its prefix `kafka.`."""
+    _require_bootstrap(given, "producer")
+    config = _translate(given, _RENAMED | _RENAMED_PRODUCER, _REFUSED | _REFUSED_PRODUCER)
+    if "buffer.memory" in config:
+        kilobytes = _number("buffer.memory", config.pop("buffer.memory")) >> 10
+        config["queue.buffering.max.kbytes"] = str(max(kilobytes, 1))
+    if "partitioner.class" in config:
+        config |= _partitioner(config.pop("partitioner.class"))
+    if config.pop("partitioner.ignore.keys", "false").lower() == "true":
+        config["partitioner"] = "random"
+    config = {
+        **_DEFAULTS,
+        **_PRODUCER_DEFAULTS,
+        "enable.idempotence": str(_may_be_idempotent(config)).lower(),
+        **config,
+    }
+    _check(config, lambda: Producer(dict(config)).flush(0))
+    return config
+
+
+def _require_bootstrap(given: Mapping[str, str], client: str) -> None:
+    if not given.get("bootstrap.servers", "").strip():
+        raise ConfigError(
+            f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client}"
+        )
+
+
+def _translate(
+    given: Mapping[str, str], renamed: Mapping[str, str], refused: Mapping[str, str]
+) -> dict[str, str]:
+    config: dict[str, str] = {}
+    for key, value in given.items():
+        if key in refused:
+            raise ConfigError(f"Kafka option '{key}' is not supported. {refused[key]}")
+        if key == "sasl.jaas.config":
+            config |= _from_jaas(value)
+        elif key not in _STORE_KEYS:
+            config[renamed.get(key, key)] = value.strip()
+    if not config.get("ssl.endpoint.identification.algorithm", "https"):
+        config["ssl.endpoint.identification.algorithm"] = "none"  # Java's way is to leave it empty
+    return config | _from_stores(given)
+
+
+#: Where Java keeps certificates; what becomes of each depends on the others.
+_STORE_KEYS: Final = frozenset(
+    f"ssl.{store}.{what}"
+    for store in ("truststore", "keystore")
+    for what in ("location", "type", "password")
+)
+
+
+def _from_stores(given: Mapping[str, str]) -> dict[str, str]:
+    config = {}
+    for store, as_pem in (("truststore", "ssl.ca.location"), ("keystore", "ssl.key.location")):
+        kind = given.get(f"ssl.{store}.type", "JKS").strip().upper()
+        location = given.get(f"ssl.{store}.location")
+        if location is None:
+            continue
+        if kind == "PEM":
+            config[as_pem] = location
+            if store == "keystore":
+                # Java keeps the key and its certificates in one file.
+                config["ssl.certificate.location"] = location
+        elif kind == "PKCS12" and store == "keystore":
+            config["ssl.keystore.location"] = location
+            config["ssl.keystore.password"] = given.get("ssl.keystore.password", "")
+        else:
+            raise ConfigError(
+                f"Kafka option 'ssl.{store}.location' of type {kind} is not supported: librdkafka "
+                f"reads PEM; convert it and set 'kafka.ssl.{store}.type' to PEM"
+            )
+    return config
+
+
+def _from_jaas(value: str) -> dict[str, str]:
+    """The login of a JAAS entry, for the modules that librdkafka has counterparts for."""
+    entry = _JAAS_ENTRY.fullmatch(value.strip())
+    pairs = {
+        name: quoted or bare
+        for name, quoted, bare in _JAAS_PAIR.findall(entry[2].rstrip("; ") if entry else "")
+    }
+    module = entry[1].rpartition(".")[2] if entry else ""
+    match module:
+        case "PlainLoginModule" | "ScramLoginModule":
+            return {
+                "sasl.username": pairs.get("username", ""),
+                "sasl.password": pairs.get("password", ""),
+            }
+        case "Krb5LoginModule":
+            names = {"keyTab": "keytab", "principal": "principal", "serviceName": "service.name"}
+            return {
+                f"sasl.kerberos.{name}": pairs[java]
+                for java, name in names.items()
+                if java in pairs
+            }
+    raise ConfigError(
+        "Kafka option 'sasl.jaas.config' is understood for PlainLoginModule, ScramLoginModule and "
+        "Krb5LoginModule; otherwise use librdkafka's own options, such as 'kafka.sasl.username'"
+    )
+
+
+def _partitioner(java_class: str) -> dict[str, str]:
+    if java_class.rpartition(".")[2] in ("DefaultPartitioner", "UniformStickyPartitioner"):
+        return {}
+    raise ConfigError(
+        "Kafka option 'partitioner.class' is not supported. Add a column 'partition', or set "
+        "'kafka.partitioner' to one of librdkafka's: consistent, random, murmur2, fnv1a"
+    )
+
+
+def _may_be_idempotent(config: Mapping[str, str]) -> bool:
+    """Whether nothing that was asked for rules it out; Java's producer decides the same way."""
+    return (
+        config.get("acks", "all") in ("all", "-1")
+        and config.get("retries", "1") != "0"
+        and _number(
+            "max.in.flight.requests.per.connection",
+            config.get("max.in.flight.requests.per.connection", "5"),
+        )
+        <= 5
+    )
+
+
+def _number(key: str, value: str) -> int:
+    if not value.strip().isdecimal():
+        raise ConfigError(f"Kafka option '{key}' must be a number, not '{value}'")
+    return int(value)
+
+
+def _check(config: Mapping[str, str], make: Callable[[], object]) -> None:
+    """Let librdkafka refuse what it does not know, and put it in the user's words."""
+    try:
+        make()
+    except KafkaException as error:
+        reason = error.args[0].str()
+    else:
+        return
+    unknown = _NO_SUCH_PROPERTY.search(reason)
+    if unknown is None:
+        raise ConfigError(f"The kafka.* options are not accepted: {reason}")
+    known = [*config, *_RENAMED, *_RENAMED_CONSUMER, *_RENAMED_PRODUCER, *_COMMON]
+    nearest = difflib.get_close_matches(unknown[1], sorted(set(known) - {unknown[1]}), n=1)
+    hint = f"; did you mean 'kafka.{nearest[0]}'?" if nearest else ""
+    raise ConfigError(
+        f"Kafka option '{unknown[1]}' is not supported: librdkafka has no counterpart for it{hint}"
+    )
+
+
+#: Options that are often given, for suggestions.
+_COMMON: Final = (
+    *("acks", "batch.size", "client.rack", "compression.type", "delivery.timeout.ms"),
+    *("enable.idempotence", "fetch.max.bytes", "fetch.min.bytes", "linger.ms"),
+    *("max.partition.fetch.bytes", "max.in.flight.requests.per.connection", "retries"),
+    *("metadata.max.age.ms", "retry.backoff.ms", "sasl.mechanism", "sasl.username"),
+    *("sasl.password", "security.protocol", "ssl.ca.location", "ssl.key.location"),
+)

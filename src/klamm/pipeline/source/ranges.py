@@ -1,0 +1,84 @@
+"""Ranges of offsets: how much of what is there is read now, and by how many tasks."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql.datasource import InputPartition
+
+from klamm.pipeline.source.offsets import Offsets, Partition
+
+
+@dataclass(frozen=True)
+class OffsetRange(InputPartition):
+    """What one task reads: the offsets of one partition from `start` to before `until`."""
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+    #: As the cluster writes it; None where it has none.
+    topic_id: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.until - self.start
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.until}) of {self.topic}-{self.partition}"
+
+
+def split(
+    ranges: Iterable[OffsetRange], *, min_partitions: int | None, max_records: int | None
+) -> list[OffsetRange]:
+    """Divide ranges into tasks as Spark does: none above the maximum, then enough of them.
+
+    To reach the minimum, each range is divided in proportion to its size; one that is below its
+    fair share stays whole.
+    """
+    whole = [each for each in ranges if each.size > 0]
+    if max_records is not None:
+        whole = [
+            part for each in whole for part in _divide(each, math.ceil(each.size / max_records))
+        ]
+    if min_partitions is None or len(whole) >= min_partitions:
+        return whole
+    total = sum(each.size for each in whole)
+    small = {each for each in whole if each.size / max(total, 1) * min_partitions < 1}
+    total -= sum(each.size for each in small)
+    wanted = min_partitions - len(small)
+    return [
+        part
+        for each in whole
+        for part in _divide(each, 1 if each in small else max(round(each.size / total * wanted), 1))
+    ]
+
+
+def _divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
+    bounds = [whole.start + whole.size * part // parts for part in range(parts + 1)]
+    return [
+        replace(whole, start=start, until=until)
+        for start, until in itertools.pairwise(bounds)
+        if until > start
+    ]
+
+
+def limit(start: Offsets, end: Offsets, max_offsets: int) -> dict[Partition, int]:
+    """An end that is at most so many offsets away, each partition getting its proportion.
+
+    A partition with little to read still gets one offset, so that it is not starved.
+    """
+    sizes = {each: end[each] - start[each] for each in end if end[each] > start[each]}
+    total = sum(sizes.values())
+    limited = dict(end)
+    for partition, size in sizes.items():
+        share = max_offsets * size / total
+        step = math.ceil(share) if share < 1 else math.floor(share)
+        limited[partition] = min(end[partition], start[partition] + step)
+    return limited
+
+
+def behind(position: Offsets, latest: Offsets) -> Sequence[int]:
+    """How many offsets each partition that is read is behind."""
+    return [max(latest[each] - offset, 0) for each, offset in position.items() if each in latest]

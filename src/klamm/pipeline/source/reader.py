@@ -1,0 +1,236 @@
+"""Reading, once or as a stream: what is there, what of it is read next, and by which tasks."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from klamm.pipeline.source.cluster import Cluster, Topics
+from klamm.pipeline.source.columns import OldFormatError
+from klamm.pipeline.source.consuming import consume
+from klamm.pipeline.source.fetching import RangeReader, can_fetch
+from klamm.pipeline.source.limits import ending_offsets, starting_offsets
+from klamm.pipeline.source.loss import report_loss
+from klamm.pipeline.source.offsets import RESERVED_KEY, Offsets, Partition, Position, listed
+from klamm.pipeline.source.options import ReadOptions
+from klamm.pipeline.source.ranges import OffsetRange, behind, limit, split
+
+
+def read_range(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """What a task does."""
+    # Spark makes one task even if there is nothing to read, and gives it no range.
+    if not isinstance(partition, OffsetRange):
+        return
+    start = partition.start
+    if can_fetch(options.kafka):
+        with closing(RangeReader(partition, options)) as reader:
+            try:
+                yield from reader.rows()
+                return
+            except OldFormatError:
+                start = reader.position
+    yield from consume(partition, options, start)
+
+
+class TopicReader(DataSourceReader):
+    """Reads what is between two ends once."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Look at the cluster once, so that all tasks are about the same moment."""
+        options = self._options
+        cluster = Cluster(options)
+        topics = cluster.topics(options.selection)
+        start = starting_offsets(cluster, topics.partitions, options)
+        end = ending_offsets(cluster, topics.partitions, options)
+        earliest = cluster.earliest(topics.partitions)
+        for partition in sorted(topics.partitions):
+            if start[partition] < min(earliest[partition], end[partition]):
+                report_loss(
+                    f"{partition} begins at {earliest[partition]}, and offset {start[partition]} "
+                    "is asked for",
+                    fail=options.fail_on_data_loss,
+                )
+                start[partition] = min(earliest[partition], end[partition])
+        return [*_tasks(topics.ids, start, end, options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition, self._options)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on; where it stands is kept by Spark."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._cluster: Cluster | None = None
+        self._initial: Position | None = None
+        #: Where to stop, for Trigger.AvailableNow.
+        self._target: Position | None = None
+        self._latest: Position | None = None
+        self._position: Position | None = None
+        self._last_batch_at: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins; one that is restarted goes on where it was."""
+        topics = self._reached.topics(self._options.selection)
+        offsets = starting_offsets(self._reached, topics.partitions, self._options)
+        self._initial = Position(offsets, topics.ids)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+        if most is not None:
+            return ReadMaxRows(most)  # the minimum, which goes with it, is known here
+        return ReadMinRows(least) if least is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read up to here and no further, whatever comes in the meantime."""
+        self._target = self._look()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes; as far as `start` if there is to be none yet."""
+        position = self._position = Position.from_json(start)
+        self._latest = latest = self._target or self._look(position.offsets)
+        begins = self._begins(position, Topics(frozenset(latest.offsets), latest.topic_ids))
+        count = sum(max(latest.offsets[each] - begins[each], 0) for each in latest.offsets)
+        # Losses have to be looked into by `partitions`, so they make a batch as well.
+        is_same = latest.offsets.keys() == position.offsets.keys() and all(
+            latest.offsets[each] == position.offsets[each] for each in latest.offsets
+        )
+        if (is_same and begins == dict(position.offsets)) or self._is_too_early(count, limit):
+            return start
+        end = _limited(begins, latest.offsets, limit)
+        began_at = self._initial.offsets if position == self._initial else None
+        self._last_batch_at = time.monotonic()
+        self._position = Position(end, latest.topic_ids, began_at)
+        return self._position.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the topics as last seen, with how far the stream is behind it."""
+        if self._latest is None or self._position is None:
+            return None
+        report = self._latest.to_json()
+        lags = behind(self._position.offsets, self._latest.offsets)
+        if lags:
+            report[RESERVED_KEY] |= {
+                "minOffsetsBehindLatest": min(lags),
+                "maxOffsetsBehindLatest": max(lags),
+                "avgOffsetsBehindLatest": sum(lags) / len(lags),
+            }
+        return report
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; the same two positions mean the same records, always."""
+        if start == end:
+            return []
+        ends = Position.from_json(end)
+        begins = Position.from_json(start)
+        if ends.began_at is not None:
+            # The first batch again after a restart: where it began was not looked up anew.
+            begins = Position(ends.began_at, ends.topic_ids)
+        self._report_gone(begins, ends)
+        now = self._reached.topics(self._options.selection, must_exist=False)
+        starts = self._begins(begins, Topics(frozenset(ends.offsets), ends.topic_ids))
+        readable = {}
+        for partition, offset in ends.offsets.items():
+            if _is_other(ends.topic_ids, now.ids, partition.topic):
+                self._lose(f"{partition.topic} was deleted and created again")
+            elif partition not in now.partitions:
+                self._lose(f"{partition} is gone")
+            elif offset < starts[partition]:
+                self._lose(f"{partition}'s offset was changed from {starts[partition]} to {offset}")
+            else:
+                readable[partition] = offset
+        return _tasks(ends.topic_ids, starts, readable, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition, self._options)
+
+    @property
+    def _reached(self) -> Cluster:
+        # Made on first use: the reader travels to the tasks, and a connection cannot.
+        if self._cluster is None:
+            self._cluster = Cluster(self._options)
+        return self._cluster
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cluster": None}
+
+    def _look(self, known: Offsets | None = None) -> Position:
+        topics = self._reached.topics(self._options.selection, must_exist=False)
+        return Position(self._reached.latest(topics.partitions, known), topics.ids)
+
+    def _begins(self, position: Position, topics: Topics) -> dict[Partition, int]:
+        """Where a batch begins in each partition: where the last one ended, or at the beginning.
+
+        New partitions are read from their first record on, and so is a topic that was deleted and
+        created again, because an offset of the old one means nothing in the new one.
+        """
+        known, new = {}, []
+        for partition in sorted(topics.partitions):
+            offset = position.offsets.get(partition)
+            if offset is None or _is_other(position.topic_ids, topics.ids, partition.topic):
+                new.append(partition)
+            else:
+                known[partition] = offset
+        return known | self._reached.earliest(new)
+
+    def _report_gone(self, begins: Position, ends: Position) -> None:
+        if gone := begins.offsets.keys() - ends.offsets.keys():
+            self._lose(f"{listed(gone)} are gone")
+        recreated = sorted(
+            topic for topic in ends.topic_ids if _is_other(begins.topic_ids, ends.topic_ids, topic)
+        )
+        if recreated:
+            self._lose(f"{', '.join(recreated)} was deleted and created again")
+        added = ends.offsets.keys() - begins.offsets.keys()
+        starts = self._reached.earliest(added)
+        if late := sorted(each for each in added if starts[each] > 0):
+            self._lose(f"Added partitions {listed(late)} start from later offsets than 0")
+
+    def _lose(self, what: str) -> None:
+        report_loss(what, fail=self._options.fail_on_data_loss)
+
+    def _is_too_early(self, count: int, limit: ReadLimit) -> bool:
+        """Whether there is less to read than a batch should have, and time to wait for more."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or count >= least or self._target or isinstance(limit, ReadAllAvailable):
+            return False
+        if self._last_batch_at is None:
+            return False
+        return time.monotonic() - self._last_batch_at < self._options.max_trigger_delay_s
+
+
+def _limited(begins: Offsets, latest: Offsets, most: ReadLimit) -> dict[Partition, int]:
+    if isinstance(most, ReadMaxRows):
+        return limit(begins, latest, most.max_rows)
+    return dict(latest)
+
+
+def _is_other(before: Any, after: Any, topic: str) -> bool:
+    """Whether both are known and the topic is not the same one any more."""
+    return topic in before and topic in after and before[topic] != after[topic]
+
+
+def _tasks(ids: Any, start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
+    return split(
+        (
+            OffsetRange(each.topic, each.number, start[each], end[each], ids.get(each.topic))
+            for each in sorted(end)
+        ),
+        min_partitions=options.min_partitions,
+        max_records=options.max_records_per_partition,
+    )

@@ -1,0 +1,188 @@
+"""Writing rows to topics: at least once, as Spark's own sink.
+
+A task that fails is run again, and what it had written is written again. Within a task nothing is
+written twice: its producer is idempotent.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, Producer
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+)
+
+from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.source.options import WriteOptions
+
+_HEADER_TYPE: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+#: column: what it may be, in words and as types.
+_COLUMNS: Final[dict[str, tuple[str, tuple[DataType, ...]]]] = {
+    "topic": ("a string", (StringType(),)),
+    "key": ("a string or binary", (StringType(), BinaryType())),
+    "value": ("a string or binary", (StringType(), BinaryType())),
+    "headers": ("an array<struct<key:string,value:binary>>", (_HEADER_TYPE,)),
+    "partition": ("an int", (IntegerType(),)),
+}
+_ANY_PARTITION: Final = -1
+#: How often room in the queue is looked for.
+_POLL_S: Final = 0.05
+
+
+class DeliveryError(KlammError):
+    """A broker did not take a record, or nobody could be reached to take it."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """How much one task has written."""
+
+    rows: int
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Refuse rows that cannot be written; columns of other names are left alone, as in Spark."""
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    if "value" not in types:
+        raise ConfigError("Required attribute 'value' not found")
+    if "topic" not in types and options.topic is None:
+        raise ConfigError(
+            "topic option required when no 'topic' attribute is present. Use the topic option for "
+            "setting a topic."
+        )
+    for name, (words, allowed) in _COLUMNS.items():
+        if name in types and not any(_is_same(types[name], each) for each in allowed):
+            raise ConfigError(
+                f"{name} attribute type must be {words}, not {types[name].simpleString()}"
+            )
+
+
+def _is_same(found: DataType, wanted: DataType) -> bool:
+    """Whether they are the same apart from what may be null."""
+    return found.simpleString() == wanted.simpleString()
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """Writes a data frame once."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_rows(iterator, self._options)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """Writes one batch after another."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write_rows(iterator, self._options)
+
+
+def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
+    """What a task does: returns once brokers have acknowledged every row."""
+    sender = _Sender(options)
+    rows = 0
+    for batch in batches:
+        columns = {
+            name.lower(): column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        sender.send(columns, batch.num_rows)
+        rows += batch.num_rows
+    sender.finish()
+    return Written(rows)
+
+
+def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
+    return columns[name].to_pylist() if name in columns else [None] * count
+
+
+class _Sender:
+    def __init__(self, options: WriteOptions) -> None:
+        self._topic = options.topic
+        self._failure: KafkaError | None = None
+        self._producer = Producer(
+            {**options.kafka, "on_delivery": self._on_failure, "error_cb": self._on_error}
+        )
+
+    def _on_failure(self, error: KafkaError | None, _: Any) -> None:
+        self._failure = self._failure or error
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._failure = self._failure or error
+
+    def send(self, columns: dict[str, Any], count: int) -> None:
+        """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
+        topics = self._topics(columns, count)
+        keys, values = _listed(columns, "key", count), _listed(columns, "value", count)
+        if "headers" not in columns and "partition" not in columns:
+            produce = self._producer.produce
+            for topic, value, key in zip(topics, values, keys, strict=True):
+                try:
+                    produce(topic, value, key)
+                except BufferError:
+                    self._produce_once_there_is_room(topic, value, key)
+        else:
+            partitions = _listed(columns, "partition", count)
+            headers = _listed(columns, "headers", count)
+            for topic, value, key, partition, pairs in zip(
+                topics, values, keys, partitions, headers, strict=True
+            ):
+                self._produce_once_there_is_room(
+                    topic,
+                    value,
+                    key,
+                    _ANY_PARTITION if partition is None else partition,
+                    headers=[(each["key"], each["value"]) for each in pairs or ()],
+                )
+        self._producer.poll(0)
+        self._raise_failure()
+
+    def finish(self) -> None:
+        """Wait for what is under way; each record is delivered or fails in its time."""
+        while self._producer.flush(_POLL_S * 10):
+            self._raise_failure()
+        self._raise_failure()
+
+    def _topics(self, columns: dict[str, Any], count: int) -> list[str]:
+        # The option goes before the column.
+        if self._topic is not None:
+            return [self._topic] * count
+        topics = columns["topic"]
+        if topics.null_count:
+            raise DeliveryError(
+                "null topic present in the data. Use the topic option for setting a topic."
+            )
+        names: list[str] = topics.to_pylist()
+        return names
+
+    def _produce_once_there_is_room(self, *arguments: Any, **named: Any) -> None:
+        while True:
+            try:
+                return self._producer.produce(*arguments, **named)
+            except BufferError:
+                self._producer.poll(_POLL_S)
+                self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            error = self._failure
+            self._producer.purge()
+            raise DeliveryError(f"{error.name()}: {error.str()}")
