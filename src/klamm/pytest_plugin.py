@@ -75,7 +75,9 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A running `klamm.Cluster`, of three brokers unless the test is marked."""
     from klamm.local.cluster import Cluster
 
-    with Cluster(**request.param.arguments) as cluster:
+    # Asked for by name while a test runs, it comes without a parameter.
+    wanted = getattr(request, "param", None) or _Wanted(None)
+    with Cluster(**wanted.arguments) as cluster:
         request.config.stash[_RUNNING] = cluster
         yield cluster
         del request.config.stash[_RUNNING]

@@ -27,7 +27,11 @@ def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
 BootstrapServer = Annotated[
     str,
     typer.Option(
-        "--bootstrap-server", "-b", metavar="HOST:PORT[,...]", help="A broker, or several."
+        "--bootstrap-server",
+        "-b",
+        metavar="HOST:PORT[,...]",
+        envvar="KLAMM_BOOTSTRAP_SERVER",
+        help="A broker, or several.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")]

@@ -28,7 +28,7 @@ _LOOK_INTERVAL_S: Final = 0.2
 
 def run(pause: Callable[[], None] = lambda: None) -> None:
     """Take the tour; raises when something is not as it should be."""
-    guide = Guide(Console(), pause)
+    guide = Guide(Console(highlight=False), pause)
     cluster = Cluster(list(RACKS), racks=RACKS)
     try:
         Tour(guide, cluster).take()
