@@ -32,15 +32,15 @@ class Raw:
     ) -> None:
         self.socket.close()
 
-    def ask(self, key: ApiKey, version: int | None = None, **values: Any) -> Any:
+    def ask(self, api: ApiKey, version: int | None = None, /, **values: Any) -> Any:
         """Send a request and return the body of its answer; the newest version if none is named."""
-        header = self.send(key, version, **values)
+        header = self.send(api, version, **values)
         return decode_response(header, self.receive())
 
-    def send(self, key: ApiKey, version: int | None = None, **values: Any) -> RequestHeader:
+    def send(self, api: ApiKey, version: int | None = None, /, **values: Any) -> RequestHeader:
         self._correlation_id += 1
-        number = APIS[key].max_version if version is None else version
-        header = RequestHeader(key, number, self._correlation_id, self._client_id)
+        number = APIS[api].max_version if version is None else version
+        header = RequestHeader(api, number, self._correlation_id, self._client_id)
         self.socket.sendall(encode_request(header, values))
         return header
 

@@ -1,0 +1,303 @@
+"""Rows 1 and 32: what a connection is told first, and what happens to those that misbehave."""
+
+import random
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.frames import encode_request
+from klamm.protocol.headers import RequestHeader
+from tests.broker.cluster import RealCluster, wait_until
+from tests.broker.raw import Raw, batch, fetch_values, produce_values
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def raw(cluster: RealCluster) -> Raw:
+    with Raw(cluster[1].port) as connection:
+        yield connection  # type: ignore[misc]
+
+
+@pytest.mark.rule("API-1", "API-2", "API-6", "API-9", "API-11")
+@pytest.mark.parametrize("version", range(5))
+def test_api_versions_are_told_in_every_version(raw: Raw, version: int) -> None:
+    answer = raw.ask(
+        ApiKey.API_VERSIONS,
+        version,
+        client_software_name="test",
+        client_software_version="1.0",
+    )
+    assert answer.error_code == ErrorCode.NONE
+    assert {(each.api_key, each.min_version, each.max_version) for each in answer.api_keys} == {
+        (api.key, api.min_version, api.max_version) for api in APIS.values()
+    }
+
+
+@pytest.mark.rule("API-4", "API-5")
+def test_a_client_from_the_future_is_told_what_is_spoken(raw: Raw) -> None:
+    body = struct.pack(">hhih", ApiKey.API_VERSIONS, 99, 7, -1) + b"\0 something unknown"
+    raw.socket.sendall(struct.pack(">i", len(body)) + body)
+    correlation_id, error, count, key, low, high = struct.unpack(">ihihhh", raw.receive())
+    assert (correlation_id, error) == (7, ErrorCode.UNSUPPORTED_VERSION)
+    assert (count, key, low, high) == (1, ApiKey.API_VERSIONS, 0, 4)
+    assert raw.ask(ApiKey.API_VERSIONS, 0).error_code == ErrorCode.NONE
+
+
+@pytest.mark.rule("API-7")
+def test_software_names_have_a_form(raw: Raw) -> None:
+    answer = raw.ask(
+        ApiKey.API_VERSIONS, 3, client_software_name="-bad-", client_software_version="1"
+    )
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.rule("META-1", "META-2", "META-3", "META-5", "META-7", "META-8", "FRM-10", "UMD-8")
+def test_metadata_of_all_none_named_and_unknown_topics(
+    cluster: RealCluster, raw: Raw, topic: str
+) -> None:
+    cluster.create(topic, partitions=2)
+    flags = {
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": False,
+        "include_cluster_authorized_operations": False,
+    }
+    everything = raw.ask(ApiKey.METADATA, topics=None, **flags)
+    assert topic in {each.name for each in everything.topics}
+    assert {(each.node_id, each.port, each.rack) for each in everything.brokers} == {
+        (broker.id, broker.port, rack)
+        for broker, rack in zip(cluster.brokers.values(), "abc", strict=True)
+    }
+    assert everything.controller_id == cluster.controller()
+    assert everything.cluster_id == cluster.znode("/cluster/id")["id"]
+    assert raw.metadata().topics == ()
+    (named,) = raw.metadata(topic).topics
+    assert (named.error_code, len(named.partitions), named.is_internal) == (0, 2, False)
+    for partition in named.partitions:
+        assert set(partition.isr_nodes) == set(partition.replica_nodes) == {1, 2, 3}
+        assert partition.leader_id == partition.replica_nodes[0]
+    by_id = raw.ask(ApiKey.METADATA, topics=[{"name": None, "topic_id": named.topic_id}], **flags)
+    assert by_id.topics[0].name == topic
+    for name, error in (
+        ("no-such-topic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("not/legal", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("..", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("x" * 250, ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ):
+        assert raw.metadata(name).topics[0].error_code == error
+    unknown = raw.ask(ApiKey.METADATA, topics=[{"name": None, "topic_id": uuid.uuid4()}], **flags)
+    assert (unknown.topics[0].error_code, unknown.topics[0].name) == (100, None)
+    by_id_too_early = raw.ask(
+        ApiKey.METADATA, 11, topics=[{"name": topic, "topic_id": named.topic_id}], **flags
+    )
+    assert by_id_too_early.topics[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.rule("META-11", "API-13")
+def test_the_cluster_is_described_by_any_broker(cluster: RealCluster, raw: Raw) -> None:
+    answer = raw.ask(
+        ApiKey.DESCRIBE_CLUSTER, include_cluster_authorized_operations=True, endpoint_type=1
+    )
+    assert {each.broker_id for each in answer.brokers} == {1, 2, 3}
+    assert answer.controller_id == cluster.controller()
+    assert answer.cluster_authorized_operations > 0
+    for endpoint_type, error in (
+        (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
+        (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
+    ):
+        refused = raw.ask(
+            ApiKey.DESCRIBE_CLUSTER,
+            include_cluster_authorized_operations=False,
+            endpoint_type=endpoint_type,
+        )
+        assert refused.error_code == error
+
+
+def _frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def _header(key: int, version: int) -> bytes:
+    return struct.pack(">hhih", key, version, 1, -1)
+
+
+ABUSE = {
+    "a negative size": struct.pack(">i", -5),
+    "a size beyond the limit": struct.pack(">i", 104_857_601),
+    "an unknown key": _frame(_header(999, 0)),
+    "a key that is not advertised": _frame(_header(68, 0)),
+    "a version that is too high": _frame(_header(ApiKey.FETCH, 99)),
+    "a version that is too low": _frame(_header(ApiKey.PRODUCE, 2) + b"\0" * 30),
+    "an empty frame": _frame(b""),
+    "half a header": _frame(b"\0\3\0"),
+    "a body that ends early": _frame(_header(ApiKey.LIST_OFFSETS, 1) + b"\0\0"),
+    "a count that cannot be": _frame(
+        _header(ApiKey.LIST_OFFSETS, 1) + struct.pack(">ii", -1, 0x7FFFFFFF)
+    ),
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a TLS hello": bytes.fromhex("1603010200010001fc0303") + bytes(500),
+}
+
+
+@pytest.mark.rule("FRM-1", "FRM-4", "API-10")
+@pytest.mark.parametrize("sent", ABUSE.values(), ids=ABUSE.keys())
+def test_nonsense_closes_its_connection_and_no_other(
+    cluster: RealCluster, raw: Raw, sent: bytes
+) -> None:
+    with Raw(cluster[1].port) as abuser:
+        abuser.socket.sendall(sent)
+        abuser.socket.shutdown(socket.SHUT_WR)
+        assert abuser.is_closed_by_peer()
+    assert raw.metadata().controller_id >= 0
+
+
+@pytest.mark.rule("FRM-1")
+def test_random_bytes_harm_nobody(cluster: RealCluster, raw: Raw) -> None:
+    noise = random.Random(7)
+    for _ in range(50):
+        with Raw(cluster[1].port) as abuser:
+            body = noise.randbytes(noise.randint(1, 400))
+            abuser.socket.sendall(_frame(body) if noise.random() < 0.8 else body)
+            abuser.socket.shutdown(socket.SHUT_WR)
+            while abuser.socket.recv(1 << 16):
+                pass
+    assert raw.metadata().controller_id >= 0
+
+
+@pytest.mark.rule("FRM-5", "FRM-6")
+def test_what_follows_a_body_is_ignored(raw: Raw) -> None:
+    values = {"topics": [], "allow_auto_topic_creation": False}
+    request = encode_request(RequestHeader(ApiKey.METADATA, 5, 3, "x"), values)[4:]
+    raw.socket.sendall(_frame(request + b"and more"))
+    assert raw.receive()[:4] == struct.pack(">i", 3)
+
+
+@pytest.mark.rule("FRM-2")
+def test_pipelined_requests_are_answered_in_order(cluster: RealCluster, topic: str) -> None:
+    cluster.create(topic)
+    with Raw(cluster[cluster.leader(topic)].port) as raw:
+        topic_id = raw.topic_id(topic)
+        # The slow one comes first: a fetch that waits for what the third brings would never end,
+        # so it waits for its time to pass.
+        headers = [
+            raw.send(ApiKey.FETCH, 13, **fetch_values(topic_id, 0, max_wait_ms=300)),
+            raw.send(ApiKey.METADATA, 5, topics=[], allow_auto_topic_creation=False),
+            raw.send(ApiKey.PRODUCE, **produce_values(topic, batch(b"x"))),
+            raw.send(ApiKey.METADATA, 5, topics=[], allow_auto_topic_creation=False),
+        ]
+        for header in headers:
+            assert raw.receive()[:4] == struct.pack(">i", header.correlation_id)
+
+
+@pytest.mark.rule("FRM-2")
+def test_a_slow_reader_holds_up_nobody_else(cluster: RealCluster, topic: str) -> None:
+    cluster.create(topic)
+    leader = cluster[cluster.leader(topic)]
+    cluster.produce(topic, [b"x" * 900_000 for _ in range(20)])
+    with Raw(leader.port) as slow, Raw(leader.port) as other:
+        topic_id = slow.topic_id(topic)
+        limits = {"max_bytes": 50 << 20, "partition_max_bytes": 50 << 20}
+        for _ in range(3):
+            slow.send(ApiKey.FETCH, 13, **fetch_values(topic_id, 0, **limits))
+        started = time.monotonic()
+        for _ in range(20):
+            other.metadata()
+        assert time.monotonic() - started < 5
+        for _ in range(3):
+            assert len(slow.receive()) > 17_000_000
+
+
+def test_a_thousand_idle_connections_cost_little(cluster: RealCluster, raw: Raw) -> None:
+    def memory_kb() -> int:
+        status = Path(f"/proc/{cluster[1].pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    before = memory_kb()
+    crowd = [socket.create_connection(("127.0.0.1", cluster[1].port)) for _ in range(1000)]
+    try:
+        assert raw.metadata().controller_id >= 0
+        assert memory_kb() - before < 20_000
+    finally:
+        for each in crowd:
+            each.close()
+
+
+@pytest.mark.rule("FRM-8")
+def test_idle_connections_are_closed(start_cluster: Callable[..., RealCluster]) -> None:
+    cluster = start_cluster(brokers=1, settings={"connections.max.idle.ms": "500"})
+    with Raw(cluster[1].port) as idle:
+        idle.metadata()
+        assert idle.is_closed_by_peer()
+    cluster.create("waited-for", factor=1)
+    with Raw(cluster[1].port) as busy:
+        # A request that takes its time is not idleness.
+        topic_id = busy.topic_id("waited-for")
+        busy.fetch(topic_id, 0, max_wait_ms=1500)
+        wait_until(lambda: busy.metadata().controller_id == 1, "the broker answers")
+
+
+@pytest.mark.rule("CTRL-2", "CTRL-3", "CTRL-5", "LISR-4", "API-12", "STOP-1", "STOP-5")
+def test_stale_controllers_and_strange_orders_are_refused(cluster: RealCluster, raw: Raw) -> None:
+    epoch = cluster.znode("/controller_epoch")
+
+    def order(controller_epoch: int, broker_epoch: int, replicas: list[int]) -> object:
+        return raw.ask(
+            ApiKey.LEADER_AND_ISR,
+            controller_id=1,
+            controller_epoch=controller_epoch,
+            broker_epoch=broker_epoch,
+            type=0,
+            topic_states=[
+                {
+                    "topic_name": "ghost",
+                    "topic_id": uuid.UUID(int=5),
+                    "partition_states": [
+                        {
+                            "partition_index": 0,
+                            "controller_epoch": controller_epoch,
+                            "leader": replicas[0],
+                            "leader_epoch": 0,
+                            "isr": replicas,
+                            "partition_epoch": 0,
+                            "replicas": replicas,
+                            "adding_replicas": [],
+                            "removing_replicas": [],
+                            "is_new": True,
+                            "leader_recovery_state": 0,
+                        }
+                    ],
+                }
+            ],
+            live_leaders=[],
+        )
+
+    stale = order(epoch - 1, -1, [1])
+    assert stale.error_code == ErrorCode.STALE_CONTROLLER_EPOCH  # type: ignore[attr-defined]
+    (of_partition,) = stale.topics[0].partition_errors  # type: ignore[attr-defined]
+    assert of_partition.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+    assert order(epoch, 1, [1]).error_code == ErrorCode.STALE_BROKER_EPOCH  # type: ignore[attr-defined]
+    elsewhere = order(epoch, -1, [2])
+    (of_partition,) = elsewhere.topics[0].partition_errors  # type: ignore[attr-defined]
+    assert of_partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    stopped = raw.ask(
+        ApiKey.STOP_REPLICA,
+        controller_id=1,
+        controller_epoch=epoch,
+        broker_epoch=-1,
+        topic_states=[
+            {
+                "topic_name": "ghost",
+                "partition_states": [
+                    {"partition_index": 0, "leader_epoch": -2, "delete_partition": True}
+                ],
+            }
+        ],
+    )
+    assert (stopped.error_code, stopped.partition_errors[0].error_code) == (0, 0)
