@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], Any], what: str = "", timeout_s: float = 
             return value
         if time.monotonic() > end:
             raise TimeoutError(f"not in {timeout_s} s: {what or condition}; last: {value!r}")
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.05)
 
 
 def free_port() -> int:
@@ -103,6 +103,8 @@ class ScriptedBroker:
         self.rack = rack
         self.script = Script()
         self.received: list[Received] = []
+        #: The controller epoch of the last UpdateMetadata.
+        self.heard_of = -1
         self.epoch = -1
         self._zookeeper = zookeeper
         self._changed = threading.Condition()
@@ -194,6 +196,8 @@ class ScriptedBroker:
                 header, body = _decode(frame)
                 request = Received(ApiKey(header.api_key), header.api_version, body)
                 self.received.append(request)
+                if request.api is ApiKey.UPDATE_METADATA:
+                    self.heard_of = body.controller_epoch
                 with self._changed:
                     self._changed.wait_for(lambda api=request.api: api not in self.script.withheld)
                 connection.sendall(encode_response(header, self._answer(request)))
@@ -394,11 +398,8 @@ class Lab:
             if holder is None or (ids and holder not in ids):
                 return None
             epoch = int(self.zk.get("/controller_epoch")[0])
-            for broker in self.brokers.values():
-                heard = [r for r in list(broker.received) if r.api is ApiKey.UPDATE_METADATA]
-                if not any(r.body.controller_epoch == epoch for r in heard):
-                    return None
-            return holder
+            registered = [broker for broker in self.brokers.values() if broker.is_registered]
+            return holder if all(broker.heard_of == epoch for broker in registered) else None
 
         found: int = wait_until(announced, f"a controller of {ids}")
         return found

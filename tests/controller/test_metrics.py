@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from klamm.controller.meters import Histogram, Meter, Timer
-from klamm.controller.metrics import TIMER_OF, prometheus_name
+from klamm.controller.metrics import TIMER_OF
+from klamm.controller.prometheus import prometheus_name
 from klamm.controller.queue import Queued
 from klamm.core.cluster import Cluster
 from klamm.core.context import Context
