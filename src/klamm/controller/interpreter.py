@@ -192,8 +192,10 @@ class Interpreter:
         rows: list[Row] = []
         wanted: list[int] = []
         for topic, chunk in cluster.topics_by_row(states.row):
-            rows.append((Create(znodes.partitions_path(topic.name), exist_ok=True),))
-            wanted.append(-1)
+            # A topic that has been in service has it, and a transaction fails for trying.
+            if not cluster.has_leadership[topic.rows].any():
+                rows.append((Create(znodes.partitions_path(topic.name), exist_ok=True),))
+                wanted.append(-1)
             numbers = cluster.partition[chunk].tolist()
             for row, number in zip(chunk.tolist(), numbers, strict=True):
                 rows.append(
