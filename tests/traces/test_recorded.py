@@ -45,9 +45,9 @@ def test_a_recorded_situation_ends_as_it_did_on_kafka(path: Path) -> None:
         answer = _cause(world, step)
         world.settle()
         for write in step["writes"]:
-            _apply(expected, write)
-        assert _contents(world.nodes) == _contents(expected), step["cause"]
-        assert _told(world.requests) == _told(map(_recorded, step["requests"])), step["cause"]
+            apply_write(expected, write)
+        assert contents(world.nodes) == contents(expected), step["cause"]
+        assert told(world.requests) == told(map(recorded_request, step["requests"])), step["cause"]
         if step["answer"] is not None and answer is not None:
             assert answer == step["answer"], step["cause"]
 
@@ -250,7 +250,7 @@ CAUSES: dict[str, Callable[..., Any]] = {
 # Comparing
 
 
-def _apply(nodes: dict[str, Node], write: Mapping[str, Any]) -> None:
+def apply_write(nodes: dict[str, Node], write: Mapping[str, Any]) -> None:
     path, data = write["path"], write["data"]
     if write["op"] == "delete":
         nodes.pop(path, None)
@@ -260,7 +260,7 @@ def _apply(nodes: dict[str, Node], write: Mapping[str, Any]) -> None:
     nodes[path] = Node(data, write["version"])
 
 
-def _contents(nodes: Mapping[str, Node]) -> dict[str, tuple[Any, int]]:
+def contents(nodes: Mapping[str, Node]) -> dict[str, tuple[Any, int]]:
     """What counts of ZooKeeper: data and version of the controller's nodes that have data."""
     return {
         path: (node.data, node.version)
@@ -269,7 +269,7 @@ def _contents(nodes: Mapping[str, Node]) -> dict[str, tuple[Any, int]]:
     } | {path: ("marker", 0) for path in nodes if path.startswith("/admin/delete_topics/")}
 
 
-def _recorded(request: Mapping[str, Any]) -> Request:
+def recorded_request(request: Mapping[str, Any]) -> Request:
     partitions = {
         (topic["topic"], entry["partition"]): {k: v for k, v in entry.items() if k != "partition"}
         for topic in request.get("topics", ())
@@ -279,7 +279,7 @@ def _recorded(request: Mapping[str, Any]) -> Request:
     return Request(request["to"], request["api"], partitions, brokers)
 
 
-def _told(requests: Iterable[Request]) -> dict[Any, list[Any]]:
+def told(requests: Iterable[Request]) -> dict[Any, list[Any]]:
     """What each broker was told of each partition, and of the brokers, without repetition.
 
     StopReplica is kept as often as it was sent. Of the others an entry counts unless the broker

@@ -273,7 +273,7 @@ def _proposed_isr(partition: Any, version: int) -> tuple[int, ...]:
 
 
 def _isr_answer(answer: IsrAnswer) -> Body:
-    return {
+    body: Body = {
         "partition_index": answer.proposal.partition,
         "error_code": answer.error,
         "leader_id": answer.leader,
@@ -282,6 +282,10 @@ def _isr_answer(answer: IsrAnswer) -> Body:
         "leader_recovery_state": answer.recovery,
         "partition_epoch": answer.partition_epoch,
     }
+    if answer.error != ErrorCode.NONE:
+        # Kafka leaves these as they are in a message nobody filled in.
+        body |= {"leader_id": 0, "leader_epoch": 0, "partition_epoch": 0}
+    return body
 
 
 def _by_topic(
