@@ -5,6 +5,7 @@ candidate, and refuses replicas.
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 from klamm.broker import leaving
 from klamm.broker.candidate import Candidate
@@ -26,6 +27,16 @@ from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper.store import Store
 
 
+class BrokerState(IntEnum):
+    """Where a broker is in its life, by the numbers of Kafka's gauge (LIFE-12)."""
+
+    STARTING = 1
+    RECOVERING = 2
+    RUNNING = 3
+    PENDING_CONTROLLED_SHUTDOWN = 6
+    SHUTTING_DOWN = 7
+
+
 class Broker:
     """All of a broker but its sockets and its registration."""
 
@@ -33,6 +44,7 @@ class Broker:
         self, config: BrokerConfig, identity: Identity, store: Store, candidate: Candidate
     ) -> None:
         self.config = config
+        self.state = BrokerState.STARTING
         self.identity = identity
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
@@ -69,11 +81,13 @@ class Broker:
 
     async def load(self) -> None:
         """Open the logs; after this the controller may come."""
+        self.state = BrokerState.RECOVERING
         if self.data is not None:
             await self.data.load()
 
     def start(self) -> None:
         """The broker is registered and its configuration is known."""
+        self.state = BrokerState.RUNNING
         if self.data is not None:
             self.data.start()
 
@@ -90,12 +104,14 @@ class Broker:
 
     async def leave_in_order(self) -> None:
         """Hand leaderships over before stopping; clients are served meanwhile (LIFE-13, 14)."""
+        self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
         if self.data is not None:
             self.data.replicas.is_shutting_down = True
         await leaving.leave_in_order(self.config, self.identity, self.metadata)
 
     async def close(self) -> None:
         """Stop all work and close the logs."""
+        self.state = BrokerState.SHUTTING_DOWN
         if self.data is not None:
             await self.data.close()
 

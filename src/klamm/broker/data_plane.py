@@ -68,7 +68,7 @@ class DataPlane:
         self._config = config
         self._identity = identity
         self._store = store
-        self._meters = meters
+        self.meters = meters
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._announcing: set[asyncio.Task[None]] = set()
@@ -184,7 +184,7 @@ class DataPlane:
 
     def _on_fetch_effects(self, effects: FetchEffects) -> None:
         for name, size in effects.appended.items():
-            self._meters.topic(name.topic).replication_bytes_in += size
+            self.meters.topic(name.topic).replication_bytes_in += size
         for name in effects.high_watermark_moved:
             self.parking.on_high_watermark(name)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from klamm.broker.clock import Clock
 from klamm.broker.log.names import TopicPartition
@@ -116,7 +116,7 @@ def _wake(room: Room, name: TopicPartition) -> None:
             parked.settle(True)
 
 
-def count_waiting(parking: Parking) -> dict[str, Any]:
+def count_waiting(parking: Parking) -> dict[str, int]:
     """How many requests of each kind wait, for the metrics."""
     return {
         "Fetch": len(parking.follower_fetches) + len(parking.consumer_fetches),

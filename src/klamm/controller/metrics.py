@@ -1,18 +1,16 @@
 """The controller's metrics (section 19), rendered in Prometheus' text format.
 
-A metric that Kafka calls `kafka.controller:type=KafkaController,name=ActiveControllerCount` is
-called `kafka_controller_KafkaController_ActiveControllerCount`; further parts of Kafka's name, such
-as `broker-id=1`, become labels. docs/metrics.md has the whole mapping.
+docs/metrics.md has the whole mapping from Kafka's names.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
 from klamm.controller.channels import Channels
 from klamm.controller.loop import Controller, World
-from klamm.controller.meters import QUANTILES, WINDOWS_MIN, Histogram, Meter, Timer
+from klamm.controller.meters import Histogram, Meter, Timer
+from klamm.controller.prometheus import Page
 from klamm.controller.queue import Queued
 from klamm.core.context import Context
 from klamm.core.events import ControllerState
@@ -127,7 +125,7 @@ class ControllerMetrics:
     def render(self) -> str:
         """All metrics in Prometheus' text format, version 0.0.4."""
         self._forget_when_quiet()
-        page = _Page()
+        page = Page()
         self._render_controller(page)
         page.meter(
             "kafka.controller:type=ControllerStats,name=UncleanLeaderElectionsPerSec",
@@ -143,7 +141,7 @@ class ControllerMetrics:
         self._render_session(page)
         return page.text()
 
-    def _render_controller(self, page: "_Page") -> None:
+    def _render_controller(self, page: Page) -> None:
         counts = self._gauges
         for name, value in (
             ("ActiveControllerCount", int(self._controller.is_active)),
@@ -162,7 +160,7 @@ class ControllerMetrics:
         ):
             page.gauge(f"kafka.controller:type=KafkaController,name={name}", value)
 
-    def _render_channels(self, page: "_Page") -> None:
+    def _render_channels(self, page: Page) -> None:
         """What exists exactly while a channel does is asked of the channels there are (MET-5)."""
         manager = "kafka.controller:type=ControllerChannelManager"
         channels = [(f'broker_id="{channel.broker.id}"', channel) for channel in self._channels]
@@ -172,7 +170,7 @@ class ControllerMetrics:
         times = [(label, channel.queue_time) for label, channel in channels]
         page.timers(f"{manager},name=RequestRateAndQueueTimeMs", times)
 
-    def _render_session(self, page: "_Page") -> None:
+    def _render_session(self, page: Page) -> None:
         listener = "kafka.server:type=SessionExpireListener"
         states = [(f'state="{s.value}"', int(s is self._session_state)) for s in SessionState]
         page.gauges(f"{listener},name=SessionState", states)
@@ -181,77 +179,3 @@ class ControllerMetrics:
         page.meter(f"{listener},name=ZooKeeperSyncConnectsPerSec", self._connects)
         client = "kafka.server:type=ZooKeeperClientMetrics"
         page.histogram(f"{client},name=ZooKeeperRequestLatencyMs", self._zookeeper_latency_ms)
-
-
-class _Page:
-    """The text as it grows: for each metric a line about its name and kind, then its samples."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-    def gauge(self, jmx_name: str, value: float) -> None:
-        self.gauges(jmx_name, [("", value)])
-
-    def gauges(self, jmx_name: str, values: Iterable[tuple[str, float]]) -> None:
-        name = prometheus_name(jmx_name)
-        self._describe(name, jmx_name, "gauge")
-        for labels, value in values:
-            self._sample(name, labels, value)
-
-    def meter(self, jmx_name: str, meter: Meter) -> None:
-        name = prometheus_name(jmx_name)
-        self._describe(f"{name}_total", jmx_name, "counter")
-        self._sample(f"{name}_total", "", meter.count)
-        self._rates(name, jmx_name, [("", meter)])
-
-    def histogram(self, jmx_name: str, histogram: Histogram) -> None:
-        self._summaries(prometheus_name(jmx_name), jmx_name, [("", histogram)])
-
-    def timers(self, jmx_name: str, timers: Iterable[tuple[str, Timer]]) -> None:
-        name = prometheus_name(jmx_name)
-        timers = list(timers)
-        self._summaries(name, jmx_name, [(label, t.durations_ms) for label, t in timers])
-        self._rates(name, jmx_name, [(label, timer.meter) for label, timer in timers])
-
-    def _summaries(
-        self, name: str, jmx_name: str, histograms: Iterable[tuple[str, Histogram]]
-    ) -> None:
-        self._describe(name, jmx_name, "summary")
-        for labels, histogram in histograms:
-            for quantile, value in zip(QUANTILES, histogram.quantiles(), strict=True):
-                self._sample(name, _joined(labels, f'quantile="{quantile}"'), value)
-            self._sample(f"{name}_sum", labels, histogram.sum)
-            self._sample(f"{name}_count", labels, histogram.count)
-
-    def _rates(self, name: str, jmx_name: str, meters: Iterable[tuple[str, Meter]]) -> None:
-        self._describe(f"{name}_rate", f"{jmx_name}, in a second", "gauge")
-        for labels, meter in meters:
-            for window, rate in _windows(meter):
-                self._sample(f"{name}_rate", _joined(labels, f'window="{window}"'), rate)
-
-    def _describe(self, name: str, text: str, kind: str) -> None:
-        self._lines += (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
-
-    def _sample(self, name: str, labels: str, value: float) -> None:
-        shown = f"{{{labels}}}" if labels else ""
-        self._lines.append(f"{name}{shown} {'NaN' if math.isnan(value) else f'{value:.10g}'}")
-
-
-def prometheus_name(jmx_name: str) -> str:
-    """`kafka.controller:type=T,name=N` as `kafka_controller_T_N`."""
-    group, _, properties = jmx_name.partition(":")
-    parts = [part.partition("=")[2] for part in properties.split(",")]
-    return "_".join([group.replace(".", "_"), *parts])
-
-
-def _joined(*labels: str) -> str:
-    return ",".join(label for label in labels if label)
-
-
-def _windows(meter: Meter) -> Iterator[tuple[str, float]]:
-    yield "mean", meter.mean_rate()
-    for minutes, rate in zip(WINDOWS_MIN, meter.rates(), strict=True):
-        yield f"{minutes}m", rate

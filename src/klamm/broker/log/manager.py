@@ -257,6 +257,11 @@ class LogManager:
         """Whether there is any disk left to work with."""
         return bool(self._online())
 
+    @property
+    def offline_directory_count(self) -> int:
+        """How many directories have failed."""
+        return len(self._disks) - len(self._online())
+
     def logs(self) -> list[Log]:
         """All logs that can be used."""
         return list(self._logs.values())

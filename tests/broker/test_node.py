@@ -1,0 +1,142 @@
+"""The life of a node: registration, roles, metrics, failing disks."""
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from tests.broker.cluster import RealCluster, free_port, wait_until
+from tests.broker.raw import Raw, batch
+
+pytestmark = pytest.mark.real
+
+Start = Callable[..., RealCluster]
+
+
+def metrics(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+@pytest.mark.rule("BMET-1", "BMET-2", "BMET-3", "BMET-7", "BMET-8", "BMET-10", "BMET-11", "BMET-12")
+def test_a_broker_counts_what_it_does(start_cluster: Start, topic: str) -> None:
+    port = free_port()
+    cluster = start_cluster(brokers=1, settings={"klamm.metrics.port": str(port)})
+    cluster.create(topic, factor=1)
+    cluster.produce(topic, [b"x" * 100] * 10)
+    found = metrics(port)
+    assert found["kafka_server_KafkaServer_BrokerState"] == 3
+    assert found["kafka_server_ReplicaManager_LeaderCount"] == 1
+    assert found["kafka_server_ReplicaManager_UnderReplicatedPartitions"] == 0
+    assert found["kafka_server_BrokerTopicMetrics_MessagesInPerSec_total"] == 10
+    of_topic = f'kafka_server_BrokerTopicMetrics_BytesInPerSec_total{{topic="{topic}"}}'
+    assert found[of_topic] > 1000
+    labels = f'{{topic="{topic}",partition="0"}}'
+    assert found[f"kafka_log_Log_LogEndOffset{labels}"] == 10
+    assert found[f"kafka_cluster_Partition_InSyncReplicasCount{labels}"] == 1
+    # The candidate's are on the same page.
+    assert found["kafka_controller_KafkaController_ActiveControllerCount"] == 1
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+
+
+@pytest.mark.rule("LIFE-6", "LIFE-7", "LIFE-2", "LIFE-3")
+def test_a_broker_registers_itself(cluster: RealCluster) -> None:
+    node = cluster.znode("/brokers/ids/1")
+    assert node["version"] == 5
+    assert node["endpoints"] == [f"PLAINTEXT://127.0.0.1:{cluster[1].port}"]
+    assert (node["host"], node["port"], node["rack"]) == ("127.0.0.1", cluster[1].port, "a")
+    meta = (cluster[1].log_dir / "meta.properties").read_text()
+    assert f"cluster.id={cluster.znode('/cluster/id')['id']}" in meta
+    assert "broker.id=1" in meta
+
+
+@pytest.mark.rule("LIFE-3", "LIFE-5", "LIFE-8")
+def test_a_second_broker_with_the_same_id_address_or_directory_fails(
+    cluster: RealCluster, tmp_path: Path
+) -> None:
+    def start(**settings: str) -> str:
+        changed = {key.replace("_", "."): value for key, value in settings.items()}
+        merged = {
+            **cluster[1].settings,
+            "log.dirs": str(tmp_path / f"of-{len(list(tmp_path.iterdir()))}"),
+            "listeners": f"PLAINTEXT://127.0.0.1:{free_port()}",
+            "zookeeper.session.timeout.ms": "1000",
+            **changed,
+        }
+        file = tmp_path / "server.properties"
+        file.write_text("".join(f"{key}={value}\n" for key, value in merged.items()))
+        command = [sys.executable, "-m", "klamm", "broker", str(file)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    assert "broker.id=1 is taken" in start()
+    address = f"PLAINTEXT://127.0.0.1:{cluster[2].port}"
+    assert f"127.0.0.1:{cluster[2].port} is registered by broker 2" in start(
+        broker_id="9", advertised_listeners=address
+    )
+    assert "in use by another process" in start(broker_id="9", log_dirs=str(cluster[2].log_dir))
+    assert cluster.registered() == {1, 2, 3}
+
+
+def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic: str) -> None:
+    cluster = start_cluster(brokers=2)
+    cluster[2].stop()
+    cluster[2].start(klamm_roles="controller")
+    cluster.wait_ready()
+    cluster.create(topic, factor=1, partitions=3)
+    assert {cluster.leader(topic, each) for each in range(3)} == {1}
+    with Raw(cluster[2].port) as raw:
+        served = raw.ask(ApiKey.API_VERSIONS, 0)
+        keys = {each.api_key for each in served.api_keys}
+        assert ApiKey.METADATA in keys
+        assert ApiKey.CREATE_TOPICS in keys
+        assert ApiKey.PRODUCE not in keys
+        assert len(raw.metadata(topic).topics[0].partitions) == 3
+    with Raw(cluster[2].port) as raw:
+        raw.send(
+            ApiKey.HEARTBEAT, group_id="g", generation_id=1, member_id="m", group_instance_id=None
+        )
+        assert raw.is_closed_by_peer()
+
+
+@pytest.mark.rule("REC-7", "LISR-1", "LISR-12", "UMD-9")
+def test_a_failed_log_directory_takes_its_replicas_offline(
+    start_cluster: Start, tmp_path: Path
+) -> None:
+    cluster = start_cluster(brokers=2, settings={"controlled.shutdown.enable": "false"})
+    first, second = tmp_path / "first", tmp_path / "second"
+    cluster[1].stop()
+    cluster[1].start(log_dirs=f"{first},{second}")
+    cluster.wait_ready()
+    names = [cluster.create(f"t{each}", assignment=[[1, 2]]) for each in range(4)]
+    for name in names:
+        cluster.produce(name, [b"x"], acks="all")
+    lost = next(name for name in names if (first / f"{name}-0").exists())
+    kept = next(name for name in names if (second / f"{name}-0").exists())
+    # Pulled away from under the broker: the next segment cannot be created.
+    (first / f"{lost}-0").rename(tmp_path / "elsewhere")
+    cluster.alter_topic(lost, segment_ms="1")
+    with Raw(cluster[1].port) as raw:
+        wait_until(
+            lambda: (
+                raw.produce(lost, batch(b"y"), acks=1).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            ),
+            "the directory fails",
+        )
+        assert raw.produce(kept, batch(b"y")).error_code == ErrorCode.NONE
+        described = raw.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=None).results
+        assert {Path(each.log_dir): each.error_code for each in described} == {
+            first: ErrorCode.KAFKA_STORAGE_ERROR,
+            second: ErrorCode.NONE,
+        }
+    assert cluster.wait_leader(lost, other_than=1) == 2
+    assert cluster.leader(kept) == 1
