@@ -118,7 +118,11 @@ def _records(consumer: Any, ends: dict[Name, int] | None) -> Iterator[Any]:
 
     done: set[Name] = set()
     while ends is None or not _all_done(consumer, done):
-        message = consumer.poll(_POLL_S)
+        message = consumer.poll(0)
+        if message is None:
+            # Whoever reads the other end of a pipe sees a record before the next one comes.
+            sys.stdout.flush()
+            message = consumer.poll(_POLL_S)
         if message is None:
             continue
         error = message.error()
@@ -173,11 +177,9 @@ def _milliseconds(text: str) -> int:
 # Records as text
 
 
-def _writer(form: str | None, as_json: bool) -> Callable[[Any], None]:
+def _writer(form: str | None, as_json: bool) -> Callable[[Any], int]:
     if form is not None and as_json:
         raise typer.BadParameter("give one of them", param_hint="--format / --json")
-    # A record is seen as soon as it is there when somebody looks; through a pipe, speed counts.
-    flush = sys.stdout.isatty()
     out = sys.stdout.buffer
     if as_json:
 
@@ -191,12 +193,7 @@ def _writer(form: str | None, as_json: bool) -> Callable[[Any], None]:
                 piece if isinstance(piece, bytes) else piece(record) for piece in pieces
             )
 
-    def write(record: Any) -> None:
-        out.write(render(record))
-        if flush:
-            out.flush()
-
-    return write
+    return lambda record: out.write(render(record))
 
 
 def _pieces(form: str) -> list[bytes | Callable[[Any], bytes]]:

@@ -1,6 +1,7 @@
 """Moving replicas: plans in the JSON of kafka-reassign-partitions, and what becomes of them."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ Name: TypeAlias = tuple[str, int]
 Plan: TypeAlias = Mapping[Name, Sequence[int]]
 
 _VERSION: Final = 1
+_SETTLING_S: Final = 2.0
+_PAUSE_S: Final = 0.1
 _RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 _LEADERS: Final = "leader.replication.throttled.replicas"
 _FOLLOWERS: Final = "follower.replication.throttled.replicas"
@@ -244,6 +247,17 @@ def under_way(admin: Admin, names: Iterable[Name] | None = None) -> list[Move]:
 
 def progress(admin: Admin, plan: Plan) -> list[Progress]:
     """How far each partition of a plan is."""
+    deadline = time.monotonic() + _SETTLING_S
+    while True:
+        rows = _look(admin, plan)
+        # The controller says first that a move has ended, and the brokers a moment later.
+        is_settled = all(row.status != NOT_AS_PLANNED for row in rows)
+        if is_settled or time.monotonic() > deadline:
+            return rows
+        time.sleep(_PAUSE_S)
+
+
+def _look(admin: Admin, plan: Plan) -> list[Progress]:
     moving = {(each.topic, each.partition) for each in under_way(admin, plan)}
     now = current(admin, plan)
     return [
