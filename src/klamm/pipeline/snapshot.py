@@ -1,0 +1,147 @@
+"""A cluster's metadata at one moment, as tables.
+
+A snapshot is a folder with the Parquet tables `brokers`, `topics`, `partitions` and `meta`. The
+last one says which version of this form it is; a folder without it was made by hand, to this one.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+)
+
+from klamm.errors import ConfigError
+from klamm.pipeline import arrow
+
+_INTS: Final = ArrayType(IntegerType())
+#: What the other commands read. More columns may be there, and are ignored.
+_WANTED: Final[dict[str, dict[str, DataType]]] = {
+    "brokers": {"id": IntegerType(), "rack": StringType()},
+    "topics": {"topic": StringType(), "partitions": IntegerType()},
+    "partitions": {
+        "topic": StringType(),
+        "partition": IntegerType(),
+        "replicas": _INTS,
+        "isr": _INTS,
+        "leader": IntegerType(),
+        "leader_epoch": IntegerType(),
+        "min_isr": IntegerType(),
+        "unclean": BooleanType(),
+        "bytes": LongType(),
+    },
+}
+_NOT_FOUND: Final = frozenset({"PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What was read from a cluster, as Arrow tables with the schemas of `klamm.pipeline.arrow`."""
+
+    cluster_id: str | None
+    source: str
+    taken_at: datetime
+    brokers: pa.Table
+    topics: pa.Table
+    partitions: pa.Table
+
+    @property
+    def meta(self) -> pa.Table:
+        row = {
+            "version": arrow.SNAPSHOT_VERSION,
+            "cluster_id": self.cluster_id,
+            "source": self.source,
+            "taken_at": self.taken_at,
+        }
+        return pa.Table.from_pylist([row], arrow.META)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotFrames:
+    """A snapshot as data frames."""
+
+    brokers: DataFrame
+    topics: DataFrame
+    partitions: DataFrame
+
+    def racks(self) -> dict[int, str | None]:
+        """The brokers that were alive, with their racks."""
+        rows = self.brokers.select("id", "rack").collect()
+        return {row["id"]: row["rack"] or None for row in sorted(rows)}
+
+
+def now() -> datetime:
+    """The time of a snapshot that is being taken."""
+    return datetime.now(UTC)
+
+
+def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> None:
+    """Write a snapshot's tables below `path`, in the place of those that may be there."""
+    for name in ("brokers", "topics", "partitions", "meta"):
+        write_table(spark, getattr(snapshot, name), f"{path}/{name}")
+
+
+def write_table(spark: SparkSession, table: pa.Table, path: str) -> None:
+    """Write an Arrow table as Parquet."""
+    spark.createDataFrame(table).write.mode("overwrite").parquet(path)
+
+
+def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:
+    """The tables of a snapshot; ConfigError says what is wrong with it.
+
+    A snapshot without a live broker is refused, because nothing can be asked about it.
+    """
+    _check_version(spark, path)
+    frames = SnapshotFrames(*(_read_table(spark, path, name) for name in _WANTED))
+    if frames.brokers.isEmpty():
+        raise ConfigError(f"The cluster in the snapshot {path} is empty: it has no broker.")
+    return frames
+
+
+def _check_version(spark: SparkSession, path: str) -> None:
+    try:
+        versions = {row["version"] for row in spark.read.parquet(f"{path}/meta").collect()}
+    except AnalysisException as error:
+        if error.getCondition() not in _NOT_FOUND:
+            raise
+        return
+    if versions != {arrow.SNAPSHOT_VERSION}:
+        found = ", ".join(map(str, sorted(versions))) or "no version"
+        raise ConfigError(
+            f"The snapshot {path} is of version {found}, and this klamm reads version "
+            f"{arrow.SNAPSHOT_VERSION}: take it again with `klamm snapshot`."
+        )
+
+
+def _read_table(spark: SparkSession, path: str, name: str) -> DataFrame:
+    try:
+        frame = spark.read.parquet(f"{path}/{name}")
+    except AnalysisException as error:
+        if error.getCondition() not in _NOT_FOUND:
+            raise
+        raise ConfigError(
+            f"{path} is not a snapshot: it has no table {name}/. Take one with `klamm snapshot`."
+        ) from None
+    wanted = _WANTED[name]
+    found = {field.name: field.dataType for field in frame.schema.fields}
+    if missing := [column for column in wanted if column not in found]:
+        raise ConfigError(
+            f"{path}/{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+            f"it has {', '.join(found) or 'none'}."
+        )
+    for column, kind in wanted.items():
+        if found[column].simpleString() != kind.simpleString():
+            raise ConfigError(
+                f"{path}/{name}: {column} is {found[column].simpleString()}, "
+                f"expected is {kind.simpleString()}."
+            )
+    return frame.select(*wanted)

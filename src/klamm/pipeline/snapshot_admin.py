@@ -1,0 +1,96 @@
+"""A snapshot through any broker, with the admin protocol alone: any Kafka cluster will do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from klamm.client.admin import Admin
+from klamm.client.errors import check
+from klamm.client.topics import describe
+from klamm.pipeline import arrow
+from klamm.pipeline.snapshot import Snapshot, now
+from klamm.pipeline.snapshot_parts import ElectionSettings, PartitionLists
+from klamm.pipeline.snapshot_sizes import read_sizes
+from klamm.protocol.apis import ApiKey
+
+_TOPIC: Final = 2  # as a resource type of DescribeConfigs
+_SET_BY_TOPIC: Final = 1  # as the source of a setting
+_TOPICS_AT_A_TIME: Final = 500
+
+
+def snapshot_from_brokers(
+    bootstrap_servers: str,
+    *,
+    with_sizes: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Snapshot:
+    """Ask one broker for metadata and settings, and each broker for the sizes of its logs.
+
+    What decides elections is what holds for a topic, whichever broker's file it comes from; a
+    topic's own settings are those that somebody gave to it.
+    """
+    with Admin(bootstrap_servers, client_id="klamm-snapshot") as admin:
+        taken_at = now()
+        view = describe(admin)
+        tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
+        settings, overrides = _read_configs(admin, [topic.topic for topic in view.topics])
+    sizes = {}
+    if with_sizes:
+        sizes = read_sizes((broker.host, broker.port) for broker in view.brokers)
+        tell(f"the sizes of {len(sizes):,} partitions")
+    rows = PartitionLists()
+    for each in view.partitions():
+        rows.topic.append(each.topic)
+        rows.partition.append(each.partition)
+        rows.replicas.append(each.replicas)
+        rows.isr.append(each.isr)
+        rows.leader.append(each.leader)
+        rows.leader_epoch.append(each.leader_epoch)
+    brokers = [
+        {"id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
+        for each in view.brokers
+    ]
+    topics = [
+        {
+            "topic": topic.topic,
+            "topic_id": topic.topic_id,
+            "partitions": len(topic.partitions),
+            "config": list(overrides[topic.topic].items()),
+        }
+        for topic in view.topics
+    ]
+    return Snapshot(
+        cluster_id=view.cluster_id,
+        source=f"brokers {bootstrap_servers}",
+        taken_at=taken_at,
+        brokers=pa.Table.from_pylist(brokers, arrow.BROKERS),
+        topics=pa.Table.from_pylist(topics, arrow.TOPICS),
+        partitions=rows.table(settings, sizes),
+    )
+
+
+def _read_configs(
+    admin: Admin, topics: Sequence[str]
+) -> tuple[dict[str, ElectionSettings], dict[str, dict[str, str]]]:
+    """For each topic what holds for its elections, and the settings that are its own."""
+    settings, overrides = {}, {}
+    for start in range(0, len(topics), _TOPICS_AT_A_TIME):
+        asked: Mapping[str, Any] = {
+            "resources": [
+                {"resource_type": _TOPIC, "resource_name": topic, "configuration_keys": None}
+                for topic in topics[start : start + _TOPICS_AT_A_TIME]
+            ],
+            "include_synonyms": False,
+            "include_documentation": False,
+        }
+        for result in admin.ask_any(ApiKey.DESCRIBE_CONFIGS, asked).results:
+            check(result.error_code, result.error_message)
+            values = {each.name: each.value for each in result.configs if each.value is not None}
+            settings[result.resource_name] = ElectionSettings.of(values)
+            overrides[result.resource_name] = {
+                each.name: each.value
+                for each in result.configs
+                if each.config_source == _SET_BY_TOPIC and each.value is not None
+            }
+    return settings, overrides
