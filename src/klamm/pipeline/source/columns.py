@@ -186,7 +186,6 @@ class _Transactions:
             at = 0
             for skipped in (0, 1, 0, 0):
                 _, at = decode_varint(data, at + skipped)
-            _, at = decode_varint(data, at)
             if data[at : at + len(_ABORT)] == _ABORT:
                 self._open.discard(header.producer_id)
             return False

@@ -80,8 +80,6 @@ _CONSUMER_DEFAULTS: Final = {
 _PRODUCER_DEFAULTS: Final = {
     # Keys land where Java's producers put them.
     "partitioner": "murmur2_random",
-    # Successful deliveries are counted by librdkafka, so no Python is run for them.
-    "delivery.report.only.error": "true",
 }
 
 _JAAS_ENTRY: Final = re.compile(r"(\w+(?:\.\w+)*)\s+required\b(.*?);?\s*", re.DOTALL)
@@ -102,7 +100,7 @@ def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) ->
         "group.id": f"{prefix}-{uuid.uuid4()}",
         **config,
     }
-    _check(config, lambda: Consumer(dict(config)).close())
+    _check(config, lambda tried: Consumer(tried).close())
     return config
 
 
@@ -123,7 +121,7 @@ def producer_config(given: Mapping[str, str]) -> dict[str, str]:
         "enable.idempotence": str(_may_be_idempotent(config)).lower(),
         **config,
     }
-    _check(config, lambda: Producer(dict(config)).flush(0))
+    _check(config, lambda tried: Producer(tried).flush(0))
     return config
 
 
@@ -236,23 +234,34 @@ def _number(key: str, value: str) -> int:
     return int(value)
 
 
-def _check(config: Mapping[str, str], make: Callable[[], object]) -> None:
+def _check(config: Mapping[str, str], make: Callable[[dict[str, str]], object]) -> None:
     """Let librdkafka refuse what it does not know, and put it in the user's words."""
-    try:
-        make()
-    except KafkaException as error:
-        reason = error.args[0].str()
-    else:
+    reason = _refusal(config, make)
+    if reason is None:
         return
     unknown = _NO_SUCH_PROPERTY.search(reason)
     if unknown is None:
-        raise ConfigError(f"The kafka.* options are not accepted: {reason}")
+        # librdkafka may call it by another name: it is the one without which all is well.
+        culprits = (key for key in config if not _refusal({**config} | {key: None}, make))
+        raise ConfigError(f"Kafka option '{next(culprits, '*')}' is not accepted: {reason}")
     known = [*config, *_RENAMED, *_RENAMED_CONSUMER, *_RENAMED_PRODUCER, *_COMMON]
     nearest = difflib.get_close_matches(unknown[1], sorted(set(known) - {unknown[1]}), n=1)
     hint = f"; did you mean 'kafka.{nearest[0]}'?" if nearest else ""
     raise ConfigError(
         f"Kafka option '{unknown[1]}' is not supported: librdkafka has no counterpart for it{hint}"
     )
+
+
+def _refusal(
+    config: Mapping[str, str | None], make: Callable[[dict[str, str]], object]
+) -> str | None:
+    try:
+        make({key: value for key, value in config.items() if value is not None})
+    except KafkaException as error:
+        return str(error.args[0].str())
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 #: Options that are often given, for suggestions.

@@ -1,0 +1,62 @@
+"""One broker for all tests that leave it as they found it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.zookeeper.server import ZooKeeperServer
+from tests.broker.cluster import PATIENCE_S, RealCluster
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCluster]:
+    with RealCluster(zookeeper_server, tmp_path_factory.mktemp("topics"), brokers=1) as started:
+        yield started
+
+
+@pytest.fixture
+def start_cluster(
+    zookeeper_server: ZooKeeperServer, tmp_path: Path
+) -> Iterator[Callable[..., RealCluster]]:
+    """Starts a cluster that a test may do anything to."""
+    with ExitStack() as stack:
+
+        def start(**arguments: Any) -> RealCluster:
+            return stack.enter_context(RealCluster(zookeeper_server, tmp_path, **arguments))
+
+        yield start
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    name = "".join(each if each.isalnum() else "-" for each in request.node.name)
+    return f"{name[:150]}-{time.monotonic_ns()}"
+
+
+def produce(
+    cluster: RealCluster, topic: str, values: range, *, partitions: int = 1, **settings: Any
+) -> None:
+    """Each number as a value with the same key, in turn to each partition; all acknowledged."""
+    failures = []
+    timestamp = settings.pop("timestamp", None)
+    headers = settings.pop("headers", None)
+    producer = cluster.producer(**settings)
+    for number in values:
+        producer.produce(
+            topic,
+            b"%d" % number,
+            b"%d" % number,
+            partition=number % partitions,
+            on_delivery=lambda error, _: failures.append(error) if error else None,
+            timestamp=0 if timestamp is None else timestamp(number),
+            headers=headers,
+        )
+    assert producer.flush(PATIENCE_S) == 0
+    assert not failures, failures[0]

@@ -1,0 +1,74 @@
+"""How much is read, and by how many tasks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.pipeline.source.offsets import Partition
+from klamm.pipeline.source.ranges import OffsetRange, behind, limit, split
+
+ranges = st.lists(
+    st.builds(
+        lambda number, start, size: OffsetRange("t", number, start, start + size),
+        st.integers(0, 10**6),
+        st.integers(0, 10**9),
+        st.integers(0, 10**6),
+    ),
+    max_size=8,
+    unique_by=lambda each: each.partition,
+)
+
+
+@given(
+    ranges,
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1000, 10**6),
+)
+def test_tasks_cover_every_offset_once(whole, min_partitions, max_records):
+    tasks = split(whole, min_partitions=min_partitions, max_records=max_records)
+    assert all(task.size > 0 for task in tasks)
+    for each in whole:
+        parts = [task for task in tasks if task.partition == each.partition]
+        bounds = [each.start, *(part.until for part in parts)]
+        assert [part.start for part in parts] == bounds[:-1]
+        assert bounds[-1] == each.until if each.size else not parts
+    if max_records is not None:
+        assert all(task.size <= max_records for task in tasks)
+
+
+def test_a_minimum_of_tasks_is_reached_in_proportion_to_size():
+    whole = [OffsetRange("t", 0, 0, 900), OffsetRange("t", 1, 0, 90), OffsetRange("t", 2, 0, 10)]
+    tasks = split(whole, min_partitions=10, max_records=None)
+    counts = [sum(task.partition == number for task in tasks) for number in range(3)]
+    assert counts == [8, 1, 1]
+
+
+def test_enough_tasks_are_left_as_they_are():
+    whole = [OffsetRange("t", 0, 0, 900), OffsetRange("t", 1, 0, 90)]
+    assert split(whole, min_partitions=2, max_records=None) == whole
+
+
+P, Q, R = (Partition("t", number) for number in range(3))
+
+
+def test_a_limit_is_shared_in_proportion_and_starves_nobody():
+    start, end = {P: 0, Q: 100, R: 7}, {P: 900, Q: 200, R: 8}
+    limited = limit(start, end, 100)
+    assert limited == {P: 89, Q: 109, R: 8}
+
+
+@given(
+    st.dictionaries(st.sampled_from((P, Q, R)), st.tuples(st.integers(0, 99), st.integers(0, 99))),
+    st.integers(1, 200),
+)
+def test_a_limit_moves_forward_and_never_too_far(sizes, most):
+    start = {each: begin for each, (begin, _) in sizes.items()}
+    end = {each: begin + size for each, (begin, size) in sizes.items()}
+    limited = limit(start, end, most)
+    assert all(start[each] <= limited[each] <= end[each] for each in end)
+    total = sum(limited[each] - start[each] for each in end)
+    assert total <= most + len(end)
+    assert total > 0 or start == end
+
+
+def test_how_far_behind_counts_what_is_read():
+    assert behind({P: 5, Q: 9}, {P: 7, Q: 9, R: 100}) == [2, 0]

@@ -1,0 +1,385 @@
+"""Reading a real cluster, as Spark would have it done, but without Spark around it."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from klamm.errors import ConfigError
+from klamm.pipeline.source.limits import NoOffsetError
+from klamm.pipeline.source.loss import DataLossError
+from klamm.pipeline.source.offsets import RESERVED_KEY
+from klamm.pipeline.source.options import read_options
+from klamm.pipeline.source.reader import TopicReader, TopicStreamReader
+from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
+from tests.pipeline.source.conftest import produce
+
+#: Records that are too old do not outlive retention.
+NOW = int(time.time() * 1000)
+ALL = ReadAllAvailable()
+
+pytestmark = pytest.mark.real
+
+
+def given(cluster: RealCluster, options: dict[str, str]) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": cluster.bootstrap, **options}
+
+
+def read_all(cluster: RealCluster, **options: str) -> list[dict[str, Any]]:
+    reader = TopicReader(read_options(given(cluster, options), streaming=False))
+    return [
+        row
+        for task in reader.partitions()
+        for batch in reader.read(task)
+        for row in batch.to_pylist()
+    ]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(int(row["value"]) for row in rows)
+
+
+class Stream:
+    """What Spark does with a stream's reader: plan a batch, run it, keep where it ended."""
+
+    def __init__(self, cluster: RealCluster, **options: str) -> None:
+        self._options = given(cluster, options)
+        self.reader = self._open()
+        self.position = self._kept(self.reader.initialOffset())
+
+    def _open(self) -> TopicStreamReader:
+        return TopicStreamReader(read_options(self._options, streaming=True))
+
+    @staticmethod
+    def _kept(position: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(position))
+
+    def restart(self) -> None:
+        self.reader = self._open()
+
+    def plan(self, limit: Any = None) -> dict[str, Any]:
+        limit = limit or self.reader.getDefaultReadLimit()
+        return self._kept(self.reader.latestOffset(self.position, limit))
+
+    def run(self, end: dict[str, Any]) -> list[int]:
+        rows = [
+            row
+            for task in self.reader.partitions(self.position, end)
+            for batch in self.reader.read(task)
+            for row in batch.to_pylist()
+        ]
+        self.position = end
+        return numbers(rows)
+
+    def batch(self, limit: Any = None) -> list[int]:
+        return self.run(self.plan(limit))
+
+
+# Batches
+
+
+def test_rows_have_what_records_have(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(
+        cluster,
+        topic,
+        range(3),
+        partitions=2,
+        timestamp=lambda number: NOW + number,
+        headers=[("a", b"1"), ("a", None)],
+    )
+    rows = read_all(cluster, subscribe=topic, includeHeaders="true")
+    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
+    for row in rows:
+        number = int(row["value"])
+        assert row["key"] == row["value"]
+        assert (row["topic"], row["partition"], row["offset"]) == (topic, number % 2, number // 2)
+        assert round(row["timestamp"].timestamp() * 1000) == NOW + number
+        assert row["timestampType"] == 0
+        assert row["headers"] == headers
+    assert numbers(rows) == [0, 1, 2]
+    assert "headers" not in read_all(cluster, subscribe=topic)[0]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_both_ways_of_reading_agree_for_every_codec(cluster, topic, codec):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5000), compression_type=codec, linger_ms=20)
+    own = read_all(cluster, subscribe=topic, includeHeaders="true")
+    by_librdkafka = read_all(
+        cluster, subscribe=topic, includeHeaders="true", **{"kafka.client.rack": "a"}
+    )
+    assert own == by_librdkafka
+    assert numbers(own) == list(range(5000))
+
+
+def test_topics_are_chosen_by_name_by_pattern_and_by_partition(cluster, topic):
+    for suffix in ("x", "y"):
+        cluster.create(topic + suffix, partitions=2, factor=1)
+    produce(cluster, topic + "x", range(4), partitions=2)
+    produce(cluster, topic + "y", range(4, 8), partitions=2)
+    assert numbers(read_all(cluster, subscribe=f"{topic}x,{topic}y")) == list(range(8))
+    assert numbers(read_all(cluster, subscribePattern=f"{topic}[xz]")) == list(range(4))
+    assert numbers(read_all(cluster, subscribePattern=topic)) == []
+    assigned = json.dumps({f"{topic}x": [1], f"{topic}y": [0]})
+    assert numbers(read_all(cluster, assign=assigned)) == [1, 3, 4, 6]
+
+
+def test_a_range_is_read_by_offsets(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(20), partitions=2)
+    start = json.dumps({topic: {"0": 3, "1": -2}})
+    end = json.dumps({topic: {"0": 6, "1": -1}})
+    rows = read_all(cluster, subscribe=topic, startingOffsets=start, endingOffsets=end)
+    assert numbers(rows) == sorted([6, 8, 10, *range(1, 20, 2)])
+    with pytest.raises(ConfigError, match="you must specify all TopicPartitions"):
+        read_all(cluster, subscribe=topic, startingOffsets=json.dumps({topic: {"0": 3}}))
+
+
+def test_a_range_is_read_by_time(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(10), partitions=2, timestamp=lambda number: NOW + number)
+    by_time = {"startingTimestamp": str(NOW + 4), "endingTimestamp": str(NOW + 8)}
+    assert numbers(read_all(cluster, subscribe=topic, **by_time)) == [4, 5, 6, 7]
+    each = json.dumps({topic: {"0": NOW + 6, "1": NOW}})
+    rows = read_all(cluster, subscribe=topic, startingOffsetsByTimestamp=each)
+    assert numbers(rows) == [1, 3, 5, 6, 7, 8, 9]
+    rows = read_all(cluster, subscribe=topic, endingOffsetsByTimestamp=each)
+    assert numbers(rows) == [0, 2, 4]
+    late = {"startingTimestamp": str(NOW + 100)}
+    with pytest.raises(NoOffsetError, match="No offset matched from request of topic-partition"):
+        read_all(cluster, subscribe=topic, **late)
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert read_all(cluster, subscribe=topic, **late, **strategy) == []
+    assert numbers(read_all(cluster, subscribe=topic, endingTimestamp=str(NOW + 100))) == [
+        *range(10)
+    ]
+
+
+def test_tasks_are_as_many_as_asked_for(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(1000))
+    for options, tasks in (
+        ({}, 1),
+        ({"minPartitions": "4"}, 4),
+        ({"maxRecordsPerPartition": "300"}, 4),
+    ):
+        options = given(cluster, {"subscribe": topic, **options})
+        reader = TopicReader(read_options(options, streaming=False))
+        assert len(reader.partitions()) == tasks
+    assert numbers(read_all(cluster, subscribe=topic, minPartitions="7")) == [*range(1000)]
+
+
+def test_a_topic_that_does_not_exist_is_named_and_not_created(cluster, topic):
+    with pytest.raises(ConfigError, match=f"UNKNOWN_TOPIC_OR_PARTITION: there is no topic {topic}"):
+        read_all(cluster, subscribe=topic)
+    cluster.create(topic, factor=1)
+    with pytest.raises(ConfigError, match=f"there is no {topic}-1 in this cluster"):
+        read_all(cluster, assign=json.dumps({topic: [0, 1]}))
+
+
+def delete_records(cluster: RealCluster, topic: str, before: int) -> None:
+    """What retention does, at once."""
+    wanted = TopicPartition(topic, 0, before)
+    for future in cluster.admin.delete_records([wanted]).values():
+        future.result(PATIENCE_S)
+
+
+def test_what_retention_took_is_missed_or_passed_over(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(10))
+    options = given(cluster, {"subscribe": topic, "startingOffsets": "earliest"})
+    (task,) = TopicReader(read_options(options, streaming=False)).partitions()
+    delete_records(cluster, topic, before=6)
+    for more in ({}, {"kafka.client.rack": "a"}):
+        reader = TopicReader(read_options(options | more, streaming=False))
+        with pytest.raises(DataLossError, match='set the source option "failOnDataLoss"'):
+            list(reader.read(task))
+        lenient = {"failOnDataLoss": "false"} | more
+        reader = TopicReader(read_options(options | lenient, streaming=False))
+        rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+        assert numbers(rows) == [6, 7, 8, 9]
+    start = json.dumps({topic: {"0": 2}})
+    with pytest.raises(DataLossError, match="begins at 6, and offset 2 is asked for"):
+        read_all(cluster, subscribe=topic, startingOffsets=start)
+
+
+# Streams
+
+
+def test_a_stream_reads_everything_once(cluster, topic):
+    cluster.create(topic, partitions=3, factor=1)
+    produce(cluster, topic, range(10), partitions=3)
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest")
+    assert stream.batch() == list(range(10))
+    assert stream.plan() == stream.position
+    assert stream.batch() == []
+    produce(cluster, topic, range(10, 15), partitions=3)
+    stream.restart()
+    assert stream.batch() == list(range(10, 15))
+
+
+def test_a_stream_begins_at_the_end_unless_told_otherwise(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5))
+    stream = Stream(cluster, subscribe=topic)
+    assert stream.batch() == []
+    produce(cluster, topic, range(5, 7))
+    assert stream.batch() == [5, 6]
+
+
+def test_the_first_batch_is_the_same_after_a_restart(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5))
+    stream = Stream(cluster, subscribe=topic)
+    produce(cluster, topic, range(5, 8))
+    planned = stream.plan()
+    # The query dies with its first batch planned. By the time it is back there is more.
+    produce(cluster, topic, range(8, 10))
+    stream.restart()
+    stream.position = stream.reader.initialOffset()
+    assert stream.run(planned) == [5, 6, 7]
+    assert stream.batch() == [8, 9]
+
+
+def test_offsets_that_spark_wrote_itself_are_read(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(10), partitions=2)
+    stream = Stream(cluster, subscribe=topic)
+    stream.position = json.loads(f'{{"{topic}":{{"0":2,"1":4}}}}')
+    end = json.loads(f'{{"{topic}":{{"0":3,"1":5}}}}')
+    assert stream.run(end) == [4, 9]
+    assert stream.batch() == [6, 8]
+
+
+def test_partitions_and_topics_that_are_added_are_read_from_their_beginning(cluster, topic):
+    cluster.create(topic + "x", factor=1)
+    produce(cluster, topic + "x", range(3))
+    stream = Stream(cluster, subscribePattern=topic + ".*", startingOffsets="latest")
+    futures = cluster.admin.create_partitions([NewPartitions(topic + "x", 2)])
+    futures[topic + "x"].result(PATIENCE_S)
+    cluster.create(topic + "y", factor=1)
+    wait_until(
+        lambda: cluster._sees(cluster[1], topic + "x", 2), "the added partition has a leader"
+    )
+    produce(cluster, topic + "x", range(3, 8), partitions=2)
+    produce(cluster, topic + "y", range(8, 10))
+    assert stream.batch() == list(range(3, 10))
+
+
+def test_a_batch_takes_no_more_than_it_may(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(100), partitions=2)
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    assert stream.reader.getDefaultReadLimit() == ReadMaxRows(40)
+    sizes = [len(stream.batch()) for _ in range(4)]
+    assert sizes == [40, 40, 20, 0]
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    assert len(stream.batch(ALL)) == 100
+
+
+def test_a_batch_waits_for_enough_but_not_forever(cluster, topic):
+    cluster.create(topic, factor=1)
+    options = {"subscribe": topic, "minOffsetsPerTrigger": "10", "startingOffsets": "earliest"}
+    stream = Stream(cluster, **options, maxTriggerDelay="1h")
+    assert stream.reader.getDefaultReadLimit() == ReadMinRows(10)
+    produce(cluster, topic, range(4))
+    assert stream.batch() == [0, 1, 2, 3]  # the first one does not wait
+    produce(cluster, topic, range(4, 9))
+    assert stream.batch() == []
+    produce(cluster, topic, range(9, 14))
+    assert stream.batch() == list(range(4, 14))
+    stream = Stream(cluster, **options, maxTriggerDelay="1ms")
+    stream.batch()
+    produce(cluster, topic, range(14, 16))
+    time.sleep(0.002)
+    assert stream.batch() == [14, 15]
+
+
+def test_what_is_available_now_is_read_and_nothing_later(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(10))
+    stream = Stream(
+        cluster,
+        subscribe=topic,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger="6",
+        minOffsetsPerTrigger="6",
+    )
+    stream.reader.prepareForTriggerAvailableNow()
+    produce(cluster, topic, range(10, 20))
+    assert [stream.batch() for _ in range(3)] == [[*range(6)], [*range(6, 10)], []]
+
+
+def test_progress_says_how_far_behind_the_stream_is(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    produce(cluster, topic, range(40), partitions=2)
+    stream.batch()
+    report = stream.reader.reportLatestOffset()
+    assert report[topic] == {"0": 20, "1": 20}
+    assert report[RESERVED_KEY]["maxOffsetsBehindLatest"] == 15
+    assert report[RESERVED_KEY]["avgOffsetsBehindLatest"] == 15
+
+
+def recreate(cluster: RealCluster, topic: str) -> None:
+    cluster.admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, f"{topic} is deleted")
+    cluster.create(topic, factor=1)
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5))
+    streams = {
+        fails: Stream(cluster, subscribe=topic, startingOffsets="earliest", failOnDataLoss=fails)
+        for fails in ("true", "false")
+    }
+    assert all(stream.batch() == list(range(5)) for stream in streams.values())
+    recreate(cluster, topic)
+    produce(cluster, topic, range(100, 105))  # so that the offsets alone say nothing
+    with pytest.raises(DataLossError, match="was deleted and created again"):
+        streams["true"].batch()
+    assert streams["false"].batch() == list(range(100, 105))
+    assert streams["false"].batch() == []
+
+
+def test_a_topic_that_is_gone_is_missed(cluster, topic):
+    for suffix in ("x", "y"):
+        cluster.create(topic + suffix, factor=1)
+        produce(cluster, topic + suffix, range(2))
+    streams = {
+        fails: Stream(
+            cluster,
+            subscribe=f"{topic}x,{topic}y",
+            startingOffsets="earliest",
+            failOnDataLoss=fails,
+        )
+        for fails in ("true", "false")
+    }
+    assert all(stream.batch() == [0, 0, 1, 1] for stream in streams.values())
+    cluster.admin.delete_topics([topic + "x"])[topic + "x"].result(PATIENCE_S)
+    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}x") is None, "the topic is deleted")
+    produce(cluster, topic + "y", range(2, 4))
+    with pytest.raises(DataLossError, match=f"{topic}x-0 are gone"):
+        streams["true"].batch()
+    assert streams["false"].batch() == [2, 3]
+
+
+def test_a_leader_that_dies_costs_time_and_no_record(start_cluster, topic):
+    cluster = start_cluster(brokers=3)
+    cluster.create(topic, partitions=3, factor=3)
+    produce(cluster, topic, range(300), partitions=3, acks="all")
+    stream = Stream(
+        cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="150"
+    )
+    first = stream.batch()
+    planned = stream.plan()
+    cluster[cluster.leader(topic)].kill()
+    second = stream.run(planned)
+    produce(cluster, topic, range(300, 400), partitions=3, acks="all")
+    assert sorted(first + second + stream.batch(ALL)) == list(range(400))
