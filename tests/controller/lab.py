@@ -277,6 +277,12 @@ class Node:
             )
         return self
 
+    def run_to_its_end(self) -> tuple[int, str]:
+        """For one that cannot start: its exit code and what it said."""
+        process = self.start().process
+        assert process is not None
+        return process.wait(PATIENCE_S), self.log
+
     def restart_if_dead(self) -> None:
         if self.process is None or self.process.poll() is not None:
             self.start()

@@ -5,6 +5,7 @@ write is the version of `/controller_epoch` that the transaction left behind.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ from klamm.zookeeper.store import (
     SetData,
     Store,
 )
+
+log = logging.getLogger("klamm.controller")
 
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
@@ -53,7 +56,10 @@ async def read_controller(store: Store) -> int:
         node = await store.get(CONTROLLER)
     except NoNodeError:
         return NOBODY
-    return znodes.decode_controller(node.data)
+    holder = znodes.decode_controller(node.data)
+    if holder == NOBODY and (error := znodes.flaw(CONTROLLER, node.data)) is not None:
+        log.error("%s; nobody can be elected until it is removed", error)
+    return holder
 
 
 async def named_by_operator(store: Store) -> int:

@@ -211,8 +211,9 @@ class Interpreter:
         outcomes[target[target >= 0]] = written[target >= 0]
         return outcomes
 
-    def _complain(self, error: MalformedZnodeError) -> None:
-        log.error("[Controller id=%s] %s", self._broker_id, error)
+    def _complain(self, error: MalformedZnodeError | None) -> None:
+        if error is not None:
+            log.error("[Controller id=%s] %s", self._broker_id, error)
 
     def _state_paths(self, rows: list[int]) -> Iterator[str]:
         """Paths of states, made as they are needed."""
@@ -265,6 +266,8 @@ class Interpreter:
     def _decode_topic(self, name: str, data: bytes | None) -> TopicRead:
         try:
             topic = znodes.decode_topic(name, data)
+            if not topic.partitions:
+                self._complain(znodes.flaw(znodes.topic_path(name), data))
         except MalformedZnodeError as error:
             self._complain(error)
             topic = znodes.NO_PARTITIONS
@@ -357,10 +360,13 @@ class Interpreter:
         if data is _ABSENT:
             return None
         try:
-            return znodes.decode_reassignment(data)
+            targets = znodes.decode_reassignment(data)
         except MalformedZnodeError as error:
             self._complain(error)
             return {}
+        if not targets:
+            self._complain(znodes.flaw(znodes.REASSIGN_PARTITIONS, data))
+        return targets
 
     @_perform.register
     async def _(self, effect: effects.WriteReassignRequest) -> None:

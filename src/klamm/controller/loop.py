@@ -350,12 +350,14 @@ class Controller:
             raise
         except Exception as error:
             self._complain("taking office failed", error)
-            await self._give_up()
+            had_role = await self._give_up()
             # Another one may do better; if there is none, or it fails too, not as fast as it goes.
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+            if not had_role:
+                self.queue.put(Reelect(), cause="the election failed")
 
-    async def _give_up(self) -> None:
-        """Let another broker try: clean up, and delete `/controller` if it is still ours.
+    async def _give_up(self) -> bool:
+        """Let another broker try: clean up, and delete `/controller` if it is ours, or say no.
 
         That the node belongs to this session is as good as a fence: no other can have made it.
         """
@@ -365,8 +367,9 @@ class Controller:
         if stat is not None and stat.ephemeral_owner == self._store.session_id:
             with contextlib.suppress(NoNodeError):
                 await self._store.delete(election.CONTROLLER)
-        else:
-            self.active_id = await election.read_controller(self._store)
+            return True
+        self.active_id = await election.read_controller(self._store)
+        return False
 
     def _complain(self, what: str, error: Exception) -> None:
         """A sentence for what somebody else can mend; how we got there for everything else."""

@@ -113,6 +113,16 @@ def sequence_number(name: str) -> int:
     return int(name[-10:])
 
 
+def flaw(path: str, data: bytes | None) -> MalformedZnodeError | None:
+    """Why a node that a lenient decoder took for empty could not be read; None if it is empty."""
+    try:
+        if data:
+            json_object(path, data)
+    except MalformedZnodeError as error:
+        return error
+    return None
+
+
 Partition: TypeAlias = tuple[str, int]
 
 
@@ -384,7 +394,7 @@ class PartitionStates(NamedTuple):
 
 
 def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> PartitionStates:
-    """Many states, for columns. What `decode_state` would raise comes back in `errors`."""
+    """Many states, for columns. What cannot be read comes back in `errors`."""
     states = PartitionStates([], [], [], [], [], [], [])
     at, leader, leader_epoch, isr, controller_epoch, recovery, _ = states
     # A million of these are read at failover, nearly all of them sound. So they are taken for
@@ -420,6 +430,8 @@ def _decode_states_one_by_one(
         else:
             if state is not None:
                 found.append((i, state))
+            elif (not_json := flaw(path, content)) is not None:
+                errors.append(not_json)
     return PartitionStates(
         [i for i, _ in found],
         [state.leader for _, state in found],
