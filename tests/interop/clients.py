@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.controller.lab import wait_until
 from tests.interop.cluster import PATIENCE_S
@@ -35,8 +35,32 @@ def administer(
     return {key: future.result(PATIENCE_S) for key, future in call(client).items()}
 
 
+def create(bootstrap: str, name: str, assignment: list[list[int]], **config: str) -> None:
+    """Create a topic with the given replicas, and wait until the cluster knows its leaders."""
+    topic = NewTopic(
+        name,
+        num_partitions=len(assignment),
+        replica_assignment=assignment,
+        config={key.replace("_", "."): value for key, value in config.items()},
+    )
+    administer(bootstrap, lambda admin: admin.create_topics([topic]))
+    client = AdminClient(settings(bootstrap))
+
+    def has_leaders() -> bool:
+        partitions = client.list_topics(name, PATIENCE_S).topics[name].partitions
+        led = [each for each in partitions.values() if each.leader >= 0]
+        return len(led) == len(assignment)
+
+    wait_until(has_leaders, f"the leaders of {name}", PATIENCE_S)
+
+
 def produce(
-    bootstrap: str, topic: str, values: list[bytes], partition: int | None = None, **more: Any
+    bootstrap: str,
+    topic: str,
+    values: list[bytes],
+    partition: int | None = None,
+    keys: list[bytes] | None = None,
+    **more: Any,
 ) -> list[Position]:
     """Produce with acks=all and say where each record went."""
     placed: dict[int, Position] = {}
@@ -51,7 +75,8 @@ def produce(
                 placed[number] = (message.partition(), message.offset())
 
         where = {} if partition is None else {"partition": partition}
-        producer.produce(topic, value, on_delivery=delivered, **where)
+        key = None if keys is None else keys[number]
+        producer.produce(topic, value, key, on_delivery=delivered, **where)
     assert producer.flush(PATIENCE_S) == 0, "not everything was delivered"
     assert not failed, failed
     return [placed[number] for number in range(len(values))]
@@ -76,6 +101,30 @@ def consume(bootstrap: str, topic: str, group: str, count: int, **more: Any) -> 
         return values
     finally:
         consumer.close()
+
+
+def committed(bootstrap: str, group: str, position: TopicPartition) -> int:
+    """The offset up to which a group has read a partition."""
+    consumer = Consumer(settings(bootstrap, group_id=group))
+    try:
+        (found,) = consumer.committed([position], PATIENCE_S)
+        return int(found.offset)
+    finally:
+        consumer.close()
+
+
+def transact(bootstrap: str, topic: str, values: list[bytes], *, commit: bool) -> None:
+    """Write in one transaction, and end it one way or the other."""
+    producer = Producer(settings(bootstrap, transactional_id=f"writer-of-{topic}"))
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(PATIENCE_S) == 0
+    if commit:
+        producer.commit_transaction(PATIENCE_S)
+    else:
+        producer.abort_transaction(PATIENCE_S)
 
 
 @dataclass

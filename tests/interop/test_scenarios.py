@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka.admin import NewPartitions
 
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.controller.lab import wait_until
-from tests.interop.clients import administer, consume, produce
+from tests.interop.clients import administer, consume, create, produce
 from tests.interop.cluster import PATIENCE_S, Cluster, Kind
 from tests.interop.tools import Tools
 
@@ -89,20 +89,6 @@ def tools(cluster: Cluster, tmp_path: Path) -> Tools:
     return Tools(cluster.libs, tmp_path, cluster.bootstrap)
 
 
-def create(cluster: Cluster, name: str, assignment: list[list[int]], **config: str) -> None:
-    """Create a topic with the given replicas and wait until they are in sync."""
-    topic = NewTopic(
-        name,
-        num_partitions=len(assignment),
-        replica_assignment=assignment,
-        config={key.replace("_", "."): value for key, value in config.items()},
-    )
-    administer(cluster.bootstrap, lambda admin: admin.create_topics([topic]))
-    wait_until(lambda: len(cluster.topic(name).get("states", ())) == len(assignment))
-    for partition in range(len(assignment)):
-        cluster.wait_state(name, partition, lambda state: state["leader"] >= 0)
-
-
 def state(leader: int, isr: list[int], *, epoch: int, version: int) -> dict[str, object]:
     return {"version": version, "leader": leader, "leader_epoch": epoch, "isr": isr}
 
@@ -123,7 +109,7 @@ def states_become(cluster: Cluster, topic: str, wanted: dict[int, dict[str, obje
 
 
 def test_a_topic_is_created(cluster):
-    create(cluster, "created", [[1, 2, 3], [2, 3, 1]], retention_ms="12345")
+    create(cluster.bootstrap, "created", [[1, 2, 3], [2, 3, 1]], retention_ms="12345")
     assert cluster.topic("created") == {
         "has id": True,
         "topic": {
@@ -142,7 +128,7 @@ def test_a_topic_is_created(cluster):
 
 
 def test_what_was_acknowledged_is_read_by_a_group(cluster):
-    create(cluster, "written", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
+    create(cluster.bootstrap, "written", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     values = [b"%d" % number for number in range(500)]
     produce(cluster.bootstrap, "written", values)
     assert sorted(consume(cluster.bootstrap, "written", "readers", 500)) == sorted(values)
@@ -151,7 +137,7 @@ def test_what_was_acknowledged_is_read_by_a_group(cluster):
 
 
 def test_leaders_leave_a_killed_broker_which_rejoins(cluster):
-    create(cluster, "failing", [[3, 1, 2], [1, 2, 3], [2, 3, 1]])
+    create(cluster.bootstrap, "failing", [[3, 1, 2], [1, 2, 3], [2, 3, 1]])
     produce(cluster.bootstrap, "failing", [b"before"] * 10, partition=0)
     cluster.kill(3)
     states_become(
@@ -178,7 +164,7 @@ def test_leaders_leave_a_killed_broker_which_rejoins(cluster):
 
 
 def test_a_broker_that_stops_in_order_hands_its_leaders_over_first(cluster):
-    create(cluster, "leaving", [[2, 1, 3], [3, 2, 1]])
+    create(cluster.bootstrap, "leaving", [[2, 1, 3], [3, 2, 1]])
     assert cluster.broker(2).terminate() in (0, 143)
     cluster.wait_gone(2)
     handed_over = {
@@ -195,7 +181,7 @@ def test_a_broker_that_stops_in_order_hands_its_leaders_over_first(cluster):
 
 
 def test_without_an_in_sync_replica_there_is_no_leader(cluster):
-    create(cluster, "waiting", [[2, 3]])
+    create(cluster.bootstrap, "waiting", [[2, 3]])
     produce(cluster.bootstrap, "waiting", [b"1", b"2"])
     cluster.kill(3)
     states_become(cluster, "waiting", {0: state(2, [2], epoch=1, version=1)})
@@ -210,7 +196,7 @@ def test_without_an_in_sync_replica_there_is_no_leader(cluster):
 
 
 def test_partitions_are_moved_by_kafkas_tool(cluster, tools):
-    create(cluster, "moving", [[1, 2], [2, 1]])
+    create(cluster.bootstrap, "moving", [[1, 2], [2, 1]])
     produce(cluster.bootstrap, "moving", [b"x" * 100] * 200, partition=0)
     plan = tools.file(
         {"version": 1, "partitions": [{"topic": "moving", "partition": 0, "replicas": [3, 2]}]}
@@ -232,7 +218,7 @@ def test_partitions_are_moved_by_kafkas_tool(cluster, tools):
 
 
 def test_the_preferred_replica_is_elected_by_kafkas_tool(cluster, tools):
-    create(cluster, "preferring", [[2, 1, 3]])
+    create(cluster.bootstrap, "preferring", [[2, 1, 3]])
     cluster.kill(2)
     states_become(cluster, "preferring", {0: state(1, [1, 3], epoch=1, version=1)})
     cluster.start_brokers(2)
@@ -246,7 +232,7 @@ def test_the_preferred_replica_is_elected_by_kafkas_tool(cluster, tools):
 
 
 def test_a_topic_gets_more_partitions(cluster):
-    create(cluster, "growing", [[1, 2]])
+    create(cluster.bootstrap, "growing", [[1, 2]])
     more = NewPartitions("growing", 2, [[3, 1]])
     administer(cluster.bootstrap, lambda admin: admin.create_partitions([more]))
     states_become(
@@ -259,7 +245,7 @@ def test_a_topic_gets_more_partitions(cluster):
 
 
 def test_a_deleted_topic_leaves_nothing_behind(cluster):
-    create(cluster, "doomed", [[1, 2, 3], [2, 3, 1]], retention_ms="12345")
+    create(cluster.bootstrap, "doomed", [[1, 2, 3], [2, 3, 1]], retention_ms="12345")
     produce(cluster.bootstrap, "doomed", [b"x"] * 10)
     administer(cluster.bootstrap, lambda admin: admin.delete_topics(["doomed"]))
     wait_until(lambda: not cluster.zk.exists("/brokers/topics/doomed"), timeout_s=PATIENCE_S)
@@ -268,7 +254,7 @@ def test_a_deleted_topic_leaves_nothing_behind(cluster):
     for broker_id in (1, 2, 3):
         data = cluster.broker(broker_id).data
         wait_until(lambda data=data: not any((data / f"doomed-{n}").exists() for n in (0, 1)))
-    create(cluster, "doomed", [[3]])
+    create(cluster.bootstrap, "doomed", [[3]])
     assert produce(cluster.bootstrap, "doomed", [b"fresh"]) == [(0, 0)]
 
 
@@ -280,7 +266,7 @@ def test_a_topic_is_created_by_writing_to_it(cluster):
 
 
 def test_the_role_moves_on_and_everything_goes_on(cluster):
-    create(cluster, "staying", [[1, 2, 3]])
+    create(cluster.bootstrap, "staying", [[1, 2, 3]])
     before = cluster.topic("staying")
     holder = cluster.controller_id()
     for successor in (2, holder):
