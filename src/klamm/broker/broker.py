@@ -6,12 +6,14 @@ candidate, and refuses replicas.
 
 from collections.abc import Mapping
 from enum import IntEnum
+from typing import Final
 
 from klamm.broker import leaving
 from klamm.broker.candidate import Candidate
 from klamm.broker.clock import SystemClock
 from klamm.broker.data_plane import DataPlane
 from klamm.broker.dispatch import Handler
+from klamm.broker.first_metadata import FirstMetadata
 from klamm.broker.handlers.cluster import ClusterHandlers
 from klamm.broker.handlers.configs import ConfigHandlers
 from klamm.broker.handlers.control import ControlHandlers, NoReplicas
@@ -25,6 +27,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper.store import Store
+
+_ABOUT_THE_CLUSTER: Final = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR)
 
 
 class BrokerState(IntEnum):
@@ -54,11 +58,12 @@ class Broker:
                 config, identity, self.metadata, store, self.meters, SystemClock()
             )
         self._creation = TopicCreation(config, candidate)
-        self._cluster = ClusterHandlers(
+        cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
+        first_metadata = FirstMetadata()
         parts = (
-            self._cluster,
+            cluster,
             FindCoordinatorHandlers(self.metadata, self._creation),
             ConfigHandlers(lambda: self.config, self.metadata, store),
             Relay(candidate),
@@ -66,7 +71,7 @@ class Broker:
                 identity,
                 self.metadata,
                 NoReplicas() if self.data is None else self.data.replicas,
-                [] if self.data is None else [self.data],
+                [first_metadata] if self.data is None else [self.data, first_metadata],
             ),
         )
         self._handlers: dict[ApiKey, Handler] = {
@@ -74,6 +79,8 @@ class Broker:
         }
         if self.data is not None:
             self._handlers.update(self.data.handlers())
+        for key in _ABOUT_THE_CLUSTER:
+            self._handlers[key] = first_metadata.hold(self._handlers[key])
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
