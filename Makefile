@@ -10,7 +10,7 @@ BENCH ?=
 INTEROP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo test fmt lint types bench kafka interop crash wheel-test conformance docs lock clean
+.PHONY: help machine setup demo test fmt lint types bench bench-spark kafka interop crash spark-test wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -51,12 +51,18 @@ types: setup ## the type checker
 bench: setup ## measure; BENCH=kernels for one benchmark of bench/
 	@$(BIN)/python -m bench $(BENCH)
 
+bench-spark: setup ## side by side with Spark's own Kafka connector; SPARK_BENCH="--records 1000000"
+	@$(BIN)/python -m bench.spark $(SPARK_BENCH)
+
 kafka: setup ## fetch Apache Kafka's jars from Maven Central, for comparisons
 	@$(BIN)/python tools/fetch_kafka.py
 
 interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="-k tools" for a part
 	@if libs="$$($(BIN)/python tools/fetch_kafka.py)"; then export KAFKA_LIBS="$$libs"; fi; \
 		$(BIN)/python -m pytest -m interop $(INTEROP)
+
+spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
+	@$(BIN)/python -m pytest -m spark_heavy tests/pipeline
 
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py

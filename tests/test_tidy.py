@@ -22,7 +22,7 @@ LAYERS = (
     ("core", "protocol", "zookeeper"),
     ("controller", "broker", "client"),
     ("local", "pipeline"),
-    ("cli", "pytest_plugin", "__main__"),
+    ("cli", "pytest_plugin", "pyspark_klamm", "__main__"),
 )
 LEAVES = frozenset({"core", "protocol", "zookeeper"})
 #: third-party package: the only parts of klamm that may know it.
@@ -30,8 +30,10 @@ KNOWN_ONLY_TO = {
     "kazoo": {"zookeeper"},
     "kio": {"protocol"},
     "typer": {"cli"},
-    "pyspark": {"pipeline", "local"},
+    "pyspark": {"pipeline", "local", "pyspark_klamm"},
 }
+#: The one module beside the package: Spark registers what it finds under such a name.
+SPARK_LOOKS_FOR = "pyspark_klamm"
 IMPURE = frozenset(
     {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "shutil"}
     | {"socket", "subprocess", "tempfile", "threading", "time", "uuid"}
@@ -49,7 +51,7 @@ class Import:
 @cache
 def modules() -> dict[str, Path]:
     names = {}
-    for path in sorted((SRC / "klamm").rglob("*.py")):
+    for path in sorted(SRC.rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
         names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return names
@@ -80,6 +82,8 @@ def _imported_by(module: str, tree: ast.Module) -> Iterator[str]:
 def part_of(module: str) -> str | None:
     """The part of klamm that a module belongs to; the package itself belongs to none."""
     parts = module.split(".")
+    if parts[0] == SPARK_LOOKS_FOR:
+        return SPARK_LOOKS_FOR
     return parts[1] if parts[0] == "klamm" and len(parts) > 1 else None
 
 
@@ -149,7 +153,7 @@ def entry_points() -> set[str]:
         for name, path in modules().items()
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     }
-    return begun | {"klamm", "klamm.__main__"}
+    return begun | {"klamm", "klamm.__main__", SPARK_LOOKS_FOR}
 
 
 def test_no_module_is_dead():
@@ -170,7 +174,7 @@ def test_no_module_is_dead():
 
 
 _SKIPPED = frozenset(
-    {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    {".git", ".venv", ".setup", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
     | {"__pycache__", "build", "dist", "out", "spark-warehouse"}
 )
 

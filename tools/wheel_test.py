@@ -66,7 +66,8 @@ def check_contents(wheel: Path) -> None:
     package = ROOT / "src"
     expected = {
         path.relative_to(package).as_posix()
-        for path in (package / "klamm").rglob("*")
+        for name in ("klamm", "pyspark_klamm")
+        for path in (package / name).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
     with zipfile.ZipFile(wheel) as archive:

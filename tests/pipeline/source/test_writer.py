@@ -4,7 +4,7 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from kafka.partitioner.default import murmur2
+from aiokafka.partitioner import murmur2
 from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError

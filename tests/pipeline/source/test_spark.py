@@ -1,0 +1,126 @@
+"""format("klamm") in a real session: registered by being installed, batch and streaming."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tests.broker.cluster import RealCluster
+from tests.pipeline.source.conftest import produce
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+#: The columns of Spark's own `kafka` format.
+COLUMNS = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "timestampType int"
+)
+
+
+def load(spark: SparkSession, cluster: RealCluster, **options: str) -> DataFrame:
+    reader = spark.read.format("klamm").option("kafka.bootstrap.servers", cluster.bootstrap)
+    return reader.options(**options).load()
+
+
+def load_stream(spark: SparkSession, cluster: RealCluster, **options: str) -> DataFrame:
+    reader = spark.readStream.format("klamm").option("kafka.bootstrap.servers", cluster.bootstrap)
+    return reader.options(**options).load()
+
+
+def run_to_files(stream: DataFrame, folder: Path) -> int:
+    """Read what is available now into Parquet files; how many batches that took."""
+    query = (
+        stream.writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "rows"))
+    )
+    query.awaitTermination()
+    return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    rows = frame.selectExpr("cast(cast(value as string) as int) number").collect()
+    return sorted(row.number for row in rows)
+
+
+def test_a_data_frame_goes_to_a_topic_and_back(spark, cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    frame = spark.range(1000).selectExpr(
+        "cast(id % 7 as string) key",
+        "cast(id as string) value",
+        "array(named_struct('key', 'n', 'value', cast('1' as binary))) headers",
+    )
+    frame.write.format("klamm").mode("append").options(
+        **{"kafka.bootstrap.servers": cluster.bootstrap, "topic": topic}
+    ).save()
+    found = load(spark, cluster, subscribe=topic, minPartitions="3")
+    assert found.schema == StructType.fromDDL(COLUMNS)
+    assert numbers(found) == list(range(1000))
+    with_headers = load(spark, cluster, subscribe=topic, includeHeaders="true")
+    assert with_headers.schema == StructType.fromDDL(
+        f"{COLUMNS}, headers array<struct<key:string,value:binary>>"
+    )
+    row = with_headers.where("cast(value as int) = 8").collect()[0]
+    assert (row.key, row.topic, row.timestampType) == (b"1", topic, 0)
+    assert [(header.key, header.value) for header in row.headers] == [("n", b"1")]
+
+
+def test_a_query_goes_on_where_it_was(spark, cluster, topic, tmp_path):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(100), partitions=2)
+    stream = load_stream(
+        spark, cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="60"
+    )
+    assert run_to_files(stream, tmp_path) == 2
+    produce(cluster, topic, range(100, 130), partitions=2)
+    assert run_to_files(stream, tmp_path) == 1
+    assert numbers(spark.read.parquet(str(tmp_path / "rows"))) == list(range(130))
+
+
+def test_a_checkpoint_of_sparks_own_format_is_taken_over(spark, cluster, topic, tmp_path):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(20), partitions=2)
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "commits").mkdir()
+    head = {"batchWatermarkMs": 0, "batchTimestampMs": 1735689600000, "conf": {}}
+    offsets = json.dumps({topic: {"0": 4, "1": 8}}, separators=(",", ":"))
+    (checkpoint / "offsets" / "0").write_text(f"v1\n{json.dumps(head)}\n{offsets}")
+    (checkpoint / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (checkpoint / "metadata").write_text('{"id":"8e1c2f4a-3b0d-4a63-9d3f-3f1b7f0c9a11"}')
+    run_to_files(load_stream(spark, cluster, subscribe=topic), tmp_path)
+    expected = sorted([*range(8, 20, 2), 17, 19])
+    assert numbers(spark.read.parquet(str(tmp_path / "rows"))) == expected
+
+
+def test_a_stream_is_written_to_a_topic(spark, cluster, topic, tmp_path):
+    for suffix in ("-in", "-out"):
+        cluster.create(topic + suffix, partitions=2, factor=1)
+    produce(cluster, topic + "-in", range(50), partitions=2)
+    stream = load_stream(spark, cluster, subscribe=f"{topic}-in", startingOffsets="earliest")
+    query = (
+        stream.selectExpr("key", "value", f"'{topic}-out' topic")
+        .writeStream.format("klamm")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert numbers(load(spark, cluster, subscribe=f"{topic}-out")) == list(range(50))
+
+
+def test_what_is_wrong_reaches_the_user(spark, cluster, topic):
+    with pytest.raises(AnalysisException, match="did you mean 'startingOffsets'"):
+        load(spark, cluster, subscribe=topic, startingOffset="earliest").collect()
+    other = spark.read.format("klamm").schema("value string").option("subscribe", topic)
+    with pytest.raises(AnalysisException, match="has a fixed schema"):
+        other.option("kafka.bootstrap.servers", cluster.bootstrap).load().collect()
+    with pytest.raises(AnalysisException, match="Required attribute 'value' not found"):
+        spark.range(1).write.format("klamm").mode("append").options(
+            **{"kafka.bootstrap.servers": cluster.bootstrap, "topic": topic}
+        ).save()

@@ -1,0 +1,157 @@
+"""What takes a cluster, several Sparks and minutes: `make spark-test`."""
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import NewPartitions
+
+from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
+from tests.pipeline.source.conftest import produce
+from tests.pipeline.source.test_spark import load_stream, numbers
+
+pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG_S = 240.0
+
+
+@contextmanager
+def endless_query(cluster: RealCluster, topic: str, folder: Path) -> Iterator[None]:
+    """A query that is killed at the end, with the JVM and the workers that it has."""
+    command = [sys.executable, "-m", "tests.pipeline.source.endless_query"]
+    with (folder / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [*command, cluster.bootstrap, topic, str(folder)],
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def committed_batches(folder: Path) -> int:
+    names = (path.name for path in (folder / "checkpoint" / "commits").glob("[0-9]*"))
+    return max(map(int, names), default=-1) + 1
+
+
+def test_a_query_that_is_killed_has_read_everything_once(spark, start_cluster, topic, tmp_path):
+    cluster = start_cluster(brokers=3)
+    cluster.create(topic, partitions=3, factor=3)
+    produce(cluster, topic, range(5000), partitions=3, acks="all")
+    with endless_query(cluster, topic, tmp_path):
+        wait_until(lambda: committed_batches(tmp_path) >= 3, "some batches are done", LONG_S)
+    done = committed_batches(tmp_path)
+    assert done < 10, "the query was killed too late to show anything"
+    # Meanwhile the topic grows, and one of the leaders dies.
+    futures = cluster.admin.create_partitions([NewPartitions(topic, 4)])
+    futures[topic].result(PATIENCE_S)
+    wait_until(lambda: cluster._sees(cluster[1], topic, 4), "the added partition has a leader")
+    produce(cluster, topic, range(5000, 6000), partitions=4, acks="all")
+    with endless_query(cluster, topic, tmp_path):
+        wait_until(lambda: committed_batches(tmp_path) > done, "it goes on", LONG_S)
+        cluster[cluster.leader(topic)].kill()
+        rows = str(tmp_path / "rows")
+        wait_until(lambda: spark.read.parquet(rows).count() >= 6000, "all is read", LONG_S)
+    assert numbers(spark.read.parquet(rows)) == list(range(6000))
+
+
+def test_a_leader_is_killed_under_a_running_query(spark, start_cluster, topic):
+    cluster = start_cluster(brokers=3)
+    cluster.create(topic, partitions=3, factor=3)
+    produce(cluster, topic, range(3000), partitions=3, acks="all")
+    stream = load_stream(
+        spark, cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="500"
+    )
+    name = topic.replace("-", "_")
+    query = stream.writeStream.format("memory").queryName(name).start()
+    try:
+        wait_until(lambda: query.recentProgress, "the first batch is done", LONG_S)
+        cluster[cluster.leader(topic)].kill()
+        produce(cluster, topic, range(3000, 4000), partitions=3, acks="all")
+        wait_until(lambda: spark.table(name).count() >= 4000, "all is read", LONG_S)
+        assert query.isActive
+    finally:
+        query.stop()
+    assert numbers(spark.table(name)) == list(range(4000))
+
+
+#: What a user's job does; the executors are processes of their own.
+_JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+bootstrap, topic = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+options = {"kafka.bootstrap.servers": bootstrap}
+frame = spark.range(4000).repartition(4).selectExpr("cast(id as string) value")
+frame.write.format("klamm").mode("append").options(**options, topic=topic).save()
+found = spark.read.format("klamm").options(**options, subscribe=topic).load()
+
+def places(batches):
+    import klamm, pyarrow
+    for batch in batches:
+        yield pyarrow.record_batch({"place": [klamm.__file__] * batch.num_rows})
+
+print("READ", found.selectExpr("sum(cast(cast(value as string) as int))").first()[0])
+for row in found.select("offset").mapInArrow(places, "place string").distinct().collect():
+    print("FROM", row.place)
+"""
+
+
+def without_klamm(folder: Path) -> Path:
+    """A Python that has all that klamm depends on, and not klamm."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (here,) = (folder / "lib").glob("python3*/site-packages")
+    (installed,) = (Path(sys.prefix) / "lib").glob("python3*/site-packages")
+    for entry in installed.iterdir():
+        if "klamm" not in entry.name:
+            (here / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+def test_the_package_is_shipped_to_executors_elsewhere(cluster, topic, tmp_path):
+    cluster.create(topic, partitions=4, factor=1)
+    package = tmp_path / "klamm.zip"
+    with zipfile.ZipFile(package, "w") as archive:
+        for path in (ROOT / "src").rglob("*.py"):
+            archive.write(path, path.relative_to(ROOT / "src"))
+    python = without_klamm(tmp_path / "python")
+    job = tmp_path / "job.py"
+    job.write_text(_JOB)
+    submit = Path(sys.executable).with_name("spark-submit")
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+    finished = subprocess.run(
+        [
+            *(str(submit), "--master", "local-cluster[2,1,1024]", "--py-files", str(package)),
+            *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+            *(str(job), cluster.bootstrap, topic),
+        ],
+        env=os.environ | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert finished.returncode == 0, finished.stderr[-5000:]
+    lines = finished.stdout.splitlines()
+    assert f"READ {sum(range(4000))}" in lines
+    places = [line for line in lines if line.startswith("FROM ")]
+    assert places
+    assert all("klamm.zip" in place for place in places)
