@@ -17,7 +17,7 @@ def shared(new_lab: Callable[[], Lab]) -> Lab:
     """Scripted brokers 1 to 4, controller 100, and 101, which is not."""
     lab = new_lab()
     lab.start(brokers=4)
-    lab.add_node(101)
+    lab.add_node(101, auto_create_topics_enable="true", default_replication_factor=3)
     return lab
 
 
@@ -216,6 +216,25 @@ def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(share
     assert ids.error_code == E.NOT_CONTROLLER
     assert shared.alter_partition(other, "kept", 0, [1]).error_code == E.NOT_CONTROLLER
     assert shared.zk.get_children("/brokers/topics") == there
+
+
+@pytest.mark.rule("ADM-29", "META-6")
+def test_an_automatic_topic_is_written_by_the_broker_that_was_asked(shared: Lab):
+    shared.wait_registered(101)
+
+    def describe() -> Any:
+        topics = [{"name": "automatic"}]
+        answer = shared.nodes[101].ask(
+            ApiKey.METADATA, 5, topics=topics, allow_auto_topic_creation=True
+        )
+        return answer.topics[0]
+
+    described = wait_until(lambda: (found := describe()).error_code == E.NONE and found)
+    replicas = shared.json("/brokers/topics/automatic")["partitions"]["0"]
+    assert list(described.partitions[0].replica_nodes) == replicas
+    # Nodes without data are passed over.
+    assert len(set(replicas) & {1, 2, 3, 4}) == 3
+    assert shared.state("automatic", 0)["leader"] == replicas[0]
 
 
 @pytest.mark.rule("ADM-18", "ADM-19", "ADM-20", "ADM-21", "TOPIC-19", "ASSIGN-13", "BADM-6")
