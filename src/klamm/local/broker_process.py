@@ -10,6 +10,7 @@ from typing import Final
 
 from klamm.config.properties import format_properties
 from klamm.errors import KlammError, UnavailableError
+from klamm.local.ports import HOST
 from klamm.processes import Child, tied_klamm
 
 _LAST_WORDS: Final = 3
@@ -39,7 +40,7 @@ class BrokerProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{HOST}:{self.port}"
 
     @property
     def rack(self) -> str | None:

@@ -12,9 +12,7 @@ however it ends. What partitions and controller are said to be is what ZooKeeper
 import atexit
 import contextlib
 import fcntl
-import random
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -29,6 +27,7 @@ from klamm.client.topics import NewTopic
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.background import Background
 from klamm.local.broker_process import BrokerProcess, State
+from klamm.local.ports import HOST, free_ports, is_free
 from klamm.local.proxy import Proxy
 from klamm.local.zookeeper_view import PartitionView, ZooKeeperView
 from klamm.zookeeper.server import ZooKeeperServer
@@ -36,10 +35,6 @@ from klamm.zookeeper.session import split_connect_string
 
 T = TypeVar("T")
 
-_HOST: Final = "127.0.0.1"
-#: Below the ports that the system gives to outgoing connections, so that a broker which is away
-#: for a moment finds its own port free when it returns.
-_FREE_PORTS: Final = range(20_000, 31_000)
 _POLL_S: Final = 0.02
 _REPLICATION_MAX: Final = 3
 #: A cluster that is made for a test is small, and its users want to see things happen.
@@ -216,10 +211,10 @@ class Cluster:
 
     def _choose_ports(self, count: int) -> list[int]:
         if self._base_port is None:
-            return _free_ports(count)
+            return free_ports(count)
         ports = list(range(self._base_port, self._base_port + count))
         for port in ports:
-            if not _is_free(port):
+            if not is_free(port):
                 raise ConfigError(
                     f"Port {port} is taken: stop what listens there, or choose other ports with "
                     "--base-port."
@@ -240,7 +235,7 @@ class Cluster:
         replication = str(min(_REPLICATION_MAX, len(self._ids)))
         settings = {
             "broker.id": str(broker),
-            "listeners": f"PLAINTEXT://{_HOST}:{port}",
+            "listeners": f"PLAINTEXT://{HOST}:{port}",
             "zookeeper.connect": self._zookeeper_for(broker),
             "log.dirs": str(directory / "log"),
             "klamm.history.dir": str(directory / "log-history"),
@@ -339,7 +334,7 @@ class Cluster:
             if chosen in self._brokers:
                 raise KlammError(f"There is a broker {chosen} already.")
             settings = {key: _text(value) for key, value in (config or {}).items()}
-            (port,) = _free_ports(1)
+            (port,) = free_ports(1)
             made = self._make_broker(chosen, port, rack, settings)
             self._brokers[chosen] = made
         made.start()
@@ -353,6 +348,9 @@ class Cluster:
             process.stop(timeout_s)
         with self._lock:
             del self._brokers[broker]
+            proxy = self._proxies.pop(broker, None)
+        if proxy is not None:
+            self._background.call(proxy.close())
 
     def heal(self, *, timeout_s: float = 60.0) -> None:
         """Undo whatever was done to brokers: start, resume and rejoin all that need it."""
@@ -582,24 +580,3 @@ def _wait(
 def _text(value: Any) -> str:
     """A setting as `server.properties` has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((_HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on at the moment."""
-    found: list[int] = []
-    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
-        if len(found) == count:
-            break
-        if _is_free(port):
-            found.append(port)
-    return found

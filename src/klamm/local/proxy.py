@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from typing import Final
 
+from klamm.local.ports import HOST
+
 _CHUNK: Final = 1 << 16
 
 
@@ -21,7 +23,7 @@ class Proxy:
 
     async def start(self) -> str:
         """Listen on any free port; the address."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
 
