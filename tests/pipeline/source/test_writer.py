@@ -95,10 +95,10 @@ def test_a_record_that_a_broker_refuses_fails_the_task_with_its_reason(cluster, 
     [
         ("key binary, topic string", "Required attribute 'value' not found"),
         ("value string", "topic option required when no 'topic' attribute is present"),
-        ("value int, topic string", "value attribute type must be a string or binary, not int"),
-        ("value string, topic int", "topic attribute type must be a string"),
+        ("value integer, topic string", "value attribute type must be a string or binary, not int"),
+        ("value string, topic integer", "topic attribute type must be a string"),
         ("value string, topic string, key double", "key attribute type must be a string or binary"),
-        ("value string, topic string, partition bigint", "partition attribute type must be an int"),
+        ("value string, topic string, partition long", "partition attribute type must be an int"),
         ("value string, topic string, headers string", "headers attribute type must be an array"),
     ],
 )

@@ -1,0 +1,85 @@
+"""One side of the comparison in `bench/spark.py`, as a process: reads and writes, and times it.
+
+    python bench/_spark_job.py FORMAT BOOTSTRAP SOURCE_TOPIC TARGET_TOPIC RECORDS ROUNDS [JAR,...]
+
+It runs under an older pyspark without klamm as well, so it imports nothing else. The result is one
+line of JSON.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+
+def main():
+    form, bootstrap, source, target, records, rounds, *jars = sys.argv[1:]
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+    )
+    if jars:
+        builder = builder.config("spark.jars", jars[0])
+    spark = builder.getOrCreate()
+    servers = {"kafka.bootstrap.servers": bootstrap}
+
+    def load(reader):
+        return reader.format(form).options(**servers, subscribe=source, startingOffsets="earliest")
+
+    def read_batch():
+        load(spark.read).load().write.format("noop").mode("overwrite").save()
+
+    def read_stream():
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = (
+                load(spark.readStream)
+                .load()
+                .writeStream.format("noop")
+                .option("checkpointLocation", checkpoint)
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+
+    def write_batch():
+        rows = load(spark.read).load().select("value")
+        rows.write.format(form).options(**servers, topic=target).mode("append").save()
+
+    counted = load(spark.read).load().count()
+    assert counted == int(records), (counted, records)
+    figures = {}
+    for name, run in (("read", read_batch), ("stream", read_stream), ("write", write_batch)):
+        # The first round warms up the JVM and the workers.
+        for _ in range(int(rounds)):
+            began, cpu = time.monotonic(), cpu_s()
+            run()
+            figures[name] = {"seconds": time.monotonic() - began, "cpu": cpu_s() - cpu}
+    print(json.dumps(figures))
+    spark.stop()
+
+
+def cpu_s():
+    """CPU seconds of this process and all below it, with those that have ended."""
+    ticks, pids = 0, [os.getpid()]
+    while pids:
+        process = Path(f"/proc/{pids.pop()}")
+        try:
+            ticks += sum(map(int, (process / "stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+            for children in process.glob("task/*/children"):
+                pids += children.read_text().split()
+        except OSError:
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""format("klamm") side by side with Spark's own Kafka connector, on the same topics.
+
+    make bench-spark SPARK_BENCH="--records 1000000"
+
+The newest connector that Maven Central had was that of Spark 4.0.0, so it runs under pyspark 4.0.0
+in an environment of its own, `.setup/spark-connector`, made on first use. The brokers are klamm's;
+with `--bootstrap-server` any others. Shown are rows a second, and the CPU seconds of Spark and its
+Python workers for a million rows; the brokers' own are not counted.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.side_by_side.cluster import Node, ZooKeeper
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / ".setup" / "spark-connector"
+SPARK = "4.0.0"
+#: What the connector needs and Spark does not bring.
+JARS = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}",
+    f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{SPARK}",
+    "org.apache.kafka:kafka-clients:3.9.0",
+    "org.apache.commons:commons-pool2:2.12.0",
+)
+PARTITIONS = 2
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--records", type=int, default=2_000_000, help="of 100 bytes; of 1 KB a tenth"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
+    parser.add_argument("--bootstrap-server", help="a cluster that runs already")
+    asked = parser.parse_args()
+    python, jars = connector()
+    with ExitStack() as stack:
+        bootstrap = asked.bootstrap_server or stack.enter_context(one_broker())
+        for size, records in ((100, asked.records), (1000, asked.records // 10)):
+            for codec in ("none", "lz4"):
+                topic = fill(bootstrap, size, records, codec)
+                print(f"{records:,} records of {size} bytes, {codec}", flush=True)
+                sides = {
+                    "connector": (python, "kafka", jars),
+                    "klamm": (Path(sys.executable), "klamm", ()),
+                }
+                for name, side in sides.items():
+                    show(name, run(*side, bootstrap, topic, records, asked.rounds), records)
+
+
+def connector():
+    """An environment with the pyspark that the connector fits, and the connector's jars."""
+    python, libs = HOME / "venv" / "bin" / "python", HOME / "jars"
+    if not (HOME / ".complete").exists():
+        if shutil.which("mvn") is None:
+            sys.exit("The connector comes from Maven Central: install Maven.")
+        print(f"Making {HOME.relative_to(ROOT)} (once).", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", HOME / "venv"], check=True)
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        subprocess.run([*pip, f"pyspark=={SPARK}"], check=True)
+        for jar in JARS:
+            subprocess.run(
+                [
+                    *("mvn", "-q", "dependency:copy", f"-Dartifact={jar}"),
+                    f"-DoutputDirectory={libs}",
+                ],
+                cwd=HOME,
+                check=True,
+            )
+        (HOME / ".complete").touch()
+    return python, tuple(sorted(libs.glob("*.jar")))
+
+
+class one_broker:
+    """A broker of klamm, for as long as the comparison takes."""
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="klamm-bench-")
+        self._zookeeper = ZooKeeper(f"{self._folder.name}/zookeeper")
+        os.environ.setdefault("KLAMM", f"{sys.executable} -m klamm")
+        self._node = Node("klamm", 1, f"{self._folder.name}/1", self._zookeeper.address).start()
+        return self._node.address
+
+    def __exit__(self, *_):
+        self._node.terminate()
+        self._zookeeper.stop()
+        self._folder.cleanup()
+
+
+def fill(bootstrap, size, records, codec):
+    """A topic with records that compress about as well as JSON does."""
+    topic = f"bench-{size}-{codec}-{time.time_ns()}"
+    create(bootstrap, topic)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20}
+    )
+    words = b'{"order": %d, "customer": "c-%d", "state": "shipped", "note": "%s"}'
+    for number in range(records):
+        value = (words % (number, number * 7919 % 99991, b"lorem ipsum dolor " * (size // 18)))[
+            :size
+        ]
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(120):
+        sys.exit("The topic could not be filled.")
+    return topic
+
+
+def create(bootstrap, topic):
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+
+
+def run(python, form, jars, bootstrap, topic, records, rounds):
+    target = f"{topic}-{form}"
+    create(bootstrap, target)
+    command = [python, ROOT / "bench" / "_spark_job.py", form, bootstrap, topic, target]
+    more = [",".join(map(str, jars))] if jars else []
+    finished = subprocess.run(
+        [*map(str, command), str(records), str(rounds), *more],
+        env={key: value for key, value in os.environ.items() if key != "SPARK_HOME"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if finished.returncode:
+        sys.exit(finished.stderr[-3000:])
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def show(name, figures, records):
+    for what, figure in figures.items():
+        rate = records / figure["seconds"]
+        per_million = figure["cpu"] / records * 1e6
+        print(
+            f"  {name:10} {what:7} {rate:12,.0f} rows/s {per_million:8.2f} CPU s/million",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
