@@ -1,13 +1,19 @@
 """The console script: what it lists, what it loads, and how it ends."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from klamm.cli.app import app
 from klamm.cli.main import main
 from klamm.cli.processes import COMMANDS
+from tests.cli.running import run_here, run_process
 
 
 def klamm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -16,11 +22,53 @@ def klamm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+def commands() -> list[tuple[str, ...]]:
+    """Every command of the application for people, with its group."""
+    found: list[tuple[str, ...]] = []
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        for name, each in command.commands.items():
+            if hasattr(each, "commands"):
+                walk(each, (*path, name))
+            elif name not in COMMANDS:
+                found.append((*path, name))
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
 def test_help_lists_every_command():
     result = klamm("--help")
     assert result.returncode == 0
-    for name in (*COMMANDS, "demo"):
+    for name in (*COMMANDS, *(path[0] for path in commands())):
         assert f" {name} " in result.stdout
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_every_command_explains_itself_with_an_example_that_it_would_accept(path: tuple[str, ...]):
+    result = run_here(*path, "--help").ok()
+    example = re.findall(r"Example: (.*?)\s*$", result.out, re.MULTILINE)
+    assert example, result.out
+    for line in example:
+        words = shlex.split(line.split(" | ")[-1].split(" > ")[0])
+        assert words[: len(path) + 1] == ["klamm", *path]
+        # Parsing alone: what the command would do is another test's matter.
+        command = typer.main.get_command(app)
+        for name in path:
+            command = command.commands[name]  # type: ignore[attr-defined]
+        command.make_context(path[-1], words[len(path) + 1 :])
+
+
+def test_the_shell_can_be_taught_to_complete():
+    shown = run_process("--show-completion", "bash")
+    assert shown.code == 0
+    environment = {
+        "_KLAMM_COMPLETE": "complete_bash",
+        "COMP_WORDS": "klamm topics de",
+        "COMP_CWORD": "2",
+    }
+    words = run_process(environment=environment).out.split()
+    assert words == ["describe", "delete"]
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -52,12 +100,32 @@ def test_process_commands_do_without_what_only_people_need():
         ["broker", "file", "--over", "a=b"],
         ["zookeeper", "--port", "many"],
         ["demo", "--nonsense"],
+        ["topics"],
+        ["topics", "create"],
+        ["topics", "create", "t", "--partitions", "0"],
+        ["topics", "create", "t", "--replica-assignment", "1:x"],
+        ["topics", "create", "t", "--replica-assignment", "1:2", "--partitions", "1"],
+        ["topics", "create", "t", "--config", "novalue"],
+        ["configs", "describe"],
+        ["configs", "describe", "--topic", "t", "--broker", "1"],
+        ["configs", "describe", "--broker", "one"],
+        ["configs", "alter", "--topic", "t"],
+        ["elect", "preferred"],
+        ["elect", "preferred", "--all", "--topic", "t"],
+        ["elect", "worst", "--all"],
+        ["reassign", "generate"],
+        ["reassign", "cancel"],
+        ["controller", "move", "one"],
+        ["groups", "reset-offsets", "g"],
+        ["groups", "reset-offsets", "g", "--to-datetime", "soon"],
+        ["consume", "t", "--format", "%s", "--json"],
+        ["up", "--brokers", "0"],
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments: list[str]):
-    result = klamm(*arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
+    result = run_here(*arguments)
+    assert result.code == 2
+    assert result.out == "" or arguments == ["topics"], "a group without a command shows its help"
 
 
 def test_a_failure_is_one_sentence_on_stderr_and_ends_with_1(

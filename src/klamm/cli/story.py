@@ -9,7 +9,7 @@ import typer
 
 from klamm.cli.options import AsJson, BootstrapServer
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.controller.story import DEFAULT_TOPIC, run
+from klamm.controller.story import DEFAULT_TOPIC, run, split_name
 
 
 def story(
@@ -28,6 +28,7 @@ def story(
     Example: klamm story orders-0
     Example: klamm story orders-0 --spool data/broker-1/log-history
     """
+    split_name(name)  # raises before anybody is asked
     if not spool:
         with Admin(bootstrap_server) as admin:
             admin.metadata([])  # raises in one sentence when nobody is there

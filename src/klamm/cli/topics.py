@@ -60,7 +60,8 @@ def create(
 
     \b
     Example: klamm topics create orders --partitions 6 --replication-factor 3
-    Example: klamm topics create orders --replica-assignment 1:2,2:3 --config retention.ms=3600000
+    Example: klamm topics create orders --config retention.ms=3600000
+    Example: klamm topics create orders --replica-assignment 1:2,2:3
     """
     if replica_assignment is not None and (partitions or replication_factor):
         raise typer.BadParameter(

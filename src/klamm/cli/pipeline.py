@@ -1,0 +1,133 @@
+"""`klamm snapshot`, `klamm whatif` and `klamm plan`."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from klamm.cli.options import broker_ids
+from klamm.cli.render import say, show_json, stdout, table
+from klamm.errors import ConfigError
+
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The Spark master; local[*] unless submitted to another."),
+]
+SnapshotDir = Annotated[str, typer.Option("--snapshot", metavar="DIR", help="The snapshot.")]
+_SHOWN = 10
+
+
+def snapshot(
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where the tables go.")],
+    bootstrap_server: Annotated[
+        str | None, typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT[,...]")
+    ] = None,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT[/CHROOT]", help="Read in bulk from there.")
+    ] = None,
+    sizes: Annotated[bool, typer.Option(help="Ask the brokers how large partitions are.")] = True,
+    master: Master = None,
+) -> None:
+    """Write a cluster's metadata as Parquet tables; also of Apache Kafka, with or without KRaft.
+
+    \b
+    Example: klamm snapshot --bootstrap-server 127.0.0.1:9092 --out snapshot
+    Example: klamm snapshot --zookeeper 127.0.0.1:2181 --out snapshot
+    """
+    if (bootstrap_server is None) == (zookeeper is None):
+        raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
+    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.snapshot import write_snapshot
+    from klamm.pipeline.snapshot_admin import snapshot_from_brokers
+    from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
+
+    if zookeeper is not None:
+        taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
+    else:
+        assert bootstrap_server is not None
+        taken = snapshot_from_brokers(bootstrap_server, with_sizes=sizes, tell=say)
+    with spark_session(master) as spark:
+        write_snapshot(spark, taken, out)
+    say(
+        f"{taken.brokers.num_rows} brokers, {taken.topics.num_rows:,} topics and "
+        f"{taken.partitions.num_rows:,} partitions are in {out}."
+    )
+
+
+def whatif(
+    snapshot: SnapshotDir,
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where tables and report.html go.")],
+    fail: Annotated[
+        str | None,
+        typer.Option(metavar="brokers:N|racks:N", help="Every set of N brokers, or of N racks."),
+    ] = None,
+    set_: Annotated[
+        str | None,
+        typer.Option("--set", metavar="brokers:3,7", help="One set of brokers or racks."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scenarios as JSON.")] = False,
+    master: Master = None,
+) -> None:
+    """Play failures through on a snapshot: who loses its leader, and where leadership goes.
+
+    \b
+    Example: klamm whatif --snapshot snapshot --fail racks:1 --out whatif
+    Example: klamm whatif --snapshot snapshot --set brokers:3,7 --out whatif
+    """
+    if (fail is None) == (set_ is None):
+        raise typer.BadParameter("name either --fail or --set")
+    kind, _, what = (fail or set_ or "").partition(":")
+    option = "--fail" if set_ is None else "--set"
+    if kind not in ("brokers", "racks") or not what:
+        raise typer.BadParameter("expected is brokers:... or racks:...", param_hint=option)
+    if set_ is None and not (what.isdecimal() and int(what) > 0):
+        raise typer.BadParameter(f"{what!r} is not a number of {kind}", param_hint=option)
+    if set_ is not None and kind == "brokers":
+        broker_ids(what, option)
+
+    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.snapshot import read_snapshot
+    from klamm.pipeline.whatif import broker_failures, named_failure, rack_failures
+    from klamm.pipeline.whatif_frames import whatif as play_through
+    from klamm.pipeline.whatif_report import render_report
+
+    with spark_session(master) as spark:
+        frames = read_snapshot(spark, snapshot)
+        racks = frames.racks()
+        if set_ is not None:
+            failures = named_failure(racks, kind, [name.strip() for name in what.split(",")])
+        elif kind == "brokers":
+            failures = broker_failures(racks, int(what))
+        else:
+            failures = rack_failures(racks, int(what))
+        warnings = []
+        without = [str(broker) for broker, rack in racks.items() if rack is None]
+        if kind == "racks" and without:
+            warnings.append(f"Brokers without a rack fail with none: {', '.join(without)}.")
+        for warning in warnings:
+            say(warning)
+        answer = play_through(frames, failures)
+        for name in ("scenarios", "partitions", "brokers"):
+            getattr(answer, name).write.mode("overwrite").parquet(f"{out}/{name}")
+        scenarios = spark.read.parquet(f"{out}/scenarios")
+        casualties = spark.read.schema(answer.partitions.schema).parquet(f"{out}/partitions")
+        page = render_report(scenarios, casualties, warnings)
+        _write_beside(Path(out) / "report.html", page)
+        if as_json:
+            show_json([row.asDict() for row in scenarios.orderBy("rank").collect()])
+        else:
+            rows = scenarios.orderBy("rank").limit(_SHOWN).collect()
+            shown = ("scenario", "leaderless", "unclean", "below_min_isr", "leaders_moved")
+            stdout().print(table(rows, {name: itemgetter(name) for name in shown}))
+            say(f"{len(failures):,} scenarios are in {out}, the worst first in report.html.")
+
+
+def _write_beside(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
