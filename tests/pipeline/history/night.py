@@ -1,0 +1,134 @@
+"""One night of a small cluster: real records of real procedures, in the spools of two controllers.
+
+Times are seconds after the first controller took office. What happened:
+
+    0     broker 1 becomes controller, epoch 1; orders (3 replicas), audit (1 replica) and bulk appear
+    60    broker 2 fails: audit-0, which only it had, has no leader
+    90    broker 2 is back: audit-0 is led again; at 95 it is in sync everywhere
+    120   leaders are rebalanced
+    150   orders-0 moves from brokers 1,2,3 to 2,3,4; complete at 170
+    200   broker 1 fails, and its term of office with it: nobody says that it ended
+    206   broker 3 becomes controller, epoch 2, and elects leaders for what broker 1 led
+    240   broker 1 is back; broker 4 fails and returns three times
+    300   bulk is deleted
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from klamm.core.events import (
+    AlterPartition,
+    ApiReassignment,
+    AutoRebalance,
+    BrokerChange,
+    IsrProposal,
+    StopReplicaAnswered,
+    TopicChange,
+    TopicDeletion,
+)
+from tests.controller.office import Office
+
+START = 1e9
+
+
+class Cluster:
+    """What the controllers of a cluster find, whoever of them is in office."""
+
+    def __init__(self, directory: Path, brokers: Sequence[int] = (1, 2, 3, 4)) -> None:
+        self._directory = directory
+        self._brokers = brokers
+        self.office: Office
+        self.spools: list[Path] = []
+
+    def new_controller(self, broker: int, epoch: int, at: float) -> None:
+        """Another node takes office and finds the same ZooKeeper."""
+        directory = self._directory / f"node-{broker}-{epoch}"
+        office = Office(directory, self._brokers, **{"broker.id": str(broker)})
+        if self.spools:
+            before = self.office
+            before.history.spool.close()
+            office.registered, office.topics = before.registered, before.topics
+            office.states, office._epochs = before.states, before._epochs + 100
+        self.office = office
+        self.spools.append(office.config.klamm_history_dir)
+        self.at(at)
+        office.take_office(epoch)
+
+    def at(self, seconds: float) -> Office:
+        """The office, at that time or (if it is behind) as soon as it can."""
+        self.office.clock.at = max(self.office.clock.at, seconds)
+        return self.office
+
+    def create(self, at: float, **topics: dict[int, list[int]]) -> None:
+        office = self.at(at)
+        for name, replicas in topics.items():
+            office.add_topic(name, replicas)
+        office.handle(TopicChange(), "watch on /brokers/topics")
+
+    def lose(self, at: float, *brokers: int) -> None:
+        office = self.at(at)
+        for broker in brokers:
+            del office.registered[broker]
+        office.handle(BrokerChange(), "watch on /brokers/ids")
+
+    def start(self, at: float, *brokers: int) -> None:
+        office = self.at(at)
+        for broker in brokers:
+            office.register(broker)
+        office.handle(BrokerChange(), "watch on /brokers/ids")
+
+    def catch_up(self, at: float) -> None:
+        """Every live replica joins the ISR of its partition."""
+        office = self.at(at)
+        for (topic, partition), state in sorted(office.states.items()):
+            leader, leader_epoch, isr, _, _, version = state
+            wanted = [b for b in office.topics[topic].replicas[partition] if b in office.registered]
+            if leader not in office.registered or sorted(wanted) == sorted(isr):
+                continue
+            proposal = IsrProposal(topic, None, partition, leader_epoch, tuple(wanted), 0, version)
+            office.handle(
+                AlterPartition(leader, office.registered[leader].epoch, 3, [proposal]),
+                f"AlterPartition from broker {leader}",
+            )
+
+    def close(self) -> None:
+        self.office.history.spool.close()
+
+
+def night(directory: Path) -> Cluster:
+    """All of it; the spools are complete when this returns."""
+    cluster = Cluster(directory)
+    cluster.new_controller(1, epoch=1, at=0)
+    cluster.create(
+        1,
+        orders={p: [1 + (p + k) % 3 for k in range(3)] for p in range(3)},
+        audit={0: [2]},
+        bulk={0: [3, 4]},
+    )
+    cluster.lose(60, 2)
+    cluster.start(90, 2)
+    cluster.catch_up(95)
+    cluster.at(120).handle(AutoRebalance(), "timer")
+    move = {("orders", 0): [2, 3, 4]}
+    cluster.at(150).handle(ApiReassignment(move), "AlterPartitionReassignments")
+    cluster.catch_up(170)
+    del cluster.office.registered[1]
+    cluster.new_controller(3, epoch=2, at=206)
+    cluster.start(240, 1)
+    cluster.catch_up(242)
+    for at in (250, 260, 270):
+        cluster.lose(at, 4)
+        cluster.start(at + 4, 4)
+        cluster.catch_up(at + 5)
+    cluster.office.deletions.add("bulk")
+    cluster.at(300).handle(TopicDeletion(), "watch on /admin/delete_topics")
+    for broker in (3, 4):
+        answer = StopReplicaAnswered(broker, 0, {("bulk", 0): 0})
+        cluster.at(301).handle(answer, f"answer of broker {broker}")
+    cluster.close()
+    return cluster
+
+
+def seconds(moments: Sequence[float]) -> Iterator[float]:
+    """Times since the beginning of the night, rounded to whole seconds."""
+    return (round(moment - START) for moment in moments)
