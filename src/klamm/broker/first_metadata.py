@@ -14,7 +14,7 @@ from klamm.broker.dispatch import Call, Handler, Result
 from klamm.broker.metadata import SnapshotChange
 
 #: A cluster without a controller has to be told about too, after a while.
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 25.0
 
 
 class FirstMetadata:
