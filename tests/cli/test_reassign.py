@@ -41,7 +41,6 @@ def test_a_plan_is_generated_executed_verified_and_led_back(
     klamm: Klamm, topic: str, tmp_path: Path
 ):
     klamm("topics", "create", topic, "--replica-assignment", "1:2,2:1").ok()
-    described(klamm, topic)
     klamm("produce", topic, stdin=b"a\nb\nc\n").ok()
 
     generated = klamm(
@@ -74,7 +73,6 @@ def test_a_plan_is_generated_executed_verified_and_led_back(
 
 def test_waves_are_executed_one_after_the_other(klamm: Klamm, topic: str, tmp_path: Path):
     klamm("topics", "create", topic, "--replica-assignment", "1,2").ok()
-    described(klamm, topic)
     waves = tmp_path / "waves"
     waves.mkdir()
     write(waves / "001.json", plan_of(topic, [3]))
@@ -89,7 +87,6 @@ def test_waves_are_executed_one_after_the_other(klamm: Klamm, topic: str, tmp_pa
 
 def test_a_throttle_stays_until_the_plan_is_verified(klamm: Klamm, topic: str, tmp_path: Path):
     klamm("topics", "create", topic, "--replica-assignment", "1").ok()
-    described(klamm, topic)
     plan = write(tmp_path / "plan.json", plan_of(topic, [2]))
     klamm("reassign", "execute", plan, "--throttle", "1000000").ok()
     assert throttles(klamm, topic) == {
@@ -105,7 +102,6 @@ def test_a_throttle_stays_until_the_plan_is_verified(klamm: Klamm, topic: str, t
 
 def test_a_move_that_cannot_end_is_listed_and_cancelled(klamm: Klamm, topic: str, tmp_path: Path):
     klamm("topics", "create", topic, "--replica-assignment", "1").ok()
-    described(klamm, topic)
     # Enough to be slow at a byte a second.
     klamm("produce", topic, stdin=(b"x" * 1000 + b"\n") * 2000).ok()
     plan = write(tmp_path / "plan.json", plan_of(topic, [2]))
@@ -123,7 +119,6 @@ def test_a_move_that_cannot_end_is_listed_and_cancelled(klamm: Klamm, topic: str
 
 def test_a_plan_that_makes_no_sense_is_refused(klamm: Klamm, topic: str, tmp_path: Path):
     klamm("topics", "create", topic, "--replica-assignment", "1").ok()
-    described(klamm, topic)
     unknown = write(tmp_path / "unknown.json", plan_of(topic, [2], [3]))
     klamm("reassign", "execute", unknown).failed("UNKNOWN_TOPIC_OR_PARTITION", f"{topic}-1")
     nobody = write(tmp_path / "nobody.json", plan_of(topic, [77]))

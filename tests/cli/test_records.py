@@ -9,14 +9,12 @@ import pytest
 
 from tests.cli.conftest import AnyCluster
 from tests.cli.running import Klamm, run_process
-from tests.cli.test_topics import described
 
 
 @pytest.fixture
 def made(klamm: Klamm, topic: str) -> str:
     """A topic of two partitions that exists."""
     klamm("topics", "create", topic, "--replica-assignment", "1:2,2:3").ok()
-    described(klamm, topic)
     return topic
 
 

@@ -11,6 +11,7 @@ import typer
 from klamm.cli import brokers, configs, controller, groups, reassign, topics
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
+from klamm.cli.history import history
 from klamm.cli.pipeline import snapshot, whatif
 from klamm.cli.processes import COMMANDS, Command
 from klamm.cli.produce import produce
@@ -96,5 +97,5 @@ app.command(rich_help_panel=_ADMINISTRATION)(elect)
 app.command(rich_help_panel=_ADMINISTRATION)(story)
 app.command(rich_help_panel=_RECORDS)(produce)
 app.command(rich_help_panel=_RECORDS)(consume)
-for _maker in (snapshot, whatif):
+for _maker in (history, snapshot, whatif):
     app.command(rich_help_panel=_PIPELINE)(_maker)

@@ -80,7 +80,8 @@ def create(
         if if_not_exists and any(name == topic.name for topic in admin.metadata(None).topics):
             say(f"Topic {name} exists.")
             return
-        topics.create(admin, topic)
+        made = topics.create(admin, topic)
+        topics.wait_heard(admin, name, made)
     say(f"Created topic {name}.")
 
 
@@ -208,6 +209,7 @@ def alter(
     """
     with Admin(bootstrap_server) as admin:
         topics.add_partitions(admin, name, partitions, assignment(replica_assignment))
+        topics.wait_heard(admin, name, partitions)
     say(f"Topic {name} has {partitions} partitions.")
 
 
@@ -220,4 +222,5 @@ def delete(name: TopicName, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRA
     """
     with Admin(bootstrap_server) as admin:
         topics.delete(admin, name)
+        topics.wait_heard(admin, name, None)
     say(f"Deleted topic {name}.")

@@ -142,18 +142,16 @@ class Admin:
 
     def metadata(self, topics: Iterable[str] | None) -> Any:
         """A Metadata answer about some topics, none, or (None) all; creates nothing."""
-        asked = {
-            "topics": None if topics is None else [{"name": name} for name in topics],
-            "allow_auto_topic_creation": False,
-            "include_cluster_authorized_operations": False,
-            "include_topic_authorized_operations": False,
-        }
-        answer = self.ask_any(ApiKey.METADATA, asked)
+        answer = self.ask_any(ApiKey.METADATA, _metadata_request(topics))
         self._brokers = {
             each.node_id: Broker(each.node_id, each.host, each.port, each.rack)
             for each in answer.brokers
         }
         return answer
+
+    def metadata_of(self, broker: int, topics: Iterable[str] | None) -> Any:
+        """The same from one broker: what one knows, another may hear a moment later."""
+        return self.ask_broker(broker, ApiKey.METADATA, _metadata_request(topics))
 
     def retry(self, attempt: Callable[[], Any], what: str) -> Any:
         """The first result of `attempt` that is not an error which passes with time."""
@@ -200,6 +198,15 @@ class Admin:
             if address not in self._connections:
                 self._connections[address] = Connection(*address, self._client_id)
             return self._connections[address]
+
+
+def _metadata_request(topics: Iterable[str] | None) -> Values:
+    return {
+        "topics": None if topics is None else [{"name": name} for name in topics],
+        "allow_auto_topic_creation": False,
+        "include_cluster_authorized_operations": False,
+        "include_topic_authorized_operations": False,
+    }
 
 
 def _split_address(text: str) -> tuple[str, int]:

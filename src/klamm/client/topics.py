@@ -1,17 +1,22 @@
 """Topics and their partitions: what there is, and changes to it."""
 
 import base64
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from klamm.client.admin import NOBODY, Admin, Broker
 from klamm.client.errors import KafkaError, check, suggestion
 from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
-_BROKER_DEFAULT = -1
+_BROKER_DEFAULT: Final = -1
+_HEARD_WITHIN_S: Final = 10.0
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +125,8 @@ def unknown_topic(admin: Admin, name: str) -> KafkaError:
     )
 
 
-def create(admin: Admin, topic: NewTopic, *, validate_only: bool = False) -> None:
-    """Create one topic; returns when the controller has done it."""
+def create(admin: Admin, topic: NewTopic) -> int:
+    """Create one topic; returns when the controller has done it, with the number of partitions."""
     answer = admin.ask_controller(
         ApiKey.CREATE_TOPICS,
         {
@@ -140,7 +145,7 @@ def create(admin: Admin, topic: NewTopic, *, validate_only: bool = False) -> Non
                 }
             ],
             "timeout": admin.timeout_ms,
-            "validate_only": validate_only,
+            "validate_only": False,
         },
     )
     for result in answer.topics:
@@ -150,6 +155,8 @@ def create(admin: Admin, topic: NewTopic, *, validate_only: bool = False) -> Non
                 if name not in TOPIC_KEYS:
                     message = f"topics have no setting {name}{suggestion(name, TOPIC_KEYS) or '.'}"
         check(result.error_code, message)
+    # Brokers before Kafka 2.4 do not say how many they made of it.
+    return max(len(topic.assignment), topic.partitions, getattr(result, "num_partitions", 1))
 
 
 def add_partitions(
@@ -182,6 +189,31 @@ def delete(admin: Admin, name: str) -> None:
     )
     for result in answer.responses:
         _check_named(admin, result.error_code, name, getattr(result, "error_message", None))
+
+
+def unaware(admin: Admin, name: str, partitions: int | None) -> set[int]:
+    """The brokers that have not heard yet that a topic has so many partitions, each with a leader.
+
+    None stands for a topic that was deleted.
+    """
+    found = set()
+    for broker in describe(admin, []).brokers:
+        try:
+            (topic,) = admin.metadata_of(broker.id, [name]).topics
+        except UnavailableError:
+            continue  # it is going, or gone
+        led = sum(each.leader_id >= 0 for each in topic.partitions)
+        is_known = topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if is_known if partitions is None else led < partitions:
+            found.add(broker.id)
+    return found
+
+
+def wait_heard(admin: Admin, name: str, partitions: int | None) -> None:
+    """Wait until all brokers have heard of a change, but not for ever: it was done before."""
+    deadline = time.monotonic() + _HEARD_WITHIN_S
+    while unaware(admin, name, partitions) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
 
 
 def _check_named(admin: Admin, code: int, name: str, message: str | None) -> None:

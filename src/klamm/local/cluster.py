@@ -393,7 +393,7 @@ class Cluster:
         for partition in range(count):
             self.wait_leader(name, partition, timeout_s=timeout_s)
         _wait(
-            lambda: self._unaware(name, count),
+            lambda: topics.unaware(self._admin, name, count),
             lambda unaware: not unaware,
             f"all brokers to hear of topic {name}",
             lambda unaware: f"{sorted(unaware)} have not",
@@ -522,17 +522,6 @@ class Cluster:
                             f"{self.controller_id()}; it said: {each.last_words()}"
                         )
                     time.sleep(_POLL_S)
-
-    def _unaware(self, topic: str, partitions: int) -> set[int]:
-        """The running brokers that do not know leaders of all partitions of a topic yet."""
-        unaware = set()
-        for each in list(self._brokers.values()):
-            if each.state is State.RUNNING:
-                with Admin(each.address, timeout_s=5) as admin:
-                    (found,) = admin.metadata([topic]).topics
-                if sum(p.leader_id >= 0 for p in found.partitions) < partitions:
-                    unaware.add(each.id)
-        return unaware
 
     def _is_usable(self, broker: BrokerProcess, admin: Admin) -> bool:
         expected = {each.id for each in self._brokers.values() if each.state is State.RUNNING}

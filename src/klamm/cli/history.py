@@ -1,0 +1,148 @@
+"""`klamm history`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from klamm.cli.options import BootstrapServer
+from klamm.cli.pipeline import Master
+from klamm.cli.render import say, show_json, stderr, stdout, table
+from klamm.client.admin import DEFAULT_BOOTSTRAP
+from klamm.controller.story import DEFAULT_TOPIC
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from klamm.pipeline.history import Spools, Topic
+    from klamm.pipeline.report_facts import Facts
+
+_EVERY_S: Final = 10.0
+
+
+def history(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and report.html go.")],
+    spool: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR...", help="The histories of single nodes, from their files."),
+    ] = None,
+    more_spools: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
+    ] = None,
+    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = DEFAULT_TOPIC,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How often to look, with --follow.")
+    ] = _EVERY_S,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A snapshot that has the topics' min ISR; else 1."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    master: Master = None,
+) -> None:
+    """Make tables and a report of what the controllers did.
+
+    From the history topic, each time from where the last run stopped; or from the nodes' spools.
+
+    \b
+    Example: klamm history --bootstrap-server 127.0.0.1:9092 --out history
+    Example: klamm history --spool data/*/log-history --out history
+    """
+    if more_spools and not spool:
+        raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
+    from klamm.pipeline.history import Spools, Topic
+    from klamm.pipeline.session import spark_session
+
+    spools = [*(spool or ()), *(more_spools or ())]
+    source = Spools(spools) if spools else Topic(bootstrap_server, topic)
+    source.check()
+    with spark_session(master, progress=False) as spark:
+        min_isr = None if snapshot is None else _min_isr(spark, snapshot)
+        while True:
+            facts = _refresh(spark, source, out, min_isr)
+            if facts is not None:
+                _show(facts, spark, out, as_json=as_json)
+            if not follow:
+                break
+            try:
+                time.sleep(every)
+            except KeyboardInterrupt:
+                break
+
+
+def _refresh(
+    spark: SparkSession, source: Spools | Topic, out: Path, min_isr: DataFrame | None
+) -> Facts | None:
+    """Bring the folder up to date; None if it was."""
+    from klamm.pipeline.history import TABLES, write_tables
+    from klamm.pipeline.report import write_report
+
+    with _progress(len(TABLES) + 2) as advance:
+        advance("records")
+        records = source.lay_down(spark, out)
+        if records is None:
+            return None
+        tables = write_tables(records, out, min_isr=min_isr, on_table=advance)
+        advance("report.html")
+        return write_report(records, tables, out)
+
+
+def _min_isr(spark: SparkSession, snapshot: Path) -> DataFrame:
+    from klamm.pipeline.snapshot import read_snapshot
+
+    return read_snapshot(spark, str(snapshot)).partitions.select("topic", "min_isr").distinct()
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Any]:
+    """A bar on stderr; what is yielded is called with the name of each step as it begins."""
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as progress:
+        task = progress.add_task("", total=steps)
+        is_first = True
+
+        def advance(name: str) -> None:
+            nonlocal is_first
+            progress.update(task, description=name, advance=0 if is_first else 1)
+            is_first = False
+
+        yield advance
+
+
+def _show(facts: Facts, spark: SparkSession, out: Path, *, as_json: bool) -> None:
+    from klamm.pipeline.history import TABLES
+    from klamm.pipeline.report import REPORT
+    from klamm.pipeline.report_facts import gap_sentence
+
+    rows = [
+        {"table": each.name, "rows": spark.read.parquet(str(out / each.name)).count()}
+        for each in TABLES
+    ]
+    gaps = [gap_sentence(gap) for gap in facts.gaps]
+    if as_json:
+        show_json(
+            {
+                "from": facts.since.isoformat(),
+                "until": facts.until.isoformat(),
+                **facts.counts,
+                "gaps": gaps,
+                "tables": {row["table"]: row["rows"] for row in rows},
+                "report": str(out / REPORT),
+            }
+        )
+        return
+    columns = {"TABLE": lambda row: row["table"], "ROWS": lambda row: row["rows"]}
+    stdout().print(table(rows, columns))
+    for gap in gaps:
+        say(gap)
+    say(f"The tables and {REPORT} are in {out}.")
