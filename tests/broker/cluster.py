@@ -195,6 +195,16 @@ class RealCluster:
             self._client.close()
             self._client = None
 
+    def revive(self) -> None:
+        """Let every broker run again, whatever was done to it."""
+        self.renew_admin()
+        for broker in self.brokers.values():
+            if broker.is_running:
+                broker.signal(signal.SIGCONT)
+            else:
+                broker.start()
+        self.wait_ready()
+
     @property
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers.values())

@@ -27,6 +27,21 @@ def cluster(
         yield started
 
 
+@pytest.fixture(scope="module")
+def shared_breakable(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCluster]:
+    with RealCluster(zookeeper_server, tmp_path_factory.mktemp("breakable")) as started:
+        yield started
+
+
+@pytest.fixture
+def breakable(shared_breakable: RealCluster) -> Iterator[RealCluster]:
+    """Three brokers of which a test may kill, stop and pause any; all run again afterwards."""
+    yield shared_breakable
+    shared_breakable.revive()
+
+
 @pytest.fixture
 def start_cluster(
     zookeeper_server: ZooKeeperServer, tmp_path: Path

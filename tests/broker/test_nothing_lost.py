@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,8 +14,6 @@ from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
 from tests.broker.raw import Raw, batch
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
-
-Start = Callable[..., RealCluster]
 
 
 class Load:
@@ -109,8 +107,8 @@ def assert_nothing_lost(load: Load, found: list[int]) -> None:
 
 
 @pytest.mark.rule("DUR-1", "DUR-6", "IDEM-5", "TRUNC-1", "TRUNC-2", "LISR-9", "LISR-11", "HW-1")
-def test_leaders_killed_in_turn_lose_nothing(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster()
+def test_leaders_killed_in_turn_lose_nothing(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, config={"min.insync.replicas": "2"})
     with load(cluster, topic) as running:
         for _ in range(2):
@@ -124,8 +122,8 @@ def test_leaders_killed_in_turn_lose_nothing(start_cluster: Start, topic: str) -
 
 
 @pytest.mark.rule("LIFE-13", "LIFE-14", "LIFE-15", "STOP-2")
-def test_a_rolling_restart_under_load_fails_no_record(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster()
+def test_a_rolling_restart_under_load_fails_no_record(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, config={"min.insync.replicas": "2"})
     with load(cluster, topic) as running:
         for broker in cluster.brokers.values():
@@ -139,8 +137,8 @@ def test_a_rolling_restart_under_load_fails_no_record(start_cluster: Start, topi
 
 
 @pytest.mark.rule("DUR-7", "BISR-9", "EPOCH-1", "DUR-2")
-def test_a_paused_leader_is_fenced_when_it_wakes(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster()
+def test_a_paused_leader_is_fenced_when_it_wakes(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, config={"min.insync.replicas": "2"})
     with load(cluster, topic) as running:
         leader = cluster.wait_leader(topic)
@@ -155,9 +153,9 @@ def test_a_paused_leader_is_fenced_when_it_wakes(start_cluster: Start, topic: st
 
 @pytest.mark.rule("REC-2", "REC-3", "REC-4", "REC-5", "LOG-23")
 def test_all_brokers_killed_at_once_come_back_with_everything(
-    start_cluster: Start, topic: str
+    breakable: RealCluster, topic: str
 ) -> None:
-    cluster = start_cluster()
+    cluster = breakable
     cluster.create(topic)
     with load(cluster, topic) as running:
         running.wait_for_more(200)
@@ -175,9 +173,9 @@ def test_all_brokers_killed_at_once_come_back_with_everything(
     "PROD-2", "HW-2", "BISR-2", "BISR-4", "BISR-5", "BISR-6", "BISR-8", "LIFE-10", "LIFE-11"
 )
 def test_too_few_replicas_refuse_acks_all_and_hide_the_rest(
-    start_cluster: Start, topic: str
+    breakable: RealCluster, topic: str
 ) -> None:
-    cluster = start_cluster()
+    cluster = breakable
     cluster.create(topic, assignment=[[1, 2, 3]], config={"min.insync.replicas": "3"})
     for other in (2, 3):
         # Paused, not dead: it is the leader that finds out, by their silence.
@@ -205,8 +203,8 @@ def test_too_few_replicas_refuse_acks_all_and_hide_the_rest(
 
 
 @pytest.mark.rule("DUR-5", "TRUNC-3", "TRUNC-4", "FETCH-4", "LEAD-17")
-def test_an_unclean_leader_has_its_log_win(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster(brokers=2, settings={"unclean.leader.election.enable": "false"})
+def test_an_unclean_leader_has_its_log_win(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, assignment=[[1, 2]])
     cluster.produce(topic, [b"0", b"1"], acks="all")
     cluster[2].kill()
@@ -231,8 +229,8 @@ def test_an_unclean_leader_has_its_log_win(start_cluster: Start, topic: str) -> 
 
 
 @pytest.mark.rule("REC-1", "REC-2", "REC-6", "LOG-16", "LOG-22")
-def test_a_torn_tail_and_lost_indexes_are_repaired(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster(brokers=2)
+def test_a_torn_tail_and_lost_indexes_are_repaired(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, assignment=[[1, 2]], config={"segment.bytes": "20000"})
     cluster.produce(
         topic, [b"%d" % each for each in range(3000)], acks="all", batch_num_messages=50
@@ -257,8 +255,8 @@ def test_a_torn_tail_and_lost_indexes_are_repaired(start_cluster: Start, topic: 
 
 
 @pytest.mark.rule("REPL-9", "REPL-10", "EPC-4", "LOG-30", "BADM-9")
-def test_a_follower_behind_the_log_start_begins_anew(start_cluster: Start, topic: str) -> None:
-    cluster = start_cluster(brokers=2)
+def test_a_follower_behind_the_log_start_begins_anew(breakable: RealCluster, topic: str) -> None:
+    cluster = breakable
     cluster.create(topic, assignment=[[1, 2]])
     cluster.produce(topic, [b"0", b"1"], acks="all")
     cluster[2].kill()
