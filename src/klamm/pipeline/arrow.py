@@ -75,7 +75,7 @@ def partitions_from_arrow(rows: pa.Table | pa.RecordBatch) -> PartitionColumns:
     )
 
 
-def numbers_from_arrow(column: Any, missing: int | bool) -> Any:
+def numbers_from_arrow(column: Any, missing: float | bool) -> Any:
     """A column of numbers or truth values, with `missing` in the place of null."""
     return pc.fill_null(column, missing).to_numpy(zero_copy_only=False)
 

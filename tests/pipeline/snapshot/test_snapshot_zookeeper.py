@@ -11,7 +11,6 @@ from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
-from klamm.zookeeper.store import Create
 
 TOPIC_ID = uuid.UUID(int=0x1234567812344678ABCD1234567812AB)
 
@@ -22,9 +21,9 @@ def fill(connect: str, nodes: Mapping[str, bytes | None]) -> None:
     async def write() -> None:
         store = await open_store(connect)
         try:
-            for path in nodes:
+            for path in sorted(nodes):  # so that parents with data come before their children
                 await store.ensure_path(path[: path.rindex("/")] or "/")
-            await store.write_many([[Create(path, data)] for path, data in nodes.items()])
+                await store.create(path, nodes[path])
         finally:
             await store.close()
 
@@ -42,7 +41,7 @@ def broker(number: int, rack: str | None, *, controller_only: bool = False) -> b
 
 @pytest.fixture
 def connect(zookeeper_server: ZooKeeperServer) -> str:
-    return f"{zookeeper_server.connect}/snapshot-{uuid.uuid4().hex}"
+    return f"{zookeeper_server.address}/snapshot-{uuid.uuid4().hex}"
 
 
 def test_a_snapshot_has_what_the_znodes_say(connect):
@@ -114,7 +113,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(connect):
 
 
 def test_a_chroot_that_is_missing_is_refused_and_not_created(zookeeper_server):
-    connect = f"{zookeeper_server.connect}/nobody-{uuid.uuid4().hex}"
+    connect = f"{zookeeper_server.address}/nobody-{uuid.uuid4().hex}"
     for _ in range(2):
         with pytest.raises(ConfigError, match="There is no Kafka cluster at"):
             snapshot_from_zookeeper(connect)
