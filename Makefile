@@ -8,9 +8,10 @@ INSTALLED := $(VENV)/.installed
 PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
 INTEROP ?=
+REPORT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo test fmt lint types bench bench-spark kafka interop crash spark-test wheel-test conformance docs lock clean
+.PHONY: help machine setup demo test fmt lint types bench bench-spark kafka interop crash spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -67,6 +68,9 @@ spark-test: setup ## Spark on a cluster of its own, killed and restarted, with b
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
 
+report-look: setup ## look at report.html in a real browser, and keep screenshots in out/; REPORT=FILE for another
+	@$(BIN)/python tools/report_look.py $(REPORT)
+
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py
 
@@ -75,6 +79,7 @@ conformance: setup ## print which rules of the specifications are shown by which
 
 docs: setup ## make the generated documents anew
 	@$(BIN)/python tools/conformance.py --write
+	@$(BIN)/python tools/compatibility.py --write
 
 lock: setup ## resolve the dependencies anew and write requirements.lock
 	@$(BIN)/python tools/lock.py

@@ -14,12 +14,20 @@ import orjson
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from klamm.client.admin import Admin
 from klamm.controller.spool import spool_files
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline import history_measures as measures
 from klamm.pipeline import history_tables as tables
 from klamm.pipeline import history_timeline as timelines
-from klamm.pipeline.history_input import distinct, read_spools, record_schema, stream_topic
+from klamm.pipeline.history_input import (
+    check_spools,
+    distinct,
+    read_spools,
+    record_schema,
+    stream_topic,
+)
+from klamm.protocol.codes import ErrorCode
 
 RECORDS: Final = "records"
 _CHECKPOINT: Final = "_checkpoint"
@@ -104,6 +112,10 @@ class Spools:
         self._directories = directories
         self._bytes_seen = -1
 
+    def check(self) -> None:
+        """Say at once, before Spark is started, if there is nothing to be read."""
+        check_spools(self._directories)
+
     def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
         """Write the records to `out`, and return them; None if there are no others than before."""
         files = [path for each in self._directories for path in spool_files(each)]
@@ -127,6 +139,17 @@ class Topic:
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._is_first = True
+
+    def check(self) -> None:
+        """Say at once, before Spark is started, if there is no such topic."""
+        with Admin(self._bootstrap_servers) as admin:
+            (found,) = admin.metadata([self._topic]).topics
+        if ErrorCode.of(found.error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise ConfigError(
+                f"There is no history topic {self._topic} at {self._bootstrap_servers}: set "
+                f"klamm.history.topic={self._topic} on the brokers, or name the nodes' spools "
+                "(klamm.history.dir) with --spool"
+            )
 
     def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
         """Add new records to those in `out`, and return all; None if nothing was new."""

@@ -47,7 +47,7 @@ def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
     A file that a crash tore is read up to there. One that was no history from its beginning is
     refused, because what it stands for would be missing without a trace.
     """
-    files = [path for directory in directories for path in _checked_files(directory)]
+    files = check_spools(directories)
     paths = spark.createDataFrame([(str(path),) for path in files], f"{_PATH_COLUMN} string")
     spread = paths.repartition(max(1, len(files)), _PATH_COLUMN)
     return spread.mapInArrow(_read_files, record_schema())
@@ -72,6 +72,11 @@ def decode_messages(messages: DataFrame) -> DataFrame:
     source = F.concat_ws(" at ", F.concat_ws("-", "topic", "partition"), F.col("offset"))
     chosen = messages.select("value", source.alias("source"))
     return chosen.mapInArrow(_decode_values, record_schema())
+
+
+def check_spools(directories: Sequence[Path]) -> list[Path]:
+    """The files of spools, which are all there and all of a history."""
+    return [path for directory in directories for path in _checked_files(directory)]
 
 
 def _checked_files(directory: Path) -> list[Path]:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from klamm.pipeline.report_facts import Facts, Story, gap_sentence
+from pyspark.sql import DataFrame
+
+from klamm.pipeline.report_facts import Facts, Story, gap_sentence, gather
 from klamm.pipeline.report_pictures import (
     availability_picture,
     balance_picture,
@@ -25,8 +28,20 @@ from klamm.pipeline.report_pictures import (
 #: Heading: what stands under it for one row. Headings that begin with # are of numbers.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
+REPORT: Final = "report.html"
 _TITLE: Final = "What the controllers did"
 _GAPS_SHOWN: Final = 20
+
+
+def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path) -> Facts:
+    """Write `out`/report.html from the records and their tables; returns what it tells."""
+    facts = gather(records, tables)
+    # Renamed into place, so that a browser that looks meanwhile sees the old page or the new one.
+    path = out / REPORT
+    fresh = path.with_suffix(".part")
+    fresh.write_text(render(facts), encoding="utf-8")
+    fresh.replace(path)
+    return facts
 
 
 def render(facts: Facts) -> str:

@@ -2,7 +2,7 @@
 
 Times are seconds after the first controller took office. What happened:
 
-    0     broker 1 becomes controller, epoch 1; orders (3 replicas), audit (1 replica) and bulk appear
+    0     broker 1 becomes controller, epoch 1; orders, audit (with one replica) and bulk appear
     60    broker 2 fails: audit-0, which only it had, has no leader
     90    broker 2 is back: audit-0 is led again; at 95 it is in sync everywhere
     120   leaders are rebalanced
@@ -13,7 +13,7 @@ Times are seconds after the first controller took office. What happened:
     300   bulk is deleted
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from klamm.core.events import (
@@ -127,8 +127,3 @@ def night(directory: Path) -> Cluster:
         cluster.at(301).handle(answer, f"answer of broker {broker}")
     cluster.close()
     return cluster
-
-
-def seconds(moments: Sequence[float]) -> Iterator[float]:
-    """Times since the beginning of the night, rounded to whole seconds."""
-    return (round(moment - START) for moment in moments)

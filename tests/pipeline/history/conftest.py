@@ -1,0 +1,47 @@
+"""One night, read once by Spark for all tests that look at it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from klamm.pipeline.history import Spools, write_tables
+from klamm.pipeline.report import write_report
+from klamm.pipeline.report_facts import Facts
+from tests.pipeline.history.night import Cluster, night
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of a history: the tables' rows, the facts of the report, and the folder."""
+
+    rows: dict[str, list[dict[str, Any]]]
+    facts: Facts
+    out: Path
+    records: DataFrame
+
+    def __getitem__(self, table: str) -> list[dict[str, Any]]:
+        return self.rows[table]
+
+
+@pytest.fixture(scope="session")
+def night_cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return night(tmp_path_factory.mktemp("night"))
+
+
+@pytest.fixture(scope="session")
+def told(
+    spark: SparkSession, night_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Told:
+    """The night, with the later term first and the earlier one twice."""
+    first, second = night_cluster.spools
+    out = tmp_path_factory.mktemp("history") / "out"
+    records = Spools([second, first, first]).lay_down(spark, out)
+    assert records is not None
+    tables = write_tables(records, out)
+    facts = write_report(records, tables, out)
+    return Told(
+        {name: table.toArrow().to_pylist() for name, table in tables.items()}, facts, out, records
+    )
