@@ -114,9 +114,11 @@ def _rules_under(node: ast.AST) -> Iterator[str]:
             and isinstance(call.func, ast.Attribute)
             and call.func.attr == "rule"
         ):
+            # Written out, or unpacked from tuples that are written out.
             for argument in call.args:
-                if isinstance(argument, ast.Constant):
-                    yield str(argument.value)
+                for constant in ast.walk(argument):
+                    if isinstance(constant, ast.Constant):
+                        yield str(constant.value)
 
 
 def unknown_citations(root: Path = ROOT) -> list[Citation]:

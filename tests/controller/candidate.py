@@ -30,7 +30,7 @@ class Node:
         self.world = World()
         self.zookeeper = MemoryZooKeeper()
         self.store = self.zookeeper.session()
-        self.channels = Channels("PLAINTEXT")
+        self.channels = Channels(1, "PLAINTEXT")
         self.history = History(history_config(directory), self.world)
         announcer = Announcer(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
         interpreter = Interpreter(

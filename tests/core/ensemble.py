@@ -287,6 +287,9 @@ class Ensemble:
         names = self.children(parent) if effect.names is None else effect.names
         self._drop(f"{parent}/{name}" for name in names)
 
+    def _write_features(self, effect: effects.WriteFeatures) -> None:
+        self.features = dict(effect.levels)
+
 
 _NO_STATE = {"leader": -1, "leader_epoch": 0, "isr": [], "controller_epoch": 0}
 
@@ -318,6 +321,7 @@ ZOOKEEPER_EFFECTS: dict[type[effects.Effect], Callable[[Any, Any], Any]] = {
     effects.DropIsrNotifications: Ensemble._drop_notifications,
     effects.DropLogDirNotifications: Ensemble._drop_notifications,
     effects.SetUpFeatures: lambda zk, _: zk.features,
+    effects.WriteFeatures: Ensemble._write_features,
     effects.ReadBrokers: lambda zk, _: dict(zk.registrations),
     effects.ReadBroker: lambda zk, e: zk.registrations.get(e.id),
     effects.WatchBrokers: lambda zk, e: None,

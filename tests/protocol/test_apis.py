@@ -16,7 +16,7 @@ from klamm.protocol.codes import ErrorCode
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "broker.md"
 
 #: Of tier 2, what klamm implements.
-TIER_TWO = {21, 33, 35}
+TIER_TWO = {21, 33, 35, 57}
 
 
 def rows_of(heading: str) -> list[list[str]]:

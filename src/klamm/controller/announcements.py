@@ -5,6 +5,7 @@ inter-broker protocol alone; nothing is negotiated (CHAN-32).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,6 +39,8 @@ from klamm.protocol.encoding import Values
 from klamm.protocol.frames import decode_response
 from klamm.protocol.headers import RequestHeader
 from klamm.zookeeper import znodes
+
+state_changes = logging.getLogger("state.change.logger")
 
 #: Newest first: inter-broker protocol, then LeaderAndIsr, UpdateMetadata, StopReplica (16.6).
 _VERSIONS: Final = (
@@ -135,7 +138,18 @@ class Announcer:
                     errors[name, failed.partition] = failed.error_code
             return LeaderAndIsrAnswered(broker, outcome.error_code, errors, asked)
 
+        become_leader = np.count_nonzero(states.leader == broker)
+        self._say(
+            cluster,
+            f"sending LeaderAndIsr to broker {broker} with {become_leader} become-leader and "
+            f"{len(rows) - become_leader} become-follower partitions",
+        )
         self._send(cluster, broker, request, answered)
+
+    def _say(self, cluster: Cluster, text: str) -> None:
+        """A line of the state-change log (MET-7)."""
+        epoch = cluster.controller_epoch
+        state_changes.info("[Controller id=%s epoch=%s] %s", self._broker_id, epoch, text)
 
     def _endpoints(
         self, cluster: Cluster, brokers: Sequence[int]
@@ -170,6 +184,10 @@ class Announcer:
             controller_epoch=cluster.controller_epoch,
             live_brokers=_live_brokers(cluster),
         )
+        self._say(
+            cluster,
+            f"sending UpdateMetadata to brokers {list(brokers)} for {len(rows)} partitions",
+        )
         for broker in brokers:
             done = None
             if broker == self._broker_id:
@@ -193,6 +211,7 @@ class Announcer:
             }
             return StopReplicaAnswered(broker, int(answer.error_code), errors) if errors else None
 
+        self._say(cluster, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
         for request in encode_stop_replica(
             self._stop_replica,
             topics,

@@ -46,6 +46,7 @@ class Channel:
 
     def __init__(
         self,
+        controller_id: int,
         broker: Broker,
         endpoint: Endpoint,
         connect_timeout_s: float,
@@ -55,6 +56,7 @@ class Channel:
         self.broker = broker
         #: How long requests wait before they are sent.
         self.queue_time = Timer(time.monotonic)
+        self._controller_id = controller_id
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -101,7 +103,9 @@ class Channel:
                 return await self._exchange(request)
             except (OSError, EOFError, TimeoutError, struct.error) as error:
                 log.warning(
-                    "%s to broker %s at %s:%s failed, trying again: %r",
+                    "[RequestSendThread controllerId=%s] %s to broker %s at %s:%s failed, "
+                    "trying again: %r",
+                    self._controller_id,
                     request.name,
                     self.broker.id,
                     self._endpoint.host,
@@ -142,8 +146,13 @@ class Channels:
     """The channels of a term of office, by broker."""
 
     def __init__(
-        self, listener: str, connect_timeout_s: float = 30.0, answer_timeout_s: float = 30.0
+        self,
+        controller_id: int,
+        listener: str,
+        connect_timeout_s: float = 30.0,
+        answer_timeout_s: float = 30.0,
     ) -> None:
+        self._controller_id = controller_id
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -161,11 +170,17 @@ class Channels:
         """Open a channel to the listener that the controller uses, if the broker has it."""
         endpoint = next((e for e in broker.endpoints if e.listener == self._listener), None)
         if endpoint is None:
-            log.error("broker %s has no listener %s: it cannot be told", broker.id, self._listener)
+            log.error(
+                "[Controller id=%s] broker %s has no listener %s: it cannot be told",
+                self._controller_id,
+                broker.id,
+                self._listener,
+            )
             return
         assert self._queue is not None, "attached before the first channel opens"
         queue = self._queue
         self._channels[broker.id] = Channel(
+            self._controller_id,
             broker,
             endpoint,
             self._connect_timeout_s,
@@ -188,6 +203,11 @@ class Channels:
         """Queue a request; without a channel it is dropped (CHAN-6)."""
         channel = self._channels.get(broker)
         if channel is None:
-            log.warning("no channel to broker %s: %s is dropped", broker, request.name)
+            log.warning(
+                "[Controller id=%s] no channel to broker %s: %s is dropped",
+                self._controller_id,
+                broker,
+                request.name,
+            )
         else:
             channel.send(request)

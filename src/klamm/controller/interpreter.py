@@ -471,6 +471,11 @@ class Interpreter:
                 await self._store.set(znodes.FEATURE, znodes.encode_features(wanted))
             return dict(wanted.levels)
 
+    @_perform.register
+    async def _(self, effect: effects.WriteFeatures) -> None:
+        features = znodes.FinalizedFeatures(True, effect.levels, self._feature_version or 1)
+        await self._store.set(znodes.FEATURE, znodes.encode_features(features))
+
     # Brokers and channels
 
     @_perform.register

@@ -54,6 +54,7 @@ class Candidate:
         world = SystemWorld()
         listener = config.control_plane_listener_name or config.inter_broker_listener_name
         channels = Channels(
+            config.broker_id,
             listener,
             config.controller_socket_timeout_ms / 1000,
             config.request_timeout_ms / 1000,

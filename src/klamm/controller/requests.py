@@ -20,9 +20,12 @@ from klamm.core.events import (
     ElectionType,
     ElectLeaders,
     Event,
+    FeatureUpdate,
     IsrAnswer,
     IsrProposal,
     ListReassignments,
+    UpdateFeatures,
+    UpgradeType,
 )
 from klamm.errors import KlammError
 from klamm.protocol.apis import APIS, ApiKey
@@ -49,6 +52,7 @@ class ControllerRequests:
             ApiKey.ELECT_LEADERS: self._elect_leaders,
             ApiKey.ALTER_PARTITION_REASSIGNMENTS: self._reassign,
             ApiKey.LIST_PARTITION_REASSIGNMENTS: self._list_reassignments,
+            ApiKey.UPDATE_FEATURES: self._update_features,
             ApiKey.CREATE_TOPICS: topics.create_topics,
             ApiKey.DELETE_TOPICS: topics.delete_topics,
             ApiKey.CREATE_PARTITIONS: topics.create_partitions,
@@ -151,6 +155,33 @@ class ControllerRequests:
             except BadVersionError:
                 continue
             return block
+
+    async def _update_features(self, request: Request) -> Body:
+        ibp = self._topics.config.inter_broker_protocol_version
+        if self._controller.is_active and not ibp.has_feature_versioning:
+            return {
+                "error_code": ErrorCode.INVALID_REQUEST,
+                "error_message": "Feature versioning system is disabled.",
+                "results": [],
+            }
+        updates = [
+            FeatureUpdate(
+                str(each.feature),
+                int(each.max_version_level),
+                _upgrade_type(each, request.header.api_version),
+            )
+            for each in request.body.feature_updates
+        ]
+        event = UpdateFeatures(updates, bool(getattr(request.body, "validate_only", False)))
+        error, verdicts = await self._ask(event, request)
+        return {
+            "error_code": error,
+            "error_message": _message(error),
+            "results": [
+                {"feature": name, "error_code": e, "error_message": message or _message(e)}
+                for name, (e, message) in verdicts.items()
+            ],
+        }
 
     async def _elect_leaders(self, request: Request) -> Body:
         body = request.body
@@ -260,6 +291,13 @@ def _message(error: int) -> str | None:
 def _deadline(body: Any) -> float:
     now = asyncio.get_running_loop().time()
     return float(now + max(body.timeout.total_seconds(), 0.0))
+
+
+def _upgrade_type(update: Any, version: int) -> UpgradeType | None:
+    if version == 0:
+        return UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
+    kind = int(update.upgrade_type)
+    return UpgradeType(kind) if kind in set(UpgradeType) else None
 
 
 def _topic_id_text(topic_id: uuid.UUID | None) -> str:

@@ -251,6 +251,13 @@ class SetUpFeatures(Effect):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class WriteFeatures(Effect):
+    """Finalize features at these levels; not fenced (FENCE-6). Reply: None."""
+
+    levels: Mapping[str, int]
+
+
 # Brokers and channels
 
 

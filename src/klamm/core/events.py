@@ -268,3 +268,35 @@ class ElectLeaders(Event):
     kind: ElectionType
     partitions: Sequence[TopicPartition] | None
     state = ControllerState.MANUAL_LEADER_BALANCE
+
+
+class UpgradeType(IntEnum):
+    """Which way a feature's level may go."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureUpdate:
+    """The level that a feature shall have; below 1, it shall be no more.
+
+    Without a kind, the one asked for is unknown.
+    """
+
+    feature: str
+    level: int
+    kind: UpgradeType | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFeatures(Event):
+    """Change the finalized features. Answer: `(top-level error, dict of errors by feature)`.
+
+    An error is a pair of code and message; without a message it is the code's own.
+    """
+
+    updates: Sequence[FeatureUpdate]
+    validate_only: bool = False
+    state = ControllerState.UPDATE_FEATURES

@@ -47,6 +47,7 @@ class ApiKey(enum.IntEnum):
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     ALTER_PARTITION = 56
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     ALLOCATE_PRODUCER_IDS = 67
 
@@ -122,6 +123,7 @@ _TABLE: Final = (
     _api(_K.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", (0, 0), 0),
     _api(_K.OFFSET_DELETE, "OffsetDelete", (0, 0), NEVER),
     _api(_K.ALTER_PARTITION, "AlterPartition", (0, 3), 0),
+    _api(_K.UPDATE_FEATURES, "UpdateFeatures", (0, 1), 0),
     _api(_K.DESCRIBE_CLUSTER, "DescribeCluster", (0, 1), 0),
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )

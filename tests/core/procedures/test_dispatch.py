@@ -20,6 +20,7 @@ REQUESTS: dict[str, Event] = {
     "elect": events.ElectLeaders(ElectionType.PREFERRED, [T0, T1]),
     "elect all": events.ElectLeaders(ElectionType.PREFERRED, None),
     "alter": events.AlterPartition(1, 1, 2, []),
+    "features": events.UpdateFeatures([]),
     "change": events.BrokerChange(),
 }
 EVENTS = [
@@ -40,6 +41,7 @@ NOT_CONTROLLER = (Code.NOT_CONTROLLER, None, -1)
         ("elect", {T0: NOT_CONTROLLER, T1: NOT_CONTROLLER}),
         ("elect all", {}),
         ("alter", None),
+        ("features", None),
         ("change", None),
     ],
 )
@@ -56,6 +58,7 @@ def test_answers_of_events_that_were_preempted(name: str, answer: object) -> Non
         ("list", (Code.NOT_CONTROLLER, {})),
         ("elect", {T0: NOT_CONTROLLER, T1: NOT_CONTROLLER}),
         ("alter", (Code.NOT_CONTROLLER, [])),
+        ("features", (Code.NOT_CONTROLLER, {})),
         ("change", None),
     ],
 )
@@ -77,6 +80,8 @@ def _example(kind: type[Event]) -> Event:
         "targets": {},
         "partitions": [],
         "kind": ElectionType.PREFERRED,
+        "updates": [],
+        "validate_only": False,
     }
     return kind(**{field.name: examples[field.name] for field in fields(kind)})
 

@@ -7,7 +7,17 @@ from klamm.core.codes import Code
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import Answer, Procedure
 from klamm.core.events import Event
-from klamm.core.procedures import brokers, deletion, isr, leaders, logdirs, moves, shutdown, topics
+from klamm.core.procedures import (
+    brokers,
+    deletion,
+    features,
+    isr,
+    leaders,
+    logdirs,
+    moves,
+    shutdown,
+    topics,
+)
 from klamm.errors import FencedError
 
 
@@ -56,6 +66,8 @@ def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
             return leaders.on_unclean_election_enabled(ctx, topic)
         case events.ControlledShutdown():
             return shutdown.on_controlled_shutdown(ctx, event)
+        case events.UpdateFeatures():
+            return features.on_update_features(ctx, event)
         case events.AlterPartition():
             return isr.on_alter_partition(ctx, event)
         case events.IsrChangeNotification():
@@ -87,7 +99,7 @@ def _answer_on_failure(event: Event, error: Exception) -> Any:
     match event:
         case events.ControlledShutdown():
             return Code.UNKNOWN_SERVER_ERROR, []
-        case events.ApiReassignment() | events.ListReassignments():
+        case events.ApiReassignment() | events.ListReassignments() | events.UpdateFeatures():
             return Code.UNKNOWN_SERVER_ERROR, {}
         case events.ElectLeaders(_, partitions):
             return dict.fromkeys(partitions or (), (Code.UNKNOWN_SERVER_ERROR, None, -1))
@@ -98,6 +110,8 @@ def answer_when_not_active(event: Event) -> Any:
     """What a node that is not controller answers (EVT-7); None: nobody waits for an answer."""
     if isinstance(event, events.AlterPartition):
         return Code.NOT_CONTROLLER, []
+    if isinstance(event, events.UpdateFeatures):
+        return Code.NOT_CONTROLLER, {}
     return answer_when_preempted(event)
 
 

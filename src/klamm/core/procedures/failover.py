@@ -52,21 +52,30 @@ def take_office(ctx: Context) -> Procedure[None]:
     yield from _read_topics(ctx)
     yield WatchBrokers(cluster.live_or_shutting_down)
     yield from _read_states(ctx)
+    _say(ctx, f"found {len(cluster.topics)} topics with {len(cluster.all_rows())} partitions")
     yield ChangeChannels(open=[cluster.brokers[id] for id in cluster.live_or_shutting_down])
     yield from _read_deletions(ctx)
+    _say(ctx, f"telling brokers {cluster.live_or_shutting_down}")
     # Brokers need to know each other before they are told of partitions.
     yield from send_metadata(ctx, _NO_ROWS)
     yield from _place_new_partitions(ctx)
     yield from start_replica_machine(ctx)
     yield from start_partition_machine(ctx)
+    _say(ctx, "the machines have started; taking up what was left unfinished")
     handled = yield from take_up_request(ctx)
     yield from resume_moves(ctx, lambda _: True, handled)
     yield from resume_deletions(ctx)
     yield from _elect_preferred(ctx)
     if ctx.settings.auto_rebalance:
         yield Schedule(AutoRebalance(), FIRST_REBALANCE_DELAY_S)
-    text = f"in office with {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}"
-    ctx.say(Log.CONTROLLER, Level.INFO, text)
+    _say(
+        ctx,
+        f"in office with {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
+    )
+
+
+def _say(ctx: Context, stage: str) -> None:
+    ctx.say(Log.CONTROLLER, Level.INFO, stage)
 
 
 def _read_brokers(ctx: Context) -> Procedure[None]:
