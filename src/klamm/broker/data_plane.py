@@ -50,6 +50,7 @@ log = logging.getLogger("klamm.broker")
 
 _SESSION_ID_MAX: Final = 2**31 - 1
 _LOADERS: Final = 4
+_FLUSHERS: Final = 2
 _ANNOUNCE_PAUSE_S: Final = 0.1
 
 
@@ -72,6 +73,8 @@ class DataPlane:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._announcing: set[asyncio.Task[None]] = set()
+        # Not the threads that decode the controller's requests: a flush takes its time.
+        self._flushers = ThreadPoolExecutor(_FLUSHERS, "flusher")
         self.parking = Parking(clock)
         self.topics = TopicConfigs(config, store)
         self.logs = LogManager(
@@ -145,6 +148,7 @@ class DataPlane:
     def on_metadata(self, change: SnapshotChange) -> None:
         """Take in what the controller has told."""
         self.to_controller.on_metadata()
+        self._isr_changes.on_metadata()
         self.groups.on_metadata(change)
 
     def config_changed(self, config: BrokerConfig) -> None:
@@ -161,6 +165,7 @@ class DataPlane:
         self._isr_changes.close()
         self.to_controller.close()
         self.parking.close()
+        await asyncio.to_thread(self._flushers.shutdown)
         await asyncio.to_thread(self.logs.close)
 
     # What followers do
@@ -191,7 +196,7 @@ class DataPlane:
     # Disks
 
     def _run_later(self, work: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._loop.run_in_executor(None, work))
+        self._loop.call_soon_threadsafe(self._loop.run_in_executor, self._flushers, work)
 
     def _on_failed_directory(self, path: Path) -> None:
         """Called on whatever thread met the failure."""

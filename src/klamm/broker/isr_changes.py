@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Final
 
-from klamm.broker.alter_partition import AlterPartitionBatch, IsrChangeLine
+from klamm.broker.alter_partition import RETRY_BACKOFF_MS, AlterPartitionBatch, IsrChangeLine
 from klamm.broker.clock import Clock
 from klamm.broker.identity import Identity
 from klamm.broker.isr import IsrAnswer, IsrProposal
@@ -48,6 +48,19 @@ class IsrChanges:
         self._line.submit(proposal)
         self._wanted.set()
 
+    def submit_later(self, proposal: IsrProposal, is_wanted: Callable[[], bool]) -> None:
+        """Put a proposal into the line again after a pause, if it still stands then."""
+
+        def submit() -> None:
+            if is_wanted():
+                self.submit(proposal)
+
+        asyncio.get_running_loop().call_later(RETRY_BACKOFF_MS / 1000, submit)
+
+    def on_metadata(self) -> None:
+        """There may be a controller now, or another one."""
+        self._wanted.set()
+
     def withdraw(self, name: TopicPartition) -> None:
         """Forget what was proposed for a partition."""
         self._line.withdraw(name)
@@ -81,12 +94,11 @@ class IsrChanges:
                 on_answer(proposal, answer)
 
     async def _pause(self) -> None:
-        """Wait for a proposal, or for the time to try again."""
+        """Wait for a proposal, for a controller, or for the time to try again."""
         at_ms = self._line.next_attempt_ms()
         timeout_s = None
-        if at_ms is not None:
-            # Without a controller there is no time to wait for, so look now and then.
-            timeout_s = max(at_ms - self._clock.steady_ms(), 10) / 1000
+        if at_ms is not None and self._to_controller.controller is not None:
+            timeout_s = max(at_ms - self._clock.steady_ms(), 1) / 1000
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wanted.wait()

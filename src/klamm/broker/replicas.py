@@ -201,7 +201,7 @@ class ReplicaManager:
         self._fetchers.remove(name)
         self._isr_changes.withdraw(name)
         partition.become_leader(order, replica, self._clock.steady_ms())
-        log.info(
+        log.debug(
             "[Broker id=%s] leads %s from offset %s under epoch %s, ISR %s",
             self._identity.broker_id,
             name,
@@ -347,7 +347,7 @@ class ReplicaManager:
             return
         outcome = partition.on_isr_answer(proposal, answer, self._clock.steady_ms())
         if outcome.resend:
-            self._isr_changes.submit(proposal)
+            self._isr_changes.submit_later(proposal, lambda: partition.pending is proposal)
         if outcome.committed:
             self._meters.on_isr_changed(is_expansion=proposal.is_expansion)
             log.info("%s: the ISR is now %s", partition.name, partition.isr)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from klamm.config.broker import BrokerConfig
 
 log = logging.getLogger("klamm.broker.upkeep")
 
+#: One may be busy with compaction for long.
+_THREADS: Final = 3
 #: How often files are looked for whose time is up.
 _DELETION_CHECK_MS: Final = 1_000
 #: An interval that stands for never.
@@ -31,6 +34,7 @@ class Upkeep:
         self._logs = logs
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._threads = ThreadPoolExecutor(_THREADS, "upkeep")
 
     def start(self) -> None:
         """Begin with everything."""
@@ -82,6 +86,7 @@ class Upkeep:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -93,7 +98,7 @@ class Upkeep:
         pause_ms = first_ms
         while True:
             await asyncio.sleep(pause_ms / 1000)
-            await _in_thread(work)
+            await self._in_thread(work)
             pause_ms = interval_ms
 
     async def _shrink_isrs(self) -> None:
@@ -107,19 +112,18 @@ class Upkeep:
 
         while True:
             await asyncio.sleep(self.config.log_cleaner_backoff_ms / 1000)
-            while await _in_thread(clean):
+            while await self._in_thread(clean):
                 pass
 
-
-async def _in_thread(work: Callable[[], object]) -> object:
-    """Do something in another thread to its end, even if nobody waits for it any more."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            await running
-        raise
-    except Exception:
-        log.exception("%r failed", work)
-        return None
+    async def _in_thread(self, work: Callable[[], object]) -> object:
+        """Do something in another thread to its end, even if nobody waits for it any more."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await running
+            raise
+        except Exception:
+            log.exception("%r failed", work)
+            return None

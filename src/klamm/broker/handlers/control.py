@@ -1,6 +1,7 @@
 """Requests of the controller: LeaderAndIsr, StopReplica and UpdateMetadata (section 4)."""
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,8 @@ from klamm.broker.partition import Order
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
+
+log = logging.getLogger("klamm.broker.control")
 
 #: How long the event loop may be kept from everybody else.
 _SLICE_S: Final = 0.01
@@ -104,6 +107,15 @@ class ControlHandlers:
                 return _refused(request, error)
             await self._replicas.prepare([topic.topic_name for topic in request.topic_states])
             topics = [await self._apply_topic(topic) for topic in request.topic_states]
+        refused = sum(bool(each["error_code"]) for t in topics for each in t["partition_errors"])
+        log.info(
+            "[Broker id=%s] LeaderAndIsr of controller %s, epoch %s: %s partitions, %s refused",
+            self._identity.broker_id,
+            request.controller_id,
+            request.controller_epoch,
+            sum(len(each["partition_errors"]) for each in topics),
+            refused,
+        )
         return {"error_code": ErrorCode.NONE, "topics": topics}
 
     async def _apply_topic(self, topic: Any) -> Body:

@@ -31,6 +31,9 @@ _LEADER_ACKS: Final = 1
 _ALL_ACKS: Final = -1
 _ADMIN_CLIENT: Final = "__admin_client"
 _FIRST_WITH_LEADER_HINTS: Final = 10
+#: Where the attributes of a batch end, and what their last byte says about transactions.
+_ATTRIBUTES_END: Final = 23
+_TRANSACTIONAL_BIT: Final = 0x10
 
 Required = dict[TopicPartition, int]
 
@@ -115,6 +118,9 @@ class ProduceHandlers:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 error_message=f"Cannot append to internal topic {name.topic}",
             )
+        if is_transactional(records):
+            # There is no coordinator that could end the transaction.
+            return ProducePartitionResponse(name.partition, ErrorCode.INVALID_TXN_STATE)
         error, result, failure = self._replicas.append(name, records, acks_all=acks == _ALL_ACKS)
         if failure is not None:
             return _refused(name, failure)
@@ -165,6 +171,11 @@ class ProduceHandlers:
         )
         response = ProduceResponse(topics, node_endpoints=endpoints)
         return Frame([encode_produce_response(call.header, response)])
+
+
+def is_transactional(records: memoryview) -> bool:
+    """Whether a batch, known to be whole, says that it is part of a transaction."""
+    return bool(records[_ATTRIBUTES_END - 1] & _TRANSACTIONAL_BIT)
 
 
 def _refused(name: TopicPartition, failure: AppendError) -> ProducePartitionResponse:
