@@ -71,7 +71,7 @@ def history(
         while True:
             facts = _refresh(spark, source, out, min_isr)
             if facts is not None:
-                _show(facts, spark, out, as_json=as_json)
+                _show(facts, out, as_json=as_json)
             if not follow:
                 break
             try:
@@ -119,13 +119,18 @@ def _progress(steps: int) -> Iterator[Any]:
         yield advance
 
 
-def _show(facts: Facts, spark: SparkSession, out: Path, *, as_json: bool) -> None:
+def _show(facts: Facts, out: Path, *, as_json: bool) -> None:
+    from pyarrow import dataset
+
     from klamm.pipeline.history import TABLES
     from klamm.pipeline.report import REPORT
     from klamm.pipeline.report_facts import gap_sentence
 
     rows = [
-        {"table": each.name, "rows": spark.read.parquet(str(out / each.name)).count()}
+        {
+            "table": each.name,
+            "rows": dataset.dataset(out / each.name, format="parquet").count_rows(),
+        }
         for each in TABLES
     ]
     gaps = [gap_sentence(gap) for gap in facts.gaps]

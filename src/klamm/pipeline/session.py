@@ -19,6 +19,8 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Other readers of the tables see moments in UTC then, not numbers that they have to know.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.log.level": "ERROR",
 }
 #: What is of use on a machine of one's own only.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from klamm.pipeline.history import Spools, write_tables
@@ -42,6 +43,5 @@ def told(
     assert records is not None
     tables = write_tables(records, out)
     facts = write_report(records, tables, out)
-    return Told(
-        {name: table.toArrow().to_pylist() for name, table in tables.items()}, facts, out, records
-    )
+    rows = {name: parquet.read_table(out / name).to_pylist() for name in tables}
+    return Told(rows, facts, out, records)
