@@ -39,9 +39,7 @@ PARTITIONS = 2
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--records", type=int, default=2_000_000, help="of 100 bytes; of 1 KB a tenth"
-    )
+    parser.add_argument("--records", type=int, default=2_000_000, help="of 1 KB a tenth of that")
     parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
@@ -107,10 +105,9 @@ def fill(bootstrap, size, records, codec):
         {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20}
     )
     words = b'{"order": %d, "customer": "c-%d", "state": "shipped", "note": "%s"}'
+    note = b"lorem ipsum dolor " * (size // 18)
     for number in range(records):
-        value = (words % (number, number * 7919 % 99991, b"lorem ipsum dolor " * (size // 18)))[
-            :size
-        ]
+        value = (words % (number, number * 7919 % 99991, note))[:size]
         while True:
             try:
                 producer.produce(topic, value, partition=number % PARTITIONS)
@@ -135,8 +132,7 @@ def run(python, form, jars, bootstrap, topic, records, rounds):
     finished = subprocess.run(
         [*map(str, command), str(records), str(rounds), *more],
         env={key: value for key, value in os.environ.items() if key != "SPARK_HOME"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     if finished.returncode:
@@ -148,10 +144,8 @@ def show(name, figures, records):
     for what, figure in figures.items():
         rate = records / figure["seconds"]
         per_million = figure["cpu"] / records * 1e6
-        print(
-            f"  {name:10} {what:7} {rate:12,.0f} rows/s {per_million:8.2f} CPU s/million",
-            flush=True,
-        )
+        line = f"  {name:10} {what:7} {rate:12,.0f} rows/s {per_million:8.2f} CPU s/million"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from tests.broker.cluster import RealCluster
 from tests.pipeline.source.conftest import produce
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 #: The columns of Spark's own `kafka` format.
 COLUMNS = (

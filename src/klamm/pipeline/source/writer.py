@@ -113,26 +113,36 @@ def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
     return columns[name].to_pylist() if name in columns else [None] * count
 
 
+class _Failures:
+    """The first one that librdkafka tells of.
+
+    Apart from the sender, so that a producer does not keep itself alive through its callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.first: KafkaError | None = None
+
+    def on_delivery(self, error: KafkaError | None, _: Any) -> None:
+        self.first = self.first or error
+
+    def on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.first = self.first or error
+
+
 class _Sender:
     def __init__(self, options: WriteOptions) -> None:
         self._topic = options.topic
-        self._failure: KafkaError | None = None
+        self._failures = _Failures()
         self._producer = Producer(
             {
                 **options.kafka,
-                "on_delivery": self._on_failure,
+                "on_delivery": self._failures.on_delivery,
                 # librdkafka counts what was delivered, so no Python is run for that.
                 "delivery.report.only.error": True,
-                "error_cb": self._on_error,
+                "error_cb": self._failures.on_error,
             }
         )
-
-    def _on_failure(self, error: KafkaError | None, _: Any) -> None:
-        self._failure = self._failure or error
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._failure = self._failure or error
 
     def send(self, columns: dict[str, Any], count: int) -> None:
         """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
@@ -188,7 +198,7 @@ class _Sender:
                 self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            error = self._failure
+        error = self._failures.first
+        if error is not None:
             self._producer.purge()
             raise DeliveryError(f"{error.name()}: {error.str()}")
