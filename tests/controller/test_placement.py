@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from klamm.controller.topics import Refused, TopicAdmin
+from klamm.controller.topic_checks import Refused
+from klamm.controller.topics import TopicAdmin
 from klamm.core.assignment import assign_replicas
 from klamm.protocol.codes import ErrorCode
 from tests.controller.office import history_config

@@ -1,5 +1,7 @@
 """Admin requests over the wire: validation order, error codes, and what they leave in ZooKeeper."""
 
+import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +216,10 @@ def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(share
     assert leaving.error_code == E.STALE_CONTROLLER_EPOCH
     ids = other.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=epoch)
     assert ids.error_code == E.NOT_CONTROLLER
+    features = other.ask(
+        ApiKey.UPDATE_FEATURES, 1, feature_updates=[], timeout=1000, validate_only=False
+    )
+    assert features.error_code == E.NOT_CONTROLLER
     assert shared.alter_partition(other, "kept", 0, [1]).error_code == E.NOT_CONTROLLER
     assert shared.zk.get_children("/brokers/topics") == there
 
@@ -268,7 +274,35 @@ def test_expansion_is_checked_written_and_elected(shared: Lab, node: Node):
     assert shared.state("grown", 3)["isr"] == [3, 1]
 
 
-@pytest.mark.rule("ADM-25", "ADM-26", "ADM-27", "ADM-28", "DEL-34", "DEL-15", "DEL-19", "BADM-5")
+@pytest.mark.rule("ADM-22", "ASSIGN-3", "ASSIGN-13")
+def test_an_expansion_that_cannot_be_placed_is_refused(shared: Lab, node: Node):
+    shared.create_topic("wide", {0: [1, 2, 3, 4, 88]})
+    shared.create_topic("headless", {1: [1]})
+    assert expand(node, {"name": "wide", "count": 2})["wide"].error_code == (
+        E.INVALID_REPLICATION_FACTOR
+    )
+    assert expand(node, {"name": "headless", "count": 3})["headless"].error_code == (
+        E.UNKNOWN_SERVER_ERROR
+    )
+    # A rack that only one broker has says nothing about the others: then the whole request fails.
+    shared.create_topic("narrow", {0: [1]})
+    shared.add_brokers(9, racks={9: "r"})
+    wait_until(lambda: shared.brokers[9].received)
+    given = [{"broker_ids": [2]}]
+    answers = expand(
+        node,
+        {"name": "narrow", "count": 2},
+        {"name": "headless", "count": 2, "assignments": given},
+    )
+    assert {answer.error_code for answer in answers.values()} == {E.UNKNOWN_SERVER_ERROR}
+    refused = create(node, {"name": "rackless"})["rackless"]
+    assert refused.error_code == E.UNKNOWN_SERVER_ERROR
+    assert list(shared.json("/brokers/topics/narrow")["partitions"]) == ["0"]
+    shared.brokers.pop(9).close()
+    wait_until(lambda: expand(node, {"name": "narrow", "count": 2})["narrow"].error_code == E.NONE)
+
+
+@pytest.mark.rule("ADM-26", "ADM-28", "DEL-34", "DEL-15", "DEL-19", "BADM-5")
 def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, node: Node):
     create(node, {"name": "gone", "replication_factor": 2})
     first_id = shared.json("/brokers/topics/gone")["topic_id"]
@@ -285,6 +319,50 @@ def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, n
     wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
 
 
+@pytest.mark.rule("ADM-8", "DEL-19")
+def test_a_name_is_taken_until_its_deletion_is_complete(shared: Lab, node: Node):
+    shared.create_topic("slow", {0: [3]})
+    shared.brokers[3].script.withheld = {ApiKey.STOP_REPLICA}
+    # Gone from the brokers, and yet not gone.
+    assert delete(node, "slow")["slow"].error_code == E.NONE
+    again = create(node, {"name": "slow"})["slow"]
+    assert again.error_code == E.TOPIC_ALREADY_EXISTS
+    assert again.error_message == "Topic 'slow' is marked for deletion."
+    shared.brokers[3].release()
+    wait_until(lambda: not shared.zk.exists("/admin/delete_topics/slow"))
+    assert create(node, {"name": "slow"})["slow"].error_code == E.NONE
+
+
+@pytest.mark.rule("ADM-17", "ADM-18", "ADM-27", "DEL-4", "DEL-28")
+def test_a_deletion_that_has_to_wait_is_accepted_again_and_again(shared: Lab, node: Node):
+    shared.create_topic("busy", {0: [1, 2]})
+    assert move(node, "busy", [2, 3]) == E.NONE
+    grown = expand(node, {"name": "busy", "count": 2})["busy"]
+    assert grown.error_code == E.REASSIGNMENT_IN_PROGRESS
+    for _ in range(2):
+        assert delete(node, "busy", timeout=200)["busy"].error_code == E.REQUEST_TIMED_OUT
+    grown = expand(node, {"name": "busy", "count": 2})["busy"]
+    assert grown.error_code == E.INVALID_TOPIC_EXCEPTION
+    assert shared.zk.exists("/brokers/topics/busy")
+    shared.alter_partition(node, "busy", 0, [1, 2, 3])
+    wait_until(lambda: not shared.zk.exists("/brokers/topics/busy"))
+
+
+@pytest.mark.rule("ADM-25")
+def test_topics_are_deleted_by_name_or_by_id_and_not_by_both(shared: Lab, node: Node):
+    made = create(node, {"name": "by-id"}, {"name": "by-name"})
+
+    def deleted(*topics: tuple[str | None, uuid.UUID | None]) -> list[E]:
+        wanted = [{"name": name, "topic_id": topic_id} for name, topic_id in topics]
+        answer = node.ask(ApiKey.DELETE_TOPICS, 6, topics=wanted, timeout=10_000)
+        return [topic.error_code for topic in answer.responses]
+
+    topic_id = made["by-id"].topic_id
+    assert deleted(("by-name", topic_id)) == [E.INVALID_REQUEST]
+    assert deleted((None, uuid.uuid4())) == [E.UNKNOWN_TOPIC_ID]
+    assert deleted((None, topic_id), ("by-name", None)) == [E.NONE, E.NONE]
+
+
 @pytest.mark.rule("ADM-24", "DEL-3", "FAILOVER-14")
 def test_where_deletion_is_disabled_nothing_is_deleted(lab: Lab):
     node = lab.start(brokers=1, delete_topic_enable="false")
@@ -296,7 +374,36 @@ def test_where_deletion_is_disabled_nothing_is_deleted(lab: Lab):
     assert lab.zk.exists("/brokers/topics/t")
 
 
-@pytest.mark.rule("ADM-45", "ADM-46", "ZK-21", "FENCE-14", "IDEM-3")
+@pytest.mark.rule("ADM-40", "ADM-41", "FAILOVER-5")
+def test_features_are_updated_as_far_as_this_broker_knows_them(lab: Lab):
+    finalized = {"version": 2, "status": 1, "features": {"f": {"max_version_level": 3}}}
+    lab.zk.create("/feature", json.dumps(finalized).encode())
+    node = lab.add_node(100)
+    wait_until(lambda: "in office" in node.log)
+    # Nobody here supports f, so nobody counts: not even the node itself.
+    assert "broker 100 is ignored: it does not support the finalized features" in node.log
+
+    def update(version: int, **change: Any) -> Any:
+        updates = [{"feature": "f", "max_version_level": 0, **change}]
+        return node.ask(
+            ApiKey.UPDATE_FEATURES,
+            version,
+            feature_updates=updates,
+            timeout=1000,
+            validate_only=False,
+        )
+
+    higher = update(1, max_version_level=4, upgrade_type=1)
+    assert higher.error_code == E.NONE
+    assert higher.results[0].error_code == E.INVALID_REQUEST
+    assert higher.results[0].error_message.endswith("the provided feature is not supported.")
+    assert update(0, allow_downgrade=False).results[0].error_code == E.INVALID_REQUEST
+    assert lab.json("/feature") == finalized
+    assert update(0, allow_downgrade=True).results[0].error_code == E.NONE
+    assert lab.json("/feature") == finalized | {"features": {}}
+
+
+@pytest.mark.rule("ADM-45", "ADM-46", "ADM-47", "ZK-21", "FENCE-14", "IDEM-3")
 def test_producer_ids_come_in_blocks_that_never_repeat(shared: Lab, node: Node):
     epoch = shared.brokers[1].epoch
 
@@ -314,6 +421,17 @@ def test_producer_ids_come_in_blocks_that_never_repeat(shared: Lab, node: Node):
     }  # fmt: skip
     assert allocate(broker=9).error_code == E.BROKER_ID_NOT_REGISTERED
     assert allocate(broker_epoch=epoch - 1).error_code == E.STALE_BROKER_EPOCH
+    # No block is left that would fit.
+    path = "/latest_producer_id_block"
+    last = {
+        "version": 1,
+        "broker": 1,
+        "block_start": str(2**63 - 1500),
+        "block_end": str(2**63 - 501),
+    }
+    shared.zk.set(path, json.dumps(last).encode())
+    assert allocate().error_code == E.UNKNOWN_SERVER_ERROR
+    assert shared.json(path) == last
 
 
 @pytest.mark.rule("ISR-17", "ISR-18", "ISR-19", "ISR-21", "PREF-5", "PREF-10", "PREF-11")

@@ -6,8 +6,6 @@ this node's own broker has been told. What was written goes on even if nobody wa
 
 import asyncio
 import contextlib
-import itertools
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,15 @@ from klamm.config.topics import validate_topic_config
 from klamm.controller.announcements import Announcer
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
+from klamm.controller.topic_checks import (
+    Refused,
+    check_collision,
+    check_consistent,
+    check_expansion,
+    check_name,
+    check_racks,
+    racks_of,
+)
 from klamm.core.assignment import AssignmentError, assign_more_replicas, assign_replicas
 from klamm.core.cluster import Cluster
 from klamm.errors import ConfigError, FencedError, MalformedZnodeError
@@ -29,18 +36,8 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Code, Create, Fence, NoNodeError, Row, SetData, Store
 
 Body = dict[str, Any]
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
-_NAME_LENGTH_MAX: Final = 249
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _DEFAULT: Final = -1
-
-
-class Refused(Exception):
-    """A topic of a request cannot be served; the others go on."""
-
-    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
-        super().__init__(message or code.message)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +58,6 @@ class NewTopic:
             Create(config_path, config, exist_ok=True),
             SetData(config_path, config),
             Create(znodes.topic_path(self.name), topic),
-        )
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that no topic can have (ADM-7)."""
-    reason = None
-    if not name:
-        reason = "the empty string is not allowed"
-    elif name in (".", ".."):
-        reason = f"'{name}' is not allowed"
-    elif len(name) > _NAME_LENGTH_MAX:
-        reason = f"the length of '{name}' is longer than the max allowed length {_NAME_LENGTH_MAX}"
-    elif not _NAME.fullmatch(name):
-        reason = (
-            f"'{name}' contains one or more characters other than "
-            "ASCII alphanumerics, '.', '_' and '-'"
-        )
-    if reason is not None:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
-
-
-def check_collision(name: str, existing: Sequence[str]) -> None:
-    """Refuse a name that metrics could not tell from an existing one (ADM-9)."""
-    if "." not in name and "_" not in name:
-        return
-    flat = name.replace(".", "_")
-    colliding = sorted(
-        other for other in existing if other != name and other.replace(".", "_") == flat
-    )
-    if colliding:
-        raise Refused(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"Topic '{name}' collides with existing topics: {', '.join(colliding)}",
         )
 
 
@@ -175,7 +139,7 @@ class TopicAdmin:
         check_name(name)
         await self._check_absent(name)
         if topic.assignments:
-            _check_consistent(partitions)
+            check_consistent(partitions)
         try:
             validate_topic_config(overrides)
         except ConfigError as error:
@@ -197,7 +161,7 @@ class TopicAdmin:
             }
         count = self.config.num_partitions if count == _DEFAULT else count
         factor = self.config.default_replication_factor if factor == _DEFAULT else factor
-        return self.place(_racks(cluster), count, factor)
+        return self.place(racks_of(cluster), count, factor)
 
     def place(
         self, racks: Mapping[int, str | None], count: int, factor: int
@@ -300,11 +264,15 @@ class TopicAdmin:
         counts: dict[str, int] = {}
         for topic in body.topics:
             counts[str(topic.name)] = counts.get(str(topic.name), 0) + 1
+        try:
+            cluster = self._cluster()
+            check_racks(cluster)
+        except Refused as refused:
+            return {"results": [_failed(name, refused) for name in counts]}
         for topic in body.topics:
             name = str(topic.name)
             results[name] = {"name": name, "error_code": ErrorCode.NONE, "error_message": None}
             try:
-                cluster = self._cluster()
                 if counts[name] > 1:
                     raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
                 if name in cluster.queued_for_deletion:
@@ -376,7 +344,7 @@ class TopicAdmin:
             added = self._more_replicas(cluster, existing, more)
         else:
             lists = [[int(b) for b in a.broker_ids] for a in topic.assignments]
-            _check_expansion(cluster, lists, more, len(existing[0]))
+            check_expansion(cluster, lists, more, len(existing[0]))
             added = dict(enumerate(lists, start=len(existing)))
         data = znodes.encode_topic(present._replace(partitions={**existing, **added}))
         return (SetData(znodes.topic_path(name), data),)
@@ -385,7 +353,7 @@ class TopicAdmin:
         self, cluster: Cluster, existing: Mapping[int, Sequence[int]], more: int
     ) -> dict[int, list[int]]:
         try:
-            rows = assign_more_replicas(_racks(cluster), existing[0], len(existing), more)
+            rows = assign_more_replicas(racks_of(cluster), existing[0], len(existing), more)
         except AssignmentError as error:
             raise Refused(ErrorCode[error.kind.value], str(error)) from error
         return dict(enumerate(rows.tolist(), start=len(existing)))
@@ -524,52 +492,6 @@ def _all_led(cluster: Cluster, name: str) -> bool:
 def _is_gone(cluster: Cluster, name: str) -> bool:
     """Brokers have been told to forget the topic."""
     return name not in cluster.topics or name in cluster.deletion_started
-
-
-def _racks(cluster: Cluster) -> dict[int, str | None]:
-    """Brokers that take replicas, in ascending order, with their racks."""
-    brokers = (cluster.brokers[b] for b in cluster.live_or_shutting_down)
-    return {broker.id: broker.rack for broker in brokers if not broker.controller_only}
-
-
-def _check_consistent(partitions: Mapping[int, Sequence[int]]) -> None:
-    """The form of an explicit assignment (ADM-10)."""
-    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    if len({len(replicas) for replicas in partitions.values()}) != 1:
-        raise Refused(code, "All partitions should have the same number of replicas")
-    for replicas in partitions.values():
-        if len(set(replicas)) != len(replicas):
-            raise Refused(code, f"Duplicate replica assignment found: {dict(partitions)}")
-    if sorted(partitions) != list(range(len(partitions))):
-        raise Refused(code, "partitions should be a consecutive 0-based integer sequence")
-
-
-def _check_expansion(
-    cluster: Cluster, lists: Sequence[Sequence[int]], more: int, factor: int
-) -> None:
-    """The form of an explicit assignment of added partitions (ADM-21)."""
-    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    unknown = sorted(set(itertools.chain.from_iterable(lists)) - cluster.brokers.keys())
-    if unknown:
-        raise Refused(
-            code, f"Unknown broker(s) in replica assignment: {', '.join(map(str, unknown))}."
-        )
-    if len(lists) != more:
-        raise Refused(
-            code,
-            f"Increasing the number of partitions by {more} but {len(lists)} assignments provided.",
-        )
-    for replicas in lists:
-        if not replicas:
-            raise Refused(code, "Cannot have replication factor of 0 for partition.")
-        if len(set(replicas)) != len(replicas):
-            raise Refused(code, f"Duplicate brokers not allowed in replica assignment: {replicas}.")
-        if len(replicas) != factor:
-            raise Refused(
-                code,
-                f"Inconsistent replication factor between partitions, partition 0 has {factor} "
-                f"while another has {len(replicas)}.",
-            )
 
 
 def _failed(name: str, refused: Refused) -> Body:
