@@ -12,7 +12,7 @@ from klamm.cli import brokers, configs, controller, groups, reassign, topics
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
-from klamm.cli.pipeline import snapshot, whatif
+from klamm.cli.pipeline import plan, snapshot, whatif
 from klamm.cli.processes import COMMANDS, Command
 from klamm.cli.produce import produce
 from klamm.cli.story import story
@@ -97,5 +97,5 @@ app.command(rich_help_panel=_ADMINISTRATION)(elect)
 app.command(rich_help_panel=_ADMINISTRATION)(story)
 app.command(rich_help_panel=_RECORDS)(produce)
 app.command(rich_help_panel=_RECORDS)(consume)
-for _maker in (history, snapshot, whatif):
+for _maker in (history, snapshot, whatif, plan):
     app.command(rich_help_panel=_PIPELINE)(_maker)

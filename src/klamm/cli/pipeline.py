@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import broker_ids
+from klamm.cli.options import broker_ids, settings
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.errors import ConfigError
 
@@ -123,6 +123,77 @@ def whatif(
             shown = ("scenario", "leaderless", "unclean", "below_min_isr", "leaders_moved")
             stdout().print(table(rows, {name: itemgetter(name) for name in shown}))
             say(f"{len(failures):,} scenarios are in {out}, the worst first in report.html.")
+
+
+def plan(
+    snapshot: SnapshotDir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where all moves go.")],
+    add_brokers: Annotated[str | None, typer.Option(metavar="IDS", help="As in 7,8.")] = None,
+    remove_brokers: Annotated[str | None, typer.Option(metavar="IDS", help="As in 3,4.")] = None,
+    set_rf: Annotated[int | None, typer.Option(help="The new replication factor.", min=1)] = None,
+    topics: Annotated[str, typer.Option(metavar="REGEX", help="Of these topics.")] = ".*",
+    capacities: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON like {"1": {"replicas": 4000, "bytes": 1e12}}.'),
+    ] = None,
+    pin: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Topics that stay as they are.")
+    ] = None,
+    rack: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=NAME", help="The rack of a broker that is not up yet."),
+    ] = None,
+    wave_moves: Annotated[
+        int | None,
+        typer.Option(help="Moves of one broker in one wave; 5% of its replicas.", min=1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed gives another plan as good.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    master: Master = None,
+) -> None:
+    """Plan a reassignment that repairs racks and balances, and whatever else is asked for.
+
+    \b
+    Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
+    Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
+    """
+    from klamm.pipeline.planner import Demands, make_plan
+    from klamm.pipeline.planner_output import read_capacities, summarise, write_plan
+    from klamm.pipeline.planner_waves import default_limit, make_waves
+    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.snapshot import read_snapshot
+
+    demands = Demands(
+        add=broker_ids(add_brokers, "--add-brokers") if add_brokers else (),
+        remove=broker_ids(remove_brokers, "--remove-brokers") if remove_brokers else (),
+        replication_factor=set_rf,
+        topics=topics,
+        pin=pin,
+        racks={
+            broker_ids(broker, "--rack")[0]: name
+            for broker, name in settings(rack, "--rack").items()
+        },
+        capacities={} if capacities is None else read_capacities(capacities),
+        seed=seed,
+    )
+    with spark_session(master) as spark:
+        frames = read_snapshot(spark, snapshot)
+        racks = frames.racks()
+        partitions = frames.partitions.orderBy("topic", "partition").toArrow()
+    planned = make_plan(partitions, racks, demands)
+    waves = make_waves(planned, wave_moves or default_limit(planned))
+    write_plan(out, partitions, planned, waves)
+    for note in planned.notes:
+        say(note)
+    summary = summarise(planned, len(waves))
+    if as_json:
+        show_json(summary)
+        return
+    for what in ("replicas", "bytes"):
+        if (moved := summary[f"{what}_moved"]) is not None:
+            typer.echo(f"{what} moved: {moved:,} (at least {summary[f'lower_bound_{what}']:,})")
+    typer.echo(f"at least that much, because {planned.bound.reason}")
+    say(f"{len(planned.changed):,} partitions in {len(waves)} waves are in {out} and beside it.")
 
 
 def _write_beside(path: Path, text: str) -> None:
