@@ -68,29 +68,35 @@ def history(
     source.check()
     with spark_session(master, progress=False) as spark:
         min_isr = None if snapshot is None else _min_isr(spark, snapshot)
-        while True:
-            facts = _refresh(spark, source, out, min_isr)
-            if facts is not None:
-                _show(facts, out, as_json=as_json)
-            if not follow:
-                break
-            try:
+        try:
+            while True:
+                facts = _refresh(spark, source, out, min_isr, may_be_empty=follow)
+                if facts is not None:
+                    _show(facts, out, as_json=as_json)
+                if not follow:
+                    return
                 time.sleep(every)
-            except KeyboardInterrupt:
-                break
+        except KeyboardInterrupt:
+            if not follow:
+                raise
 
 
 def _refresh(
-    spark: SparkSession, source: Spools | Topic, out: Path, min_isr: DataFrame | None
+    spark: SparkSession,
+    source: Spools | Topic,
+    out: Path,
+    min_isr: DataFrame | None,
+    *,
+    may_be_empty: bool,
 ) -> Facts | None:
-    """Bring the folder up to date; None if it was."""
+    """Bring the folder up to date; None if it was, or if there are no events yet."""
     from klamm.pipeline.history import TABLES, write_tables
     from klamm.pipeline.report import write_report
 
     with _progress(len(TABLES) + 2) as advance:
         advance("records")
         records = source.lay_down(spark, out)
-        if records is None:
+        if records is None or (may_be_empty and records.isEmpty()):
             return None
         tables = write_tables(records, out, min_isr=min_isr, on_table=advance)
         advance("report.html")

@@ -1,0 +1,50 @@
+"""The pipeline on Spark, for Python as well: functions from data frames to data frames.
+
+None of them makes a session: it comes with the data frames, or from the caller. What is listed here
+is loaded when it is first asked for, because whoever streams a topic needs no plots.
+"""
+
+from importlib import import_module
+from typing import Any, Final
+
+_TABLES: Final = "klamm.pipeline.history_tables"
+_TIMELINE: Final = "klamm.pipeline.history_timeline"
+_MEASURES: Final = "klamm.pipeline.history_measures"
+#: name: the module that has it.
+_PUBLIC: Final = {
+    "make_tables": "klamm.pipeline.history",
+    "write_tables": "klamm.pipeline.history",
+    "read_spools": "klamm.pipeline.history_input",
+    "stream_topic": "klamm.pipeline.history_input",
+    "decode_messages": "klamm.pipeline.history_input",
+    "distinct": "klamm.pipeline.history_input",
+    "write_report": "klamm.pipeline.report",
+    "events": _TABLES,
+    "gaps": _TABLES,
+    "controller_terms": _TABLES,
+    "decisions": _TABLES,
+    "elections": _TABLES,
+    "isr_changes": _TABLES,
+    "broker_sessions": _TABLES,
+    "topic_life_cycles": _TABLES,
+    "reassignments": _TABLES,
+    "timeline": _TIMELINE,
+    "unavailability": _TIMELINE,
+    "under_min_isr": _TIMELINE,
+    "availability_by_topic": _TIMELINE,
+    "unavailability_by_broker": _TIMELINE,
+    "latencies": _MEASURES,
+    "leadership_churn": _MEASURES,
+    "flapping_brokers": _MEASURES,
+    "leader_balance": _MEASURES,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

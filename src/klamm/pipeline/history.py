@@ -176,8 +176,11 @@ class Topic:
 
 
 def read_records(spark: SparkSession, out: Path) -> DataFrame:
-    """The records that have been laid down in a folder."""
-    return spark.read.schema(record_schema()).parquet(str(out / RECORDS))
+    """The records that have been laid down in a folder; none if the topic has had none so far."""
+    path = out / RECORDS
+    if not path.exists():
+        return spark.createDataFrame([], record_schema())
+    return spark.read.schema(record_schema()).parquet(str(path))
 
 
 def _given(once: DataFrame, min_isr: DataFrame | None) -> dict[str, DataFrame]:

@@ -8,12 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+import klamm.pipeline
 from klamm.controller.history_arrow import SCHEMA, encode_stream
 from klamm.controller.spool import read_spool, spool_files
 from klamm.core.effects import Outcome
 from klamm.core.events import BrokerChange
 from klamm.errors import ConfigError, KlammError
-from klamm.pipeline.history import Spools, Topic, make_tables
+from klamm.pipeline.history import TABLES, Spools, Topic, make_tables
 from klamm.pipeline.history_input import check_spools, decode_messages, distinct, read_spools
 from klamm.pipeline.history_tables import controller_terms, events, gaps
 from tests.pipeline.history.night import Cluster
@@ -141,3 +142,9 @@ def test_a_torn_spool_is_read_up_to_where_it_is_torn(spark, night_cluster: Clust
     (tmp_path / path.name).write_bytes(data[: len(data) * 2 // 3])
     whole = sum(batch.num_rows for batch in read_spool(night_cluster.spools[0]))
     assert 0 <= read_spools(spark, [tmp_path]).count() < whole
+
+
+def test_every_table_has_a_public_function():
+    assert {table.name for table in TABLES} <= set(dir(klamm.pipeline))
+    for table in TABLES:
+        assert getattr(klamm.pipeline, table.name) is table.make
