@@ -64,7 +64,7 @@ def test_a_data_frame_goes_to_a_topic_and_back(spark, cluster, topic):
     assert with_headers.schema == StructType.fromDDL(
         f"{COLUMNS}, headers array<struct<key:string,value:binary>>"
     )
-    row = with_headers.where("cast(value as int) = 8").collect()[0]
+    row = with_headers.where("cast(value as string) = '8'").collect()[0]
     assert (row.key, row.topic, row.timestampType) == (b"1", topic, 0)
     assert [(header.key, header.value) for header in row.headers] == [("n", b"1")]
 
