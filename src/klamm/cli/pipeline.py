@@ -91,7 +91,7 @@ def whatif(
     from klamm.pipeline.session import spark_session
     from klamm.pipeline.snapshot import read_snapshot
     from klamm.pipeline.whatif import broker_failures, named_failure, rack_failures
-    from klamm.pipeline.whatif_frames import whatif as play_through
+    from klamm.pipeline.whatif_frames import play_through
     from klamm.pipeline.whatif_report import render_report
 
     with spark_session(master) as spark:

@@ -12,6 +12,17 @@ _TIMELINE: Final = "klamm.pipeline.history_timeline"
 _MEASURES: Final = "klamm.pipeline.history_measures"
 #: name: the module that has it.
 _PUBLIC: Final = {
+    "snapshot_from_zookeeper": "klamm.pipeline.snapshot_zookeeper",
+    "snapshot_from_brokers": "klamm.pipeline.snapshot_admin",
+    "write_snapshot": "klamm.pipeline.snapshot",
+    "read_snapshot": "klamm.pipeline.snapshot",
+    "play_through": "klamm.pipeline.whatif_frames",
+    "broker_failures": "klamm.pipeline.whatif",
+    "rack_failures": "klamm.pipeline.whatif",
+    "named_failure": "klamm.pipeline.whatif",
+    "make_plan": "klamm.pipeline.planner",
+    "make_waves": "klamm.pipeline.planner_waves",
+    "Demands": "klamm.pipeline.planner",
     "make_tables": "klamm.pipeline.history",
     "write_tables": "klamm.pipeline.history",
     "read_spools": "klamm.pipeline.history_input",

@@ -142,6 +142,7 @@ def make_plan(
     balance_replicas(state, target, target_bytes)
     if weight is not None:
         balance_bytes(state, target, target_bytes)
+    _check_capacities(state, ids)
     after = _in_old_order(before, state, ids)
     return Planned(
         ids,
@@ -283,6 +284,18 @@ def _check_room(what: str, total: float, room: F64, load: F64, fixed: Mask, ids:
         )
 
 
+def _check_capacities(state: State, ids: I32) -> None:
+    for what, load, room in (
+        ("replicas", state.load, state.room),
+        ("bytes", state.bytes, state.room_bytes),
+    ):
+        if len(over := np.flatnonzero(load > room)):
+            raise ImpossibleError(
+                f"No plan was found in which broker {ids[over[0]]} holds no more {what} than its "
+                f"capacity: raise that to {int(np.ceil(load[over[0]])):,}."
+            )
+
+
 def _no_place(state: State, rows: I64) -> ImpossibleError:
     smallest = state.weight[rows].min()
     return ImpossibleError(
@@ -296,7 +309,10 @@ def _no_place(state: State, rows: I64) -> ImpossibleError:
 
 
 def _targets(state: State, weight: F64 | None) -> tuple[Target, Target]:
-    share = shares(state.rack, state.wanted, np.ones(len(state.rows)), state.room)
+    # A broker that may hold few bytes may not hold many replicas either.
+    mean = float(np.average(state.weight, weights=state.wanted)) if state.wanted.any() else 0.0
+    room = np.minimum(state.room, state.room_bytes / mean) if mean else state.room
+    share = shares(state.rack, state.wanted, np.ones(len(state.rows)), room)
     of_bytes = shares(state.rack, state.wanted, state.weight, state.room_bytes)
     one = 0.0 if weight is None else float(state.weight.max(initial=0))
     return Target.around(share, 1, state.room), Target.around(of_bytes, one, state.room_bytes)

@@ -14,6 +14,7 @@ _ROUNDS: Final = 30
 _CHAINS_MAX: Final = 400
 _SWAPS_MAX: Final = 2000
 _SWAP_SAMPLE: Final = 300
+_FEW: Final = 16
 #: With how many others an exchange is tried.
 _PARTNERS: Final = 8
 
@@ -44,8 +45,12 @@ def _move_many(state: State, target: Target, target_bytes: Target, amount: int) 
     taken: list[I64] = []
     origin: list[I32] = []
     is_taken = np.zeros(len(state.rows), np.bool_)
+    needy = np.flatnonzero((state.load < target.lower) & (gives == 0)).astype(np.int32)
     for broker in np.flatnonzero(gives):
         here = np.flatnonzero((state.rows == broker).any(axis=1) & ~state.fixed & ~is_taken)
+        if 0 < len(needy) <= _FEW:
+            # With few to choose from, a replica taken at random would often fit on none of them.
+            here = here[_fits_instead(state, here, int(broker), needy).any(axis=1)]
         chosen = _choose(state, here, int(gives[broker]), float(shed[broker]))
         is_taken[chosen] = True
         taken.append(chosen)
@@ -132,14 +137,15 @@ def _ways_from(state: State, broker: int) -> I64:
     return ways
 
 
-def _fits_instead(state: State, rows: I64, broker: int) -> Mask:
-    """Whether each row could be on each broker instead of `broker`."""
+def _fits_instead(state: State, rows: I64, broker: int, others: I32 | None = None) -> Mask:
+    """Whether each row could be on each of the others, or of all brokers, instead of `broker`."""
+    if others is None:
+        others = np.arange(state.brokers, dtype=np.int32)
     gone = np.full(len(rows), broker, np.int32)
-    every = np.broadcast_to(np.arange(state.brokers, dtype=np.int32), (len(rows), state.brokers))
     state.take(rows, gone)
-    fits = state.fits(rows, every)
+    fits = state.fits(rows, np.broadcast_to(others, (len(rows), len(others))))
     state.put(rows, gone)
-    fits[:, broker] = False
+    fits[:, others == broker] = False
     return fits
 
 
@@ -232,7 +238,7 @@ def _sample(state: State, source: int, goal: int) -> I64:
         rows = state.random.choice(rows, _SWAP_SAMPLE, replace=False)
     if not len(rows):
         return rows
-    return rows[_fits_instead(state, rows, source)[:, goal]]
+    return rows[_fits_instead(state, rows, source, np.array([goal], np.int32))[:, 0]]
 
 
 def _move(state: State, row: int, source: int, goal: int) -> None:

@@ -51,7 +51,7 @@ class WhatIf:
     brokers: DataFrame
 
 
-def whatif(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
+def play_through(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
     """What each of these failures does to the partitions of a snapshot."""
     spark = snapshot.partitions.sparkSession
     wanted = snapshot.partitions.select(

@@ -11,7 +11,7 @@ from klamm.pipeline import arrow
 from klamm.pipeline.arrow import partitions_from_arrow, rows_to_arrow
 from klamm.pipeline.snapshot import Snapshot, read_snapshot, write_snapshot
 from klamm.pipeline.whatif import SUMS, broker_failures, scenario_sums, sum_terms
-from klamm.pipeline.whatif_frames import whatif
+from klamm.pipeline.whatif_frames import play_through
 from klamm.pipeline.whatif_report import render_report
 
 PARTITIONS = 3000
@@ -53,7 +53,7 @@ def make_snapshot(partitions: int = PARTITIONS) -> Snapshot:
 def answer(spark, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("snapshot"))
     write_snapshot(spark, make_snapshot(), path)
-    return whatif(read_snapshot(spark, path), broker_failures(RACKS, 2))
+    return play_through(read_snapshot(spark, path), broker_failures(RACKS, 2))
 
 
 def test_the_tables_have_the_columns_of_the_contract(answer):
@@ -62,8 +62,7 @@ def test_the_tables_have_the_columns_of_the_contract(answer):
         "below_min_isr:bigint,leaders_moved:bigint"
     )
     assert answer.partitions.schema.simpleString().startswith(
-        "struct<scenario:string,topic:string,partition:int,outcome:string,leader:int,"
-        "isr:array<int>"
+        "struct<scenario:string,topic:string,partition:int,outcome:string,leader:int,isr:array<int>"
     )
     assert answer.brokers.schema.simpleString() == (
         "struct<scenario:string,broker:int,leaders:bigint>"

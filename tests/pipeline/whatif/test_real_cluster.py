@@ -1,0 +1,64 @@
+"""A prediction about a real cluster, and what then happens to it."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from klamm.local.cluster import Cluster
+from klamm.pipeline.arrow import partitions_from_arrow
+from klamm.pipeline.snapshot import Snapshot
+from klamm.pipeline.snapshot_admin import snapshot_from_brokers
+from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
+from klamm.pipeline.whatif import judge
+
+TOPICS = {
+    "safe": {"min.insync.replicas": "2"},
+    "eager": {"unclean.leader.election.enable": "true"},
+}
+Name = tuple[str, int]
+
+
+def leaders(snapshot: Snapshot) -> dict[Name, int]:
+    table = snapshot.partitions.select(["topic", "partition", "leader"]).to_pydict()
+    return dict(
+        zip(zip(table["topic"], table["partition"], strict=True), table["leader"], strict=True)
+    )
+
+
+def predicted(snapshot: Snapshot, failed: int) -> dict[Name, int]:
+    partitions = partitions_from_arrow(snapshot.partitions)
+    alive = [broker for broker in snapshot.brokers["id"].to_pylist() if broker != failed]
+    judged = judge(partitions, np.isin(partitions.replicas, alive))
+    return dict(zip(leaders(snapshot), judged.leader.tolist(), strict=True))
+
+
+def settled(read: Callable[[], Snapshot], expected: Mapping[Name, int]) -> dict[Name, int]:
+    """What there is when it is as expected, or at the deadline."""
+    deadline = time.monotonic() + 60
+    while (found := leaders(read())) != expected and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+def test_leaders_go_where_the_snapshot_says_they_will():
+    with Cluster(brokers=4, racks=["a", "b"]) as cluster:
+        for topic, config in TOPICS.items():
+            cluster.create_topic(topic, partitions=12, replication_factor=2, config=config)
+        cluster.create_topic("alone", partitions=4, replication_factor=1)
+        snapshot = snapshot_from_zookeeper(cluster.zookeeper)
+        through_brokers = snapshot_from_brokers(cluster.bootstrap_servers)
+        columns = ["topic", "partition", "replicas", "leader", "min_isr", "unclean"]
+        assert through_brokers.partitions.select(columns) == snapshot.partitions.select(columns)
+        assert through_brokers.brokers == snapshot.brokers
+        assert snapshot.partitions["bytes"].null_count == 0
+        victim = 2
+        expected = predicted(snapshot, victim)
+        assert expected != leaders(snapshot)
+        assert -1 in expected.values(), "the partitions without a second replica lose their leader"
+        cluster.kill(victim)
+        read = lambda: snapshot_from_zookeeper(cluster.zookeeper, with_sizes=False)  # noqa: E731
+        assert settled(read, expected) == expected
