@@ -30,6 +30,7 @@ from klamm.local.broker_process import BrokerProcess, State
 from klamm.local.ports import HOST, free_ports, is_free
 from klamm.local.proxy import Proxy
 from klamm.local.zookeeper_view import PartitionView, ZooKeeperView
+from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import split_connect_string
 
@@ -176,6 +177,9 @@ class Cluster:
         self._admin = Admin(self.bootstrap_servers, client_id="klamm-cluster")
         stack.callback(self._admin.close)
         self._wait_usable(list(self._brokers.values()), timeout_s)
+        # Looking for a coordinator has the topic of offsets created. That takes as many brokers as
+        # it is to have replicas, which there may not be once somebody has begun to kill them.
+        self._admin.ask_any(ApiKey.FIND_COORDINATOR, {"key": "klamm", "key_type": 0})
 
     def _take_data_dir(self, stack: contextlib.ExitStack) -> Path:
         if self._given_data_dir is None:
