@@ -1,18 +1,20 @@
 """Rows 1 and 32: what a connection is told first, and what happens to those that misbehave."""
 
 import random
+import select
 import socket
 import struct
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.frames import encode_request
+from klamm.protocol.frames import decode_response, encode_request
 from klamm.protocol.headers import RequestHeader
 from tests.broker.cluster import RealCluster, wait_until
 from tests.broker.raw import Raw, batch, fetch_values, produce_values
@@ -243,11 +245,16 @@ def test_idle_connections_are_closed(start_cluster: Callable[..., RealCluster]) 
         wait_until(lambda: busy.metadata().controller_id == 1, "the broker answers")
 
 
-@pytest.mark.rule("CTRL-2", "CTRL-3", "CTRL-5", "LISR-4", "API-12", "STOP-1", "STOP-5")
-def test_stale_controllers_and_strange_orders_are_refused(cluster: RealCluster, raw: Raw) -> None:
+@pytest.mark.rule(
+    "CTRL-2", "CTRL-3", "CTRL-5", "LISR-3", "LISR-4", "LISR-6", "LISR-10", "LISR-14", "API-12"
+)
+@pytest.mark.rule("STOP-1", "STOP-2", "STOP-5", "FENCE-13")
+def test_orders_are_carried_out_unless_they_are_stale_or_strange(
+    cluster: RealCluster, raw: Raw
+) -> None:
     epoch = cluster.znode("/controller_epoch")
 
-    def order(controller_epoch: int, broker_epoch: int, replicas: list[int]) -> object:
+    def order(controller_epoch: int, broker_epoch: int, replicas: list[int]) -> Any:
         return raw.ask(
             ApiKey.LEADER_AND_ISR,
             controller_id=1,
@@ -270,7 +277,7 @@ def test_stale_controllers_and_strange_orders_are_refused(cluster: RealCluster, 
                             "adding_replicas": [],
                             "removing_replicas": [],
                             "is_new": True,
-                            "leader_recovery_state": 0,
+                            "leader_recovery_state": 1,
                         }
                     ],
                 }
@@ -278,26 +285,101 @@ def test_stale_controllers_and_strange_orders_are_refused(cluster: RealCluster, 
             live_leaders=[],
         )
 
-    stale = order(epoch - 1, -1, [1])
-    assert stale.error_code == ErrorCode.STALE_CONTROLLER_EPOCH  # type: ignore[attr-defined]
-    (of_partition,) = stale.topics[0].partition_errors  # type: ignore[attr-defined]
-    assert of_partition.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
-    assert order(epoch, 1, [1]).error_code == ErrorCode.STALE_BROKER_EPOCH  # type: ignore[attr-defined]
-    elsewhere = order(epoch, -1, [2])
-    (of_partition,) = elsewhere.topics[0].partition_errors  # type: ignore[attr-defined]
-    assert of_partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    stopped = raw.ask(
-        ApiKey.STOP_REPLICA,
-        controller_id=1,
-        controller_epoch=epoch,
-        broker_epoch=-1,
-        topic_states=[
+    def of_partition(answer: Any) -> tuple[int, int]:
+        (topic,) = answer.topics
+        assert topic.topic_id == uuid.UUID(int=5)
+        (entry,) = topic.partition_errors
+        return int(answer.error_code), int(entry.error_code)
+
+    stale = ErrorCode.STALE_CONTROLLER_EPOCH
+    assert of_partition(order(epoch - 1, -1, [1])) == (stale, stale)
+    assert order(epoch, 1, [1]).error_code == ErrorCode.STALE_BROKER_EPOCH
+    elsewhere = of_partition(order(epoch, -1, [2]))
+    assert elsewhere == (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert raw.list_offset("ghost", -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert of_partition(order(epoch, -1, [1])) == (ErrorCode.NONE, ErrorCode.NONE)
+    # Led at once, though marked as recovering; the same order again is old.
+    assert raw.list_offset("ghost", -1).offset == 0
+    assert of_partition(order(epoch, -1, [1])) == (ErrorCode.NONE, stale)
+
+    def stop(leader_epoch: int) -> tuple[int, int]:
+        answer = raw.ask(
+            ApiKey.STOP_REPLICA,
+            controller_id=1,
+            controller_epoch=epoch,
+            broker_epoch=-1,
+            topic_states=[
+                {
+                    "topic_name": "ghost",
+                    "partition_states": [
+                        {
+                            "partition_index": 0,
+                            "leader_epoch": leader_epoch,
+                            "delete_partition": True,
+                        }
+                    ],
+                }
+            ],
+        )
+        (entry,) = answer.partition_errors
+        return int(answer.error_code), int(entry.error_code)
+
+    replica = cluster[1].log_dir / "ghost-0"
+    assert replica.exists()
+    assert stop(-2) == (ErrorCode.NONE, ErrorCode.NONE)
+    assert not replica.exists(), "it is renamed before the answer"
+    assert stop(-2) == (ErrorCode.NONE, ErrorCode.NONE), "what is not here is stopped already"
+
+
+@pytest.mark.rule("FRM-12", "CTRL-4", "UMD-1", "UMD-2", "UMD-5")
+def test_much_metadata_keeps_nobody_waiting(start_cluster: Callable[..., RealCluster]) -> None:
+    cluster = start_cluster(brokers=1)
+    epoch = cluster.znode("/controller_epoch")
+    values = {
+        "controller_id": 1,
+        "controller_epoch": epoch,
+        "broker_epoch": -1,
+        "live_brokers": [
             {
-                "topic_name": "ghost",
-                "partition_states": [
-                    {"partition_index": 0, "leader_epoch": -2, "delete_partition": True}
+                "id": 1,
+                "endpoints": [
+                    {
+                        "port": cluster[1].port,
+                        "host": "127.0.0.1",
+                        "listener": "PLAINTEXT",
+                        "security_protocol": 0,
+                    }
                 ],
+                "rack": None,
             }
         ],
-    )
-    assert (stopped.error_code, stopped.partition_errors[0].error_code) == (0, 0)
+        "topic_states": [
+            {
+                "topic_name": f"topic-{number}",
+                "topic_id": uuid.UUID(int=number + 1),
+                "partition_states": [
+                    {
+                        "partition_index": index,
+                        "controller_epoch": epoch,
+                        "leader": 1,
+                        "leader_epoch": 0,
+                        "isr": [1, 2],
+                        "zk_version": 0,
+                        "replicas": [1, 2],
+                        "offline_replicas": [],
+                    }
+                    for index in range(100)
+                ],
+            }
+            for number in range(500)
+        ],
+    }
+    with Raw(cluster[1].port) as control, Raw(cluster[1].port) as client:
+        header = control.send(ApiKey.UPDATE_METADATA, **values)
+        answered = 0
+        while not select.select([control.socket], [], [], 0)[0]:
+            client.ask(ApiKey.API_VERSIONS, 0)
+            answered += 1
+        assert decode_response(header, control.receive()).error_code == ErrorCode.NONE
+        assert answered > 5, "others are served while the metadata is taken in"
+        assert len(client.metadata("topic-499").topics[0].partitions) == 100

@@ -59,7 +59,7 @@ def new_partition(*, log=None, alive=(1, 2, 3)):
 
 
 class TestOrders:
-    @pytest.mark.rule("LISR-2")
+    @pytest.mark.rule("LISR-2", "FENCE-12")
     def test_a_topic_id_that_differs_from_the_log_is_refused_before_anything_else(self):
         partition = new_partition(log=MemoryLog(ID))
         order = Order(1, 0, (1,), 0, (1,))
@@ -71,24 +71,24 @@ class TestOrders:
         partition = new_partition(log=MemoryLog(stored))
         assert partition.decide(Order(1, 0, (1,), 0, (1,)), sent) == (E.NONE, Step.LEAD)
 
-    @pytest.mark.rule("LISR-3", "CTRL-6")
+    @pytest.mark.rule("LISR-3", "CTRL-6", "FENCE-12")
     def test_the_first_order_makes_a_leader_or_a_follower(self):
         assert new_partition().decide(Order(1, 0, (1,), 0, (1, 2)), ID).step is Step.LEAD
         assert new_partition().decide(Order(2, 0, (2,), 0, (1, 2)), ID).step is Step.FOLLOW
 
-    @pytest.mark.rule("LISR-4")
+    @pytest.mark.rule("LISR-4", "FENCE-12")
     def test_an_order_for_others_is_refused(self):
         decision = new_partition().decide(Order(2, 0, (2,), 0, (2, 3)), ID)
         assert decision == (E.UNKNOWN_TOPIC_OR_PARTITION, Step.NOTHING)
 
-    @pytest.mark.rule("LISR-5", "LISR-6")
+    @pytest.mark.rule("LISR-5", "LISR-6", "FENCE-12")
     @pytest.mark.parametrize("epoch", [4, 5])
     def test_an_order_that_does_not_raise_the_leader_epoch_is_stale(self, epoch):
         partition = Leader(epoch=5).partition
         decision = partition.decide(Order(1, epoch, (1,), 11, (1, 2, 3)), ID)
         assert decision == (E.STALE_CONTROLLER_EPOCH, Step.NOTHING)
 
-    @pytest.mark.rule("LISR-6")
+    @pytest.mark.rule("LISR-6", "FENCE-12")
     def test_an_equal_epoch_may_give_an_id_to_a_log_without_one(self):
         leader = Leader()
         leader.log.topic_id = None
@@ -128,7 +128,7 @@ class TestOrders:
         assert (partition.role, partition.leader, partition.leader_epoch) == (Role.FOLLOWER, 2, 6)
         assert (partition.isr, partition.followers, partition.epoch_start_offset) == ((), {}, None)
 
-    @pytest.mark.rule("STOP-1", "STOP-5")
+    @pytest.mark.rule("STOP-1", "STOP-5", "FENCE-13")
     @pytest.mark.parametrize(
         ("epoch", "error"),
         [

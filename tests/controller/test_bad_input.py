@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
@@ -362,6 +363,7 @@ def test_an_unreadable_role_epoch_or_feature_is_named_and_left_alone(new_lab: Ca
         ({"ssl.keystore.location": "/keys"}, "ssl.keystore.location"),
         ({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"}, "authorizer"),
         ({"listeners": "SASL_SSL://127.0.0.1:0"}, "SASL_SSL"),
+        ({"zookeeper.set.acl": "true"}, "zookeeper.set.acl"),
         ({"num.partitions": "many"}, "num.partitions"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -376,6 +378,25 @@ def test_a_file_that_cannot_be_right_is_refused_in_one_sentence(
     assert sentence in said
     assert said.count("\n") == 1
     assert not shared.zk.exists("/brokers/ids/60")
+
+
+@pytest.mark.rule("ZK-22")
+def test_znodes_are_open_and_others_are_not_promised(shared: Lab, tmp_path: Path):
+    shared.create_topic("open", {0: [1]})
+    for path in (
+        "/controller",
+        "/controller_epoch",
+        "/brokers/ids/100",
+        "/config/users",
+        "/brokers/topics/open/partitions/0/state",
+    ):
+        acls, _ = shared.zk.get_acls(path)
+        assert acls == OPEN_ACL_UNSAFE
+    # klamm does not log in to ZooKeeper, so it cannot have nodes of its own there.
+    refused = Node(tmp_path, shared.address, 60, zookeeper_set_acl="true")
+    code, said = refused.run_to_its_end()
+    assert code == 1
+    assert "zookeeper.set.acl" in said
 
 
 def test_a_port_that_is_taken_is_named(shared: Lab, tmp_path: Path):

@@ -67,7 +67,7 @@ def test_a_silent_broker_holds_up_nobody_but_itself(lab: Lab):
     ]
 
 
-@pytest.mark.rule("CHAN-3", "CHAN-8", "CONF-1")
+@pytest.mark.rule("CHAN-3", "CHAN-8")
 def test_a_request_is_sent_again_until_it_is_answered(lab: Lab):
     broker = lab.brokers[1]
     broker.script.withheld = {ApiKey.LEADER_AND_ISR}

@@ -58,7 +58,7 @@ def held_by(broker: int, kraft_epoch: int = -1) -> bytes:
     return json.dumps(value).encode()
 
 
-@pytest.mark.rule("ELEC-1", "ELEC-2", "ELEC-14", "ZK-6", "ZK-26")
+@pytest.mark.rule("ELEC-1", "ELEC-2", "ELEC-14", "ZK-6")
 @pytest.mark.rule("ELEC-3", "ELEC-4", "ELEC-5", "ELEC-10", "ZK-5", "ZK-7")
 @pytest.mark.rule("VER-8", "VER-20", "VER-45")
 def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction(
@@ -67,11 +67,12 @@ def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction
     lab = new_lab()
     lab.zk.create("/controller", b"not json")
     lab.add_brokers(1)
-    lab.add_node(100)
-    lab.wait_registered(100)
+    node = lab.add_node(100)
+    wait_until(lambda: "nobody can be elected until it is removed" in node.log)
     lab.zk.set("/controller", held_by(3000, kraft_epoch=5))
+    wait_until(lambda: "controller is 3000" in node.log)
     assert lab.controller_id() == 3000
-    assert not lab.zk.exists("/controller_epoch")
+    assert lab.zk.get("/controller_epoch")[0] == b"0"
     lab.zk.delete("/controller")
     lab.wait_controller(100)
     value = lab.json("/controller")
@@ -83,7 +84,7 @@ def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction
     assert lab.zk.exists("/controller").ephemeralOwner != 0
 
 
-@pytest.mark.rule("ELEC-2", "FENCE-10")
+@pytest.mark.rule("ELEC-2")
 def test_a_second_node_does_not_compete(lab: Lab):
     holder, rival = holder_and_rival(lab)
     before = epoch(lab)
@@ -136,7 +137,7 @@ def test_a_controller_whose_node_names_another_resigns(lab: Lab):
     lab.wait_state("orphan", 0, lambda s: s["leader"] == 2)
 
 
-@pytest.mark.rule("ELEC-9", "FAILOVER-24", "BRK-5")
+@pytest.mark.rule("FAILOVER-24", "BRK-5")
 def test_another_node_takes_over_when_the_controller_is_killed(lab: Lab):
     holder, rival = holder_and_rival(lab)
     lab.create_topic("inherited", {0: [1, 2]})
@@ -149,7 +150,7 @@ def test_another_node_takes_over_when_the_controller_is_killed(lab: Lab):
     assert state["controller_epoch"] == before + 1
 
 
-@pytest.mark.rule("ELEC-15", "ELEC-16", "ELEC-17", "LIFE-9", "FENCE-4", "VER-9")
+@pytest.mark.rule("ELEC-15", "ELEC-16", "ELEC-17", "LIFE-9")
 def test_a_controller_that_slept_through_its_session_comes_back_as_a_candidate(lab: Lab):
     holder, rival = holder_and_rival(lab)
     lab.create_topic("slept", {0: [1, 2]})

@@ -363,7 +363,7 @@ def test_topics_are_deleted_by_name_or_by_id_and_not_by_both(shared: Lab, node: 
     assert deleted((None, topic_id), ("by-name", None)) == [E.NONE, E.NONE]
 
 
-@pytest.mark.rule("ADM-24", "DEL-3", "FAILOVER-14")
+@pytest.mark.rule("ADM-24", "DEL-3")
 def test_where_deletion_is_disabled_nothing_is_deleted(lab: Lab):
     node = lab.start(brokers=1, delete_topic_enable="false")
     lab.create_topic("t", {0: [1]})

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from klamm.controller import channels, metrics
 from klamm.controller.election import NOBODY, Won, elect
+from klamm.core.context import FIRST_REBALANCE_DELAY_S
 from klamm.core.events import ListReassignments
 from klamm.errors import KlammError
 from klamm.zookeeper import znodes
@@ -187,5 +189,28 @@ def test_what_is_not_the_controllers_own_is_written_without_its_licence(tmp_path
         # The notification was not deleted: that needed the licence.
         assert await children(znodes.LOG_DIR_EVENTS)
         node.store.children = children  # type: ignore[method-assign]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.rule("CONF-1")
+def test_what_cannot_be_configured_is_as_kafka_has_it(tmp_path: Path):
+    assert channels.RETRY_PAUSE_S == 0.1
+    assert FIRST_REBALANCE_DELAY_S == 5.0
+    assert metrics.QUIET_S == 300
+    assert znodes.PRODUCER_ID_BLOCK_SIZE == 1000
+
+    async def scenario(node: Node) -> None:
+        seen = []
+        create = node.store.create
+
+        async def watched(path: str, data: bytes | None = None, **how: Any) -> Any:
+            seen.append((path, data))
+            return await create(path, data, **how)
+
+        node.store.create = watched  # type: ignore[method-assign]
+        await node.controller.run_for_office()
+        await node.until(lambda: node.controller.context is not None)
+        assert (znodes.CONTROLLER_EPOCH, b"0") in seen
 
     run(tmp_path, scenario)

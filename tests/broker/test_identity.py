@@ -1,0 +1,34 @@
+"""Which of a controller's requests a broker takes (FENCE-10, FENCE-11)."""
+
+import pytest
+
+from klamm.broker.identity import Identity
+from klamm.protocol.codes import ErrorCode as E
+
+
+def identity() -> Identity:
+    return Identity(1, "cluster", broker_epoch=50, controller_epoch=7)
+
+
+@pytest.mark.rule("FENCE-10", "CTRL-3")
+@pytest.mark.parametrize(
+    ("epoch", "answer", "remembered"),
+    [(6, E.STALE_CONTROLLER_EPOCH, 7), (7, E.NONE, 7), (8, E.NONE, 8)],
+)
+def test_an_older_controller_is_refused_and_a_newer_one_remembered(
+    epoch: int, answer: E, remembered: int
+):
+    broker = identity()
+    assert broker.admit_controller(epoch, 50) == answer
+    assert broker.controller_epoch == remembered
+
+
+@pytest.mark.rule("FENCE-11", "CTRL-2")
+@pytest.mark.parametrize(
+    ("epoch", "answer"), [(49, E.STALE_BROKER_EPOCH), (-1, E.NONE), (50, E.NONE), (51, E.NONE)]
+)
+def test_a_request_for_an_earlier_incarnation_is_refused(epoch: int, answer: E):
+    broker = identity()
+    assert broker.admit_controller(8, epoch) == answer
+    # Refused altogether: the controller's epoch is not remembered either.
+    assert broker.controller_epoch == (7 if answer else 8)
