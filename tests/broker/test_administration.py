@@ -256,6 +256,42 @@ def test_alter_configs_replaces_everything(cluster: RealCluster, topic: str) -> 
     assert cluster.znode(f"/config/topics/{topic}")["config"] == {"retention.ms": "2000000"}
 
 
+@pytest.mark.rule("BADM-7", "BADM-8", "REPL-1", "BISR-5")
+def test_replicas_move_and_leaders_are_elected(cluster: RealCluster, topic: str) -> None:
+    cluster.create(topic, assignment=[[1, 2]])
+    cluster.produce(topic, [b"x" * 1000] * 100)
+    with Raw(cluster[cluster.controller()].port) as raw:
+
+        def elect() -> int:
+            answer = raw.ask(
+                ApiKey.ELECT_LEADERS,
+                election_type=0,
+                topic_partitions=[{"topic": topic, "partitions": [0]}],
+                timeout=5000,
+            )
+            (of_topic,) = answer.replica_election_results
+            return int(of_topic.partition_result[0].error_code)
+
+        assert elect() == ErrorCode.ELECTION_NOT_NEEDED
+        moved = raw.ask(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            timeout=5000,
+            topics=[{"name": topic, "partitions": [{"partition_index": 0, "replicas": [3, 1]}]}],
+        )
+        assert moved.responses[0].partitions[0].error_code == ErrorCode.NONE
+        wait_until(
+            lambda: cluster.znode(f"/brokers/topics/{topic}")["partitions"]["0"] == [3, 1],
+            "the replica has moved",
+        )
+        cluster.wait_isr(topic, {1, 3})
+        wait_until(lambda: not (cluster[2].log_dir / f"{topic}-0").exists(), "the old one is gone")
+        assert cluster.leader(topic) == 1, "the leader stays as long as it may"
+        assert elect() == ErrorCode.NONE
+        assert cluster.leader(topic) == 3
+    with Raw(cluster[3].port) as raw:
+        wait_until(lambda: raw.list_offset(topic, -1).offset == 100, "all of it has moved")
+
+
 @pytest.mark.rule("BADM-10")
 def test_log_directories_are_described(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic)

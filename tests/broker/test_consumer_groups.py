@@ -284,6 +284,34 @@ def _wait_committed(cluster: RealCluster, topic: str, offset: int) -> None:
     wait_until(lambda: committed() == offset, "the offset is committed")
 
 
+@pytest.mark.rule("STOP-4", "GRP-2", "UMD-3")
+def test_groups_go_with_the_topic_that_holds_them(
+    start_cluster: Callable[..., RealCluster], topic: str
+) -> None:
+    cluster = start_cluster(brokers=1)
+    cluster.create(topic, factor=1)
+    cluster.produce(topic, [b"x"])
+    CLIENTS[0].read_group(cluster.bootstrap, topic, topic, 1)
+    offsets = "__consumer_offsets"
+    cluster.admin.delete_topics([offsets])[offsets].result(PATIENCE_S)
+    with Raw(cluster[1].port) as raw:
+
+        def heartbeat() -> int:
+            answer = raw.ask(
+                ApiKey.HEARTBEAT,
+                group_id=topic,
+                generation_id=1,
+                member_id="x",
+                group_instance_id=None,
+            )
+            return int(answer.error_code)
+
+        wait_until(lambda: heartbeat() == ErrorCode.NOT_COORDINATOR, "the group is unloaded")
+    wait_until(lambda: cluster.znode(f"/brokers/topics/{offsets}") is None, "the topic is gone")
+    # It comes again with the next who looks for a coordinator, without any memory.
+    assert len(CLIENTS[0].read_group(cluster.bootstrap, topic, topic, 1)) == 1
+
+
 @pytest.mark.rule("GRP-4", "GRP-3")
 def test_other_brokers_are_no_coordinators(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic)

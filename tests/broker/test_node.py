@@ -25,7 +25,8 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in samples}
 
 
-@pytest.mark.rule("BMET-1", "BMET-2", "BMET-3", "BMET-7", "BMET-8", "BMET-10", "BMET-11", "BMET-12")
+@pytest.mark.rule("BMET-1", "BMET-2", "BMET-3", "BMET-5", "BMET-6", "BMET-7", "BMET-8", "BMET-9")
+@pytest.mark.rule("BMET-10", "BMET-11", "BMET-12", "LIFE-12")
 def test_a_broker_counts_what_it_does(start_cluster: Start, topic: str) -> None:
     port = free_port()
     cluster = start_cluster(brokers=1, settings={"klamm.metrics.port": str(port)})
@@ -41,6 +42,9 @@ def test_a_broker_counts_what_it_does(start_cluster: Start, topic: str) -> None:
     labels = f'{{topic="{topic}",partition="0"}}'
     assert found[f"kafka_log_Log_LogEndOffset{labels}"] == 10
     assert found[f"kafka_cluster_Partition_InSyncReplicasCount{labels}"] == 1
+    assert found["kafka_server_ReplicaFetcherManager_MaxLag"] == 0
+    waiting = 'kafka_server_DelayedOperationPurgatory_PurgatorySize{delayedOperation="Produce"}'
+    assert found[waiting] == 0
     # The candidate's are on the same page.
     assert found["kafka_controller_KafkaController_ActiveControllerCount"] == 1
     with pytest.raises(urllib.error.HTTPError, match="404"):

@@ -151,7 +151,7 @@ def test_a_paused_leader_is_fenced_when_it_wakes(breakable: RealCluster, topic: 
     assert_nothing_lost(running, read_all(cluster, topic))
 
 
-@pytest.mark.rule("REC-2", "REC-3", "REC-4", "REC-5", "LOG-23")
+@pytest.mark.rule("REC-2", "REC-3", "REC-4", "REC-5", "LOG-23", "LIFE-1", "LIFE-4", "DUR-3")
 def test_all_brokers_killed_at_once_come_back_with_everything(
     breakable: RealCluster, topic: str
 ) -> None:

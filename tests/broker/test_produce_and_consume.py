@@ -222,7 +222,7 @@ def test_limits_of_a_fetch(led: Raw, topic: str) -> None:
     assert (beyond.error_code, beyond.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
 
 
-@pytest.mark.rule("EPOCH-1", "TRUNC-6", "FETCH-12", "FETCH-10", "REPL-11")
+@pytest.mark.rule("EPOCH-1", "TRUNC-6", "FETCH-9", "FETCH-12", "FETCH-10", "REPL-11")
 def test_epochs_and_ids_are_checked(cluster: RealCluster, led: Raw, topic: str) -> None:
     topic_id = led.topic_id(topic)
     led.produce(topic, batch(b"x"))
@@ -242,6 +242,10 @@ def test_epochs_and_ids_are_checked(cluster: RealCluster, led: Raw, topic: str) 
             lambda: raw.fetch(None, 0, version=11, topic=topic).topics[0].partitions[0].records,
             "a follower serves what is committed",
         )
+    debugger = led.fetch(None, 0, version=12, topic=topic, replica_id=-2)
+    assert debugger.topics[0].partitions[0].records, "anybody else is a consumer"
+    stranger = led.fetch(None, 0, version=12, topic=topic, replica_id=9, epoch=0)
+    assert stranger.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
     ends = led.ask(
         ApiKey.OFFSET_FOR_LEADER_EPOCH,
         replica_id=-1,
