@@ -21,10 +21,14 @@ from klamm.pipeline.report_facts import BUCKETS, Facts
 
 _WIDTH_INCHES: Final = 7.2
 _ROW_INCHES: Final = 0.24
+#: What is left free on either side of a logarithmic scale, as a factor.
+_MARGIN: Final = 4
 #: Colours that people with any kind of colour vision tell apart (Okabe and Ito).
 _BLUE, _ORANGE, _GREEN, _RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 _PURPLE, _SKY, _GREY, _INK = "#cc79a7", "#56b4e9", "#9aa5b1", "#1f2933"
 _LINES: Final = (_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _GREY, _INK)
+#: For controllers; green is the brokers'.
+_TERMS: Final = (_BLUE, _PURPLE, _ORANGE, _SKY, _INK)
 _KINDS: Final = {
     "clean": _BLUE,
     "preferred": _GREEN,
@@ -58,7 +62,7 @@ def timeline_picture(facts: Facts) -> str:
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(rows=len(brokers) + 1)
         for term in facts.terms:
-            color = _LINES[term["controller"] % len(_LINES)]
+            color = _TERMS[term["controller"] % len(_TERMS)]
             _bar(axes, facts, 0, term["from"], term["until"], color)
             middle = (
                 term["from"] + (min(term["until"] or facts.until, facts.until) - term["from"]) / 2
@@ -116,6 +120,8 @@ def failovers_picture(facts: Facts) -> str:
         for start, end, count in facts.failovers:
             axes.bar(start, count, width=end - start, align="edge", color=_BLUE, ec="white")
         axes.set_xscale("log")
+        # Some room, so that a single bar shows where it is.
+        axes.set_xlim(facts.failovers[0][0] / _MARGIN, facts.failovers[-1][1] * _MARGIN)
         axes.xaxis.set_major_formatter(lambda value, _: duration(value))
         axes.minorticks_off()
         axes.grid(axis="y")
