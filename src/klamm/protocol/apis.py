@@ -128,7 +128,10 @@ _TABLE: Final = (
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )
 
-#: By key, in ascending order: what ApiVersions answers with.
+#: Answered when asked for, but not offered: features belong to what klamm does not have yet.
+UNADVERTISED: Final = frozenset({ApiKey.UPDATE_FEATURES})
+
+#: By key, in ascending order; ApiVersions answers with these, but for the unadvertised.
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _TABLE})
 
 

@@ -12,7 +12,7 @@ from klamm.broker.metadata import ClusterSnapshot, MetadataCache, TopicMetadata
 from klamm.broker.metadata_answer import Operations, encode_all_topics
 from klamm.broker.metadata_records import PartitionMetadata
 from klamm.broker.topic_names import is_internal, is_legal
-from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -74,7 +74,9 @@ class ClusterHandlers:
                 return {"error_code": ErrorCode.INVALID_REQUEST, "api_keys": []}
         return {
             "error_code": ErrorCode.NONE,
-            "api_keys": [_version_range(key) for key in self._served()],
+            "api_keys": [
+                _version_range(key) for key in self._served() if key not in UNADVERTISED
+            ],
         }
 
     # Metadata
