@@ -1,11 +1,14 @@
 """Settings that change while the controller works, and nodes that only compete for the role."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from klamm.controller.story import run
+from klamm.errors import KlammError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from tests.controller.lab import Lab, Node, topic_znode, wait_until
@@ -151,3 +154,27 @@ def test_a_node_without_data_tells_clients_where_the_others_are(shared: Lab, nod
     configs = node.ask(ApiKey.DESCRIBE_CONFIGS, 1, resources=wanted, include_synonyms=False)
     values = {entry.name: entry.value for entry in configs.results[0].configs}
     assert values["broker.id"] == "100"
+
+
+def test_a_node_without_data_keeps_a_history_that_can_be_told(shared: Lab, node: Node):
+    shared.add_brokers(8)
+    shared.create_topic("told", {0: [8, 1]})
+    shared.brokers.pop(8).close()
+    shared.wait_state("told", 0, lambda s: s["leader"] == 1)
+    spool = node.directory / "logs-history"
+    assert not (node.directory / "logs").exists()
+
+    def told() -> str:
+        lines: list[str] = []
+        with contextlib.suppress(KlammError):
+            run("told-0", spools=[spool], write=lines.append)
+        return "\n".join(lines)
+
+    wait_until(lambda: "broker 8 disappeared" in told())
+    office, created, moved = told().splitlines()
+    assert office.endswith("epoch 1 #1: broker 100 became controller.")
+    assert created.endswith("told-0 was created with leader 8, leader epoch 0, ISR 8,1.")
+    assert "topics appeared or vanished in ZooKeeper" in created
+    assert moved.endswith(
+        "broker 8 disappeared; told-0 got leader 1 (was 8), leader epoch 1, ISR 1."
+    )
