@@ -263,9 +263,9 @@ def balance_leaders(rows: I32, fixed: Mask, brokers: int, target: Target) -> I32
             break
         if excess.any():
             sources = excess > 0
-            goals = load + 1 <= np.maximum(target.share, target.lower)
+            goals = (load + 1 <= target.upper) & (load < target.share)
         else:
-            sources = load - 1 >= np.minimum(target.share, target.upper)
+            sources = (load - 1 >= target.lower) & (load > target.share)
             goals = deficit > 0
         edges = _edges(rows, fixed, brokers)
         chain = _shortest(edges, sources, goals & ~sources)

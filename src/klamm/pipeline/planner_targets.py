@@ -17,6 +17,8 @@ F64 = NDArray[np.float64]
 
 #: How far from its share a broker may be: this part of it, or one replica, whichever is more.
 TOLERANCE: Final = 0.02
+#: More would not change a double any more.
+_HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +49,7 @@ def level(total: float, floor: F64, ceiling: F64) -> F64:
     """Share out `total` as evenly as floors and ceilings let it be."""
     low, high = float(floor.min(initial=0)), float(ceiling.max(initial=0, where=ceiling < np.inf))
     high = max(high, total) + 1
-    for _ in range(100):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if np.clip(middle, floor, ceiling).sum() < total:
             low = middle
@@ -83,7 +85,7 @@ def shares(rack: I32, factor: I64, weight: F64, capacity: F64) -> F64:
 def level_racks(total: float, size: I64, floor: F64, ceiling: F64) -> F64:
     """Share out `total` between racks so that their brokers get the same, as far as possible."""
     low, high = 0.0, total + 1
-    for _ in range(100):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if np.clip(middle * size, floor, ceiling).sum() < total:
             low = middle
@@ -100,7 +102,7 @@ def pour(amount: int, gap: F64, limit: F64) -> I64:
     amount = int(min(amount, np.floor(np.maximum(limit, 0)).sum()))
     limit = np.floor(np.maximum(limit, 0))
     low, high = float(gap.min()) - amount - 1, float(gap.max()) + 1
-    for _ in range(100):
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if np.clip(gap - middle, 0, limit).sum() > amount:
             low = middle

@@ -1,0 +1,56 @@
+"""The three commands, one after another, on a real cluster."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from klamm.cli.main import main
+from klamm.client import reassignments
+from klamm.local.cluster import Cluster
+from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
+
+
+@pytest.mark.spark_heavy
+@pytest.mark.real
+@pytest.mark.timeout(900)
+def test_from_a_cluster_to_a_plan_that_it_carries_out(spark, tmp_path: Path, capsys):
+    with Cluster(brokers=4) as cluster:
+        # Broker 4 has nothing yet.
+        cluster.create_topic("orders", assignment=[[1, 2], [2, 3], [3, 1], [1, 3], [2, 1], [3, 2]])
+        where = str(tmp_path / "snapshot")
+        assert run("snapshot", "-b", cluster.bootstrap_servers, "--out", where) == 0
+        assert pq.read_table(f"{where}/partitions").num_rows == 6
+
+        answer = str(tmp_path / "whatif")
+        assert run("whatif", "--snapshot", where, "--fail", "brokers:2", "--out", answer) == 0
+        scenarios = pq.read_table(f"{answer}/scenarios").to_pylist()
+        assert {row["scenario"]: row["leaderless"] for row in scenarios} == {
+            "brokers:1,2": 2,
+            "brokers:1,3": 2,
+            "brokers:2,3": 2,
+            "brokers:1,4": 0,
+            "brokers:2,4": 0,
+            "brokers:3,4": 0,
+        }
+        assert "2 partitions do not survive" in Path(answer, "report.html").read_text()
+
+        plan = tmp_path / "plan" / "plan.json"
+        capsys.readouterr()
+        assert run("plan", "--snapshot", where, "--out", str(plan), "--json") == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert summary["replicas_moved"] == summary["lower_bound_replicas"] == 2
+        assert summary["balance"]["after"]["replicas"]["min"] >= 2
+        assert run("reassign", "execute", str(plan), "-b", cluster.bootstrap_servers) == 0
+        wanted = reassignments.decode_plan(plan.read_bytes(), "plan")
+        after = snapshot_from_zookeeper(cluster.zookeeper, with_sizes=False).partitions.to_pylist()
+        found = {(row["topic"], row["partition"]): set(row["replicas"]) for row in after}
+        assert all(set(replicas) <= found[name] for name, replicas in wanted.items())
+
+
+def run(*arguments: str) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
