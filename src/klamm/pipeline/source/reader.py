@@ -106,11 +106,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = latest = self._target or self._look(position.offsets)
         begins = self._begins(position, Topics(frozenset(latest.offsets), latest.topic_ids))
         count = sum(max(latest.offsets[each] - begins[each], 0) for each in latest.offsets)
-        # Losses have to be looked into by `partitions`, so they make a batch as well.
-        is_same = latest.offsets.keys() == position.offsets.keys() and all(
-            latest.offsets[each] == position.offsets[each] for each in latest.offsets
-        )
-        if (is_same and begins == dict(position.offsets)) or self._is_too_early(count, limit):
+        # Partitions that are gone, or not the same any more, make a batch too: it reports them.
+        is_news = not latest.offsets == begins == position.offsets
+        if not is_news or self._is_too_early(count, limit):
             return start
         end = _limited(begins, latest.offsets, limit)
         began_at = self._initial.offsets if position == self._initial else None
