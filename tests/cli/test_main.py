@@ -45,7 +45,10 @@ def test_help_lists_every_command():
 
 
 @pytest.mark.parametrize("path", commands(), ids=" ".join)
-def test_every_command_explains_itself_with_an_example_that_it_would_accept(path: tuple[str, ...]):
+def test_every_command_explains_itself_with_an_example_that_it_would_accept(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     result = run_here(*path, "--help").ok()
     example = re.findall(r"Example: (.*?)\s*$", result.out, re.MULTILINE)
     assert example, result.out

@@ -19,8 +19,7 @@ def test_the_story_of_a_partition_is_told_from_the_spools(
     name = f"{topic}-0"
 
     def tell(*options: str) -> str:
-        spools = [f"--spool={spool}" for spool in klamm_cluster.spools]
-        result = run_here("story", name, *spools, *options)
+        result = run_here("story", name, *options, "--spool", *map(str, klamm_cluster.spools))
         return result.out if result.code == 0 else ""
 
     wait_until(lambda: "was handed over" in tell(), "the story to come to its end")
@@ -30,9 +29,8 @@ def test_the_story_of_a_partition_is_told_from_the_spools(
     assert told.index(created) < told.index(handed)
     assert f"broker {leader} asked to shut down" in handed
     assert '"text"' in tell("--json")
-    run_here("story", "nothing-0", *(f"--spool={s}" for s in klamm_cluster.spools)).failed(
-        "says nothing about nothing-0"
-    )
+    each = [f"--spool={spool}" for spool in klamm_cluster.spools]
+    run_here("story", "nothing-0", *each).failed("says nothing about nothing-0")
     run_here("story", "orders").failed("expected is TOPIC-PARTITION")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import Annotated
 
@@ -61,6 +60,8 @@ def move(
     \b
     Example: klamm controller move 2 --zookeeper 127.0.0.1:2181
     """
+    import asyncio
+
     from klamm.local.controller_move import move_controller
 
     asyncio.run(move_controller(zookeeper or _zookeeper(bootstrap_server), id, attempts, say))

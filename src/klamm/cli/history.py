@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from klamm.cli.options import BootstrapServer
+from klamm.cli.options import HISTORY_TOPIC, BootstrapServer
 from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stderr, stdout, table
 from klamm.client.admin import DEFAULT_BOOTSTRAP
-from klamm.controller.story import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +34,7 @@ def history(
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
-    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = DEFAULT_TOPIC,
+    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
     ] = False,

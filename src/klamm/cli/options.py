@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+
+#: Where `klamm up` has the history, and where it is looked for.
+HISTORY_TOPIC: Final = "__klamm_history"
 
 
 def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:

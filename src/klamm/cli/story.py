@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer
+from klamm.cli.options import HISTORY_TOPIC, AsJson, BootstrapServer
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.controller.story import DEFAULT_TOPIC, run, split_name
 
 
 def story(
     name: Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)],
     spool: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="The history of one node; may be repeated."),
+        typer.Option(metavar="DIR...", help="The histories of single nodes, from their files."),
     ] = None,
-    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = DEFAULT_TOPIC,
+    more_spools: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
+    ] = None,
+    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -28,13 +30,18 @@ def story(
     Example: klamm story orders-0
     Example: klamm story orders-0 --spool data/broker-1/log-history
     """
+    from klamm.controller.story import run, split_name
+
     split_name(name)  # raises before anybody is asked
-    if not spool:
+    spools = [*(spool or ()), *(more_spools or ())]
+    if more_spools and not spool:
+        raise typer.BadParameter("directories come after --spool", param_hint="--spool")
+    if not spools:
         with Admin(bootstrap_server) as admin:
             admin.metadata([])  # raises in one sentence when nobody is there
     run(
         name,
-        spools=spool or (),
+        spools=spools,
         bootstrap_servers=bootstrap_server,
         history_topic=topic,
         as_json=as_json,

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from klamm.cli.options import settings
+from klamm.cli.options import HISTORY_TOPIC, settings
 from klamm.cli.render import say, stdout, table
-from klamm.local.cluster import Cluster
-from klamm.local.status import Status, changes, look
+
+if TYPE_CHECKING:
+    from klamm.local.cluster import Cluster
+    from klamm.local.status import Status
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_INTERVAL_S: Final = 0.5
@@ -33,7 +35,7 @@ _KILLED: Final = 130
 #: What differs from a cluster for tests, which lives shorter and is looked at by programs.
 _SETTINGS: Final = {
     "zookeeper.session.timeout.ms": "6000",
-    "klamm.history.topic": "__klamm_history",
+    "klamm.history.topic": HISTORY_TOPIC,
 }
 _BROKERS = {
     "broker": lambda b: b.id,
@@ -76,6 +78,8 @@ def up(
     Example: klamm up --brokers 3 --racks a,b,c
     Example: klamm up --data-dir data --override log.retention.hours=1
     """
+    from klamm.local.cluster import Cluster
+
     cluster = Cluster(
         brokers,
         racks=racks.split(",") if racks else None,
@@ -147,6 +151,8 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
 
 def _watch(cluster: Cluster, asked: threading.Event, *, live: bool) -> None:
     """Show what the cluster is like, or (not on a terminal) what happens to it, until asked."""
+    from klamm.local.status import changes, look
+
     status = look(cluster)
     events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
     with _shown(status, live) as show:
