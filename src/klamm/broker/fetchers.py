@@ -9,12 +9,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from klamm.broker.clock import Clock
 from klamm.broker.exchange import Exchange
 from klamm.broker.fetch_session_client import FetchPlan, Forgotten, Wanted
 from klamm.broker.identity import Identity
+from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.names import TopicPartition
 from klamm.broker.metadata import MetadataCache
@@ -43,6 +44,16 @@ OnEffects = Callable[[FetchEffects], None]
 LoopKey = tuple[int, int]
 
 
+class Means(NamedTuple):
+    """What all loops fetch with."""
+
+    config: BrokerConfig
+    identity: Identity
+    metadata: MetadataCache
+    clock: Clock
+    throttle: ReplicationThrottle
+
+
 class Fetchers:
     """All loops of a broker, started when they are needed and ended when they are not."""
 
@@ -56,27 +67,24 @@ class Fetchers:
         clock: Clock,
     ) -> None:
         self.throttle = ReplicationThrottle()
-        self._config = config
-        self._identity = identity
-        self._metadata = metadata
+        self._means = Means(config, identity, metadata, clock, self.throttle)
         self._truncate = truncate
         self._on_effects = on_effects
-        self._clock = clock
         self._loops: dict[LoopKey, _Loop] = {}
         self._loop_of: dict[TopicPartition, _Loop] = {}
         self._truncating: dict[TopicPartition, asyncio.Task[None]] = {}
 
     def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
         """Follow a partition; what it has too much is cut off first."""
-        key = leader, fetcher_index(name, self._config.num_replica_fetchers)
+        key = leader, fetcher_index(name, self._means.config.num_replica_fetchers)
         loop = self._loops.get(key)
         if loop is None:
-            loop = self._loops[key] = _Loop(self, leader)
+            loop = self._loops[key] = _Loop(leader, self._means, self._take, self._ended)
         self._loop_of[name] = loop
-        truncation = loop.fetcher.add(name, replica.topic_id, replica, leader_epoch)
         loop.logs[name] = replica
+        truncation = loop.fetcher.add(name, replica.topic_id, replica, leader_epoch)
         if truncation is not None:
-            self.start_truncating(loop, [truncation])
+            self._start_truncating(loop, [truncation])
         loop.wake()
 
     def remove(self, name: TopicPartition) -> None:
@@ -100,10 +108,17 @@ class Fetchers:
 
     def close(self) -> None:
         """End all loops."""
-        for loop in list(self._loops.values()):
+        for loop in self._loops.values():
             loop.close()
 
-    def start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
+    def _take(self, loop: "_Loop", effects: FetchEffects) -> None:
+        if effects.truncations:
+            self._start_truncating(loop, effects.truncations)
+        for name in effects.stopped:
+            log.warning("%s is fetched no more from broker %s", name, loop.leader)
+        self._on_effects(effects)
+
+    def _start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
         """Cut logs in another thread; their partitions are fetched again afterwards."""
         work = [(loop.logs[each.name], each) for each in truncations]
         task = asyncio.create_task(self._cut(loop, work))
@@ -113,35 +128,41 @@ class Fetchers:
     async def _cut(self, loop: "_Loop", work: list[tuple[Log, Truncation]]) -> None:
         try:
             await self._truncate(work)
-        except Exception:
-            log.exception("truncation failed")
+        except StorageError as error:
+            log.error("truncation failed: %s", error)
         finally:
             for _, truncation in work:
                 self._truncating.pop(truncation.name, None)
                 loop.fetcher.on_truncated(truncation)
             loop.wake()
 
-    def ended(self, loop: "_Loop") -> None:
-        """A loop has nothing left to fetch."""
+    def _ended(self, loop: "_Loop") -> None:
         self._loops = {key: each for key, each in self._loops.items() if each is not loop}
 
 
 class _Loop:
     """Fetches from one leader until there is nothing left to fetch."""
 
-    def __init__(self, owner: Fetchers, leader: int) -> None:
-        config = owner._config
+    def __init__(
+        self,
+        leader: int,
+        means: Means,
+        on_effects: Callable[["_Loop", FetchEffects], None],
+        on_end: Callable[["_Loop"], None],
+    ) -> None:
+        config = means.config
+        self.leader = leader
         self.fetcher = ReplicaFetcher(
-            backoff_ms=config.replica_fetch_backoff_ms, throttle=owner.throttle
+            backoff_ms=config.replica_fetch_backoff_ms, throttle=means.throttle
         )
         self.logs: dict[TopicPartition, Log] = {}
-        self._owner = owner
-        self._leader = leader
-        self._config = config
-        self._clock = owner._clock
+        self._means = means
+        self._clock = means.clock
+        self._on_effects = on_effects
+        self._on_end = on_end
         self._changed = asyncio.Event()
         self._exchange = Exchange(
-            f"broker-{owner._identity.broker_id}-fetcher-{leader}",
+            f"broker-{means.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
         )
@@ -160,25 +181,21 @@ class _Loop:
             try:
                 await self._step()
             except UnavailableError as error:
-                log.info("leader %s: %s", self._leader, error)
+                log.info("leader %s: %s", self.leader, error)
                 self.fetcher.on_disconnect(self._clock.steady_ms())
-            except asyncio.CancelledError:
-                raise
             except Exception:
-                log.exception("fetching from broker %s failed", self._leader)
+                log.exception("fetching from broker %s failed", self.leader)
                 self.fetcher.on_disconnect(self._clock.steady_ms())
         self._exchange.close()
-        self._owner.ended(self)
+        self._on_end(self)
 
     async def _step(self) -> None:
         self._changed.clear()
         question = self.fetcher.next_question()
         if question is not None:
-            self._take(
-                self.fetcher.on_replies(
-                    question, await self._ask_offsets(question), self._clock.steady_ms()
-                )
-            )
+            replies = await self._ask_offsets(question)
+            now_ms = self._clock.steady_ms()
+            self._on_effects(self, self.fetcher.on_replies(question, replies, now_ms))
             return
         plan = self.fetcher.next_fetch(self._clock.steady_ms())
         if plan is None:
@@ -186,14 +203,7 @@ class _Loop:
             return
         version = _FETCH_BY_ID if plan.by_id else _FETCH_BY_NAME
         response = await self._ask(ApiKey.FETCH, version, self._fetch_body(plan))
-        self._take(self.fetcher.on_response(response, self._clock.steady_ms()))
-
-    def _take(self, effects: FetchEffects) -> None:
-        if effects.truncations:
-            self._owner.start_truncating(self, effects.truncations)
-        for name in effects.stopped:
-            log.warning("%s is fetched no more from broker %s", name, self._leader)
-        self._owner._on_effects(effects)
+        self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
 
     async def _pause(self) -> None:
         """Wait until something changes, or until it is time to look again."""
@@ -207,15 +217,14 @@ class _Loop:
             pass
 
     async def _ask(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
-        owner = self._owner
-        listener = self._config.inter_broker_listener_name
-        node = owner._metadata.snapshot.node(self._leader, listener)
+        listener = self._means.config.inter_broker_listener_name
+        node = self._means.metadata.snapshot.node(self.leader, listener)
         if node is None:
-            raise UnavailableError(f"broker {self._leader} is not known to be alive")
+            raise UnavailableError(f"broker {self.leader} is not known to be alive")
         return await self._exchange.ask(node.host, node.port, key, version, body)
 
     def _fetch_body(self, plan: FetchPlan) -> dict[str, Any]:
-        config, identity = self._config, self._owner._identity
+        config, identity = self._means.config, self._means.identity
         return {
             "replica_id": identity.broker_id,
             "replica_state": {
@@ -238,7 +247,7 @@ class _Loop:
             ApiKey.LIST_OFFSETS,
             _LIST_OFFSETS,
             {
-                "replica_id": self._owner._identity.broker_id,
+                "replica_id": self._means.identity.broker_id,
                 "isolation_level": 0,
                 "topics": [
                     {
