@@ -132,10 +132,13 @@ def make_plan(
     _check_factor(wanted[~fixed], len(ids), demands)
     state = _state(before, ids, staying, wanted, fixed, weight, demands)
     target, target_bytes = _targets(state, weight)
-    _shed_surplus(state, target)
-    _break_up_racks(state, target)
-    forced = state.holes()
-    bound = _bound(state, forced, target, target_bytes, weight)
+    at_first = _Loads.of(state, np.ones(len(state.rows), np.bool_))
+    kept = state.rows.copy()
+    _shed_surplus(state, target, target_bytes)
+    _break_up_racks(state, target, target_bytes)
+    # Where there was a choice of what to take away, another plan might have chosen otherwise.
+    without_choice = _Loads.of(state, (state.rows == kept).all(axis=1))
+    bound = _bound(state, at_first, without_choice, target, target_bytes, weight)
     while len(rows := np.flatnonzero((state.holes() > 0) & ~state.fixed)):
         if len(failed := state.fill(rows, target)):
             raise _no_place(state, failed)
@@ -318,23 +321,25 @@ def _targets(state: State, weight: F64 | None) -> tuple[Target, Target]:
     return Target.around(share, 1, state.room), Target.around(of_bytes, one, state.room_bytes)
 
 
-def _shed_surplus(state: State, target: Target) -> None:
+def _shed_surplus(state: State, target: Target, target_bytes: Target) -> None:
     """Take away what is more than the replication factor, from racks that have several first."""
     while len(rows := np.flatnonzero((state.holes() < 0) & ~state.fixed)):
-        _take_worst(state, rows, target, only_repeated=False)
+        _take_worst(state, rows, target, target_bytes, only_repeated=False)
 
 
-def _break_up_racks(state: State, target: Target) -> None:
+def _break_up_racks(state: State, target: Target, target_bytes: Target) -> None:
     """Take replicas out of racks that have several while another rack has to have one."""
     every = np.arange(len(state.rows))
     while True:
         lacks = state.racks_lacking(every) > np.maximum(state.holes(), 0)
         if not len(rows := np.flatnonzero(lacks & ~state.fixed)):
             return
-        _take_worst(state, rows, target, only_repeated=True)
+        _take_worst(state, rows, target, target_bytes, only_repeated=True)
 
 
-def _take_worst(state: State, rows: I64, target: Target, *, only_repeated: bool) -> None:
+def _take_worst(
+    state: State, rows: I64, target: Target, target_bytes: Target, *, only_repeated: bool
+) -> None:
     """Take one replica from each row: in a rack that has another, on the fullest broker."""
     step = max(1, len(rows) // 50)
     for start in range(0, len(rows), step):
@@ -342,7 +347,10 @@ def _take_worst(state: State, rows: I64, target: Target, *, only_repeated: bool)
         places = state.rows[some]
         racks = state.racks_of(some)
         repeated = (racks[:, :, None] == racks[:, None, :]).sum(axis=2) > 1
-        fullness = np.where(places == HOLE, -np.inf, (state.load - target.share)[places])
+        full = state.load / np.maximum(target.share, 1) + state.bytes / np.maximum(
+            target_bytes.share, 1
+        )
+        fullness = full[places]
         # The first replica leads: it goes only if no other will do.
         fullness[:, 0] -= 1e9
         score = np.where(repeated, fullness + 1e12, -np.inf if only_repeated else fullness)
@@ -350,14 +358,37 @@ def _take_worst(state: State, rows: I64, target: Target, *, only_repeated: bool)
         state.take(some, places[np.arange(len(some)), score.argmax(axis=1)])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loads:
+    """What brokers hold of some rows, in replicas and in bytes."""
+
+    replicas: F64
+    bytes: F64
+
+    @classmethod
+    def of(cls, state: State, some: Mask) -> "_Loads":
+        row, slot = np.nonzero((state.rows != HOLE) & some[:, None])
+        broker = state.rows[row, slot]
+        return cls(
+            np.bincount(broker, minlength=state.brokers).astype(np.float64),
+            np.bincount(broker, weights=state.weight[row], minlength=state.brokers) + 0.0,
+        )
+
+
 def _bound(
-    state: State, holes: I64, target: Target, target_bytes: Target, weight: F64 | None
+    state: State,
+    at_first: _Loads,
+    without_choice: _Loads,
+    target: Target,
+    target_bytes: Target,
+    weight: F64 | None,
 ) -> Bound:
     """What any plan has to move: what the rules demand, and what balance demands beyond it."""
-    holes = np.where(state.fixed, 0, holes)
+    holes = np.where(state.fixed, 0, np.maximum(state.holes(), 0))
     forced = int(holes.sum())
-    excess = int(np.ceil(target.excess(state.load)).sum())
-    deficit = int(np.ceil(target.deficit(state.load)).sum())
+    too_many = np.ceil(target.excess(without_choice.replicas))
+    excess = int(too_many.sum())
+    deficit = int(np.ceil(target.deficit(at_first.replicas)).sum())
     replicas = max(forced + excess, deficit)
     by_rules = (
         f"{forced:,} replicas have to be placed anew (brokers removed, replication factor, racks)"
@@ -371,11 +402,11 @@ def _bound(
     if weight is None:
         return Bound(replicas, None, reason + ".")
     forced_bytes = float((holes * weight).sum())
-    excess_bytes = float(target_bytes.excess(state.bytes).sum())
-    deficit_bytes = float(target_bytes.deficit(state.bytes).sum())
+    excess_bytes = float(target_bytes.excess(without_choice.bytes).sum())
+    deficit_bytes = float(target_bytes.deficit(at_first.bytes).sum())
     least = max(forced_bytes + excess_bytes, deficit_bytes)
     # Replicas that have to leave a broker because of their number weigh something too.
-    by_number = forced_bytes + _lightest(state, weight, np.ceil(target.excess(state.load)))
+    by_number = forced_bytes + _lightest(state, weight, too_many)
     return Bound(replicas, int(max(least, by_number)), reason + ".")
 
 
