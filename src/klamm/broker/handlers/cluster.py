@@ -74,9 +74,7 @@ class ClusterHandlers:
                 return {"error_code": ErrorCode.INVALID_REQUEST, "api_keys": []}
         return {
             "error_code": ErrorCode.NONE,
-            "api_keys": [
-                _version_range(key) for key in self._served() if key not in UNADVERTISED
-            ],
+            "api_keys": [_version_range(key) for key in self._served() if key not in UNADVERTISED],
         }
 
     # Metadata
