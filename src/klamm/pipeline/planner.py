@@ -369,10 +369,10 @@ class _Loads:
     def of(cls, state: State, some: Mask) -> "_Loads":
         row, slot = np.nonzero((state.rows != HOLE) & some[:, None])
         broker = state.rows[row, slot]
-        return cls(
-            np.bincount(broker, minlength=state.brokers).astype(np.float64),
-            np.bincount(broker, weights=state.weight[row], minlength=state.brokers) + 0.0,
-        )
+        loads = cls(np.zeros(state.brokers), np.zeros(state.brokers))
+        np.add.at(loads.replicas, broker, 1)
+        np.add.at(loads.bytes, broker, state.weight[row])
+        return loads
 
 
 def _bound(
