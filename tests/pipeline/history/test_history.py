@@ -5,11 +5,15 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from klamm.pipeline.history import TABLES, read_records
 from tests.pipeline.history.conftest import Told
 from tests.pipeline.history.night import START
+
+#: The first test of a run pays for Spark's start and for all tables.
+pytestmark = pytest.mark.timeout(600)
 
 CONTRACT = {
     "elections": "at timestamp, controller_epoch int, seq bigint, topic string, partition int, "

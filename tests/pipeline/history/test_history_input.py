@@ -19,6 +19,9 @@ from klamm.pipeline.history_input import check_spools, decode_messages, distinct
 from klamm.pipeline.history_tables import controller_terms, events, gaps
 from tests.pipeline.history.night import Cluster
 
+#: The first test of a run pays for Spark's start and for all tables.
+pytestmark = pytest.mark.timeout(600)
+
 
 def write_file(directory: Path, schema: pa.Schema) -> Path:
     directory.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from klamm.pipeline.history import Topic, make_tables, read_records, write_table
 from klamm.pipeline.history_input import read_spools
 from klamm.pipeline.report import write_report
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 ATTEMPTS_MAX = 20
 

@@ -12,6 +12,9 @@ from klamm.pipeline.report_facts import gap_sentence
 from klamm.pipeline.report_pictures import duration, percent
 from tests.pipeline.history.conftest import Told
 
+#: The first test of a run pays for Spark's start and for all tables.
+pytestmark = pytest.mark.timeout(600)
+
 #: Attributes that make a browser fetch something, unless they point into the page.
 _FETCHING = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
