@@ -107,6 +107,7 @@ def places(batches):
 print("READ", found.selectExpr("sum(cast(cast(value as string) as int))").first()[0])
 for row in found.select("offset").mapInArrow(places, "place string").distinct().collect():
     print("FROM", row.place)
+spark.stop()
 """
 
 
@@ -149,7 +150,6 @@ def test_the_package_is_shipped_to_executors_elsewhere(cluster, topic, tmp_path)
         | {
             "PYSPARK_PYTHON": str(python),
             "PYSPARK_DRIVER_PYTHON": str(python),
-            "SPARK_WORKER_DIR": str(tmp_path / "work"),
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
         cwd=tmp_path,
