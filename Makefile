@@ -11,7 +11,7 @@ INTEROP ?=
 REPORT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo test fmt lint types bench bench-spark kafka interop crash spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -34,6 +34,9 @@ setup: machine $(INSTALLED) ## make the virtual environment in .venv, from requi
 
 demo: setup ## the main job: a tour that checks every step it shows
 	@$(BIN)/klamm demo
+
+recording: setup ## run the tour and keep what it shows in docs/demo.svg
+	@$(BIN)/python -m tools.record_demo
 
 test: lint types ## the linter, the type checker and the tests
 	@$(BIN)/python -m pytest $(PYTEST)

@@ -17,7 +17,7 @@ from klamm.config.broker_keys import KEYS
 from klamm.config.definitions import Key, UpdateMode
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import TopicConfig
-from klamm.protocol.apis import APIS
+from klamm.protocol.apis import APIS, UNADVERTISED
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "compatibility.md"
@@ -50,14 +50,15 @@ def lines() -> Iterator[str]:
     yield ""
     yield "## Requests"
     yield ""
-    yield "What ApiVersions answers with. Flexible versions have compact lengths and tagged fields."
+    yield "What ApiVersions offers, apart from what is answered only if it is asked for anyway."
+    yield "Flexible versions have compact lengths and tagged fields."
     yield ""
     yield from table(
         ("key", "request", "versions", "flexible from"),
         (
             (
                 str(api.key.value),
-                api.name,
+                api.name + (" (not offered)" if api.key in UNADVERTISED else ""),
                 f"{api.min_version} to {api.max_version}",
                 str(api.first_flexible) if api.first_flexible <= api.max_version else "-",
             )

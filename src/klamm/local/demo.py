@@ -26,9 +26,9 @@ _PATIENCE_S: Final = 60.0
 _LOOK_INTERVAL_S: Final = 0.2
 
 
-def run(pause: Callable[[], None] = lambda: None) -> None:
+def run(pause: Callable[[], None] = lambda: None, console: Console | None = None) -> None:
     """Take the tour; raises when something is not as it should be."""
-    guide = Guide(Console(highlight=False), pause)
+    guide = Guide(console or Console(highlight=False), pause)
     cluster = Cluster(list(RACKS), racks=RACKS)
     try:
         Tour(guide, cluster).take()

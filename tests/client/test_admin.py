@@ -1,0 +1,207 @@
+"""Finding the broker to ask, also when it is the wrong one, is gone, or is none at all."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from klamm.client import topics
+from klamm.client.admin import Admin
+from klamm.client.errors import KafkaError, suggestion
+from klamm.errors import ConfigError, UnavailableError
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.frames import decode_request, encode_response
+
+Answer = Callable[[Any], dict[str, Any]]
+
+
+class ScriptedBroker:
+    """Answers requests as it is told to, and remembers them."""
+
+    def __init__(self, answers: dict[ApiKey, Answer]) -> None:
+        self.asked: list[tuple[ApiKey, int]] = []
+        self.versions = {key: (api.min_version, api.max_version) for key, api in APIS.items()}
+        self._answers = answers
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
+            while size := stream.read(4):
+                request = decode_request(stream.read(struct.unpack(">i", size)[0]))
+                api = ApiKey(request.header.api_key)
+                self.asked.append((api, request.header.api_version))
+                if api is ApiKey.API_VERSIONS:
+                    answer = {
+                        "api_keys": [
+                            {"api_key": key, "min_version": low, "max_version": high}
+                            for key, (low, high) in self.versions.items()
+                        ]
+                    }
+                else:
+                    answer = self._answers[api](request.body)
+                connection.sendall(encode_response(request.header, answer))
+
+
+@contextmanager
+def scripted(*scripts: dict[ApiKey, Answer]) -> Iterator[list[ScriptedBroker]]:
+    """Brokers with ids from 1 on, which know each other; the first is controller."""
+    brokers: list[ScriptedBroker] = []
+
+    def metadata(_: Any) -> dict[str, Any]:
+        return {
+            "brokers": [
+                {"node_id": number, "host": "127.0.0.1", "port": each.port, "rack": None}
+                for number, each in enumerate(brokers, start=1)
+            ],
+            "cluster_id": "c",
+            "controller_id": 1,
+            "topics": [],
+        }
+
+    try:
+        for script in scripts:
+            brokers.append(ScriptedBroker({ApiKey.METADATA: metadata, **script}))
+        yield brokers
+    finally:
+        for each in brokers:
+            each.close()
+
+
+def delete_topics(*codes: ErrorCode) -> Answer:
+    """One code after the other; the last one from then on."""
+    left = list(codes)
+
+    def answer(_: Any) -> dict[str, Any]:
+        code = left.pop(0) if len(left) > 1 else left[0]
+        return {"responses": [{"name": "t", "error_code": code, "error_message": None}]}
+
+    return answer
+
+
+def test_a_controller_that_is_none_any_more_is_asked_again_until_it_is():
+    answer = delete_topics(ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER, ErrorCode.NONE)
+    with scripted({ApiKey.DELETE_TOPICS: answer}, {}) as (first, second):
+        with Admin(second.address) as admin:
+            topics.delete(admin, "t")
+        assert [api for api, _ in first.asked].count(ApiKey.DELETE_TOPICS) == 3
+        assert ApiKey.DELETE_TOPICS not in [api for api, _ in second.asked]
+
+
+def test_an_error_that_stays_is_raised_when_the_time_is_over():
+    answer = delete_topics(ErrorCode.NOT_CONTROLLER)
+    with (
+        scripted({ApiKey.DELETE_TOPICS: answer}) as (only,),
+        Admin(only.address, timeout_s=0.3) as admin,
+        pytest.raises(KafkaError, match=r"^NOT_CONTROLLER: ") as raised,
+    ):
+        topics.delete(admin, "t")
+    assert raised.value.code is ErrorCode.NOT_CONTROLLER
+
+
+def test_other_errors_are_raised_at_once_with_kafkas_name():
+    with (
+        scripted({ApiKey.DELETE_TOPICS: delete_topics(ErrorCode.TOPIC_DELETION_DISABLED)}) as (
+            one,
+        ),
+        Admin(one.address) as admin,
+        pytest.raises(KafkaError, match=r"^TOPIC_DELETION_DISABLED: topic t: "),
+    ):
+        topics.delete(admin, "t")
+    assert [api for api, _ in one.asked].count(ApiKey.DELETE_TOPICS) == 1
+
+
+def test_the_best_version_of_both_sides_is_used():
+    with scripted({ApiKey.DELETE_TOPICS: delete_topics(ErrorCode.NONE)}) as (one,):
+        one.versions[ApiKey.METADATA] = (0, 9)
+        one.versions[ApiKey.DELETE_TOPICS] = (1, 99)
+        with Admin(one.address) as admin:
+            topics.delete(admin, "t")
+        assert (ApiKey.METADATA, 9) in one.asked
+        assert (ApiKey.DELETE_TOPICS, 5) in one.asked, "the last in which a name is a string"
+
+
+def test_a_broker_that_lacks_a_request_is_told_apart():
+    with scripted({}) as (one,):
+        del one.versions[ApiKey.DELETE_TOPICS]
+        with (
+            Admin(one.address) as admin,
+            pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION: .*has no DeleteTopics"),
+        ):
+            topics.delete(admin, "t")
+
+
+def test_who_does_not_answer_is_passed_over():
+    with scripted({}) as (one,):
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with Admin(f"{dead},{one.address}") as admin:
+            assert [each.id for each in topics.describe(admin).brokers] == [1]
+
+
+def test_a_connection_that_was_closed_is_opened_again():
+    with scripted({}) as (one,), Admin(one.address) as admin:
+        topics.describe(admin)
+        for connection in one._connections:
+            connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(UnavailableError):
+            topics.describe(admin)
+        assert topics.describe(admin).controller == 1
+
+
+def test_a_server_that_is_no_broker_is_not_believed():
+    def greet(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=greet, args=(listener,))
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with Admin(address) as admin, pytest.raises(UnavailableError, match="not a Kafka broker"):
+            topics.describe(admin)
+        thread.join()
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:", ":9092", "a:b", "a:70000", ""])
+def test_an_address_has_a_host_and_a_port(text: str):
+    with pytest.raises(ConfigError, match="expected is HOST:PORT"):
+        Admin(text)
+
+
+def test_a_suggestion_is_made_only_where_something_is_similar():
+    assert suggestion("ordres", ["orders", "clicks"]) == "; did you mean orders?"
+    assert suggestion("payments", ["orders", "clicks"]) == ""

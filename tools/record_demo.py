@@ -1,0 +1,24 @@
+"""Run the demo and keep what it shows as a picture: docs/demo.svg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from klamm.local.demo import run
+
+PICTURE: Final = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
+_WIDTH: Final = 110
+
+
+def main() -> None:
+    console = Console(record=True, width=_WIDTH, highlight=False)
+    run(console=console)
+    console.save_svg(str(PICTURE), title="klamm demo")
+    print(f"\nrecorded in {PICTURE.name}")
+
+
+if __name__ == "__main__":
+    main()
