@@ -30,7 +30,7 @@ KNOWN_ONLY_TO = {
     "kazoo": {"zookeeper"},
     "kio": {"protocol"},
     "typer": {"cli"},
-    "pyspark": {"pipeline", "local", "pyspark_klamm"},
+    "pyspark": {"cli", "pipeline", "local", "pyspark_klamm"},
 }
 #: The one module beside the package: Spark registers what it finds under such a name.
 SPARK_LOOKS_FOR = "pyspark_klamm"
@@ -143,6 +143,10 @@ def test_configuration_needs_nothing_but_the_standard_library():
     assert not wrong
 
 
+#: Parts of a simulated world, which begins in tests.
+FOR_SIMULATION = {"klamm.core.invariants", "klamm.zookeeper.memory"}
+
+
 def entry_points() -> set[str]:
     """Where a run can begin: what the package offers, and the modules that are run as processes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -153,7 +157,7 @@ def entry_points() -> set[str]:
         for name, path in modules().items()
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     }
-    return begun | {"klamm", "klamm.__main__", SPARK_LOOKS_FOR}
+    return begun | {"klamm", "klamm.__main__", SPARK_LOOKS_FOR} | FOR_SIMULATION
 
 
 def test_no_module_is_dead():

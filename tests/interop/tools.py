@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Tools:
         self._libs = libs
         self._directory = directory
         self._bootstrap = bootstrap
-        self._files = 0
 
     def run(self, tool: str, *arguments: str, stdin: str = "", succeeds: bool = True) -> str:
         """What the tool printed; unless told otherwise it must have gone well."""
@@ -65,7 +65,7 @@ class Tools:
 
     def file(self, content: str | dict[str, Any]) -> Path:
         """A file for a tool to read."""
-        self._files += 1
-        path = self._directory / f"for-tools-{self._files}"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return path
+        handle, name = tempfile.mkstemp(dir=self._directory)
+        with open(handle, "w") as file:
+            file.write(content if isinstance(content, str) else json.dumps(content))
+        return Path(name)

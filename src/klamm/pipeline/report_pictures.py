@@ -16,6 +16,7 @@ from matplotlib import dates as mdates
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from klamm.pipeline.report_facts import BUCKETS, Facts
 
@@ -106,7 +107,7 @@ def elections_picture(facts: Facts) -> str:
             )
             bottom = [below + count for below, count in zip(bottom, counts[kind], strict=True)]
         axes.grid(axis="y")
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("elections")
         _time_axis(axes, facts)
         _legend(axes, kinds)
@@ -125,7 +126,7 @@ def failovers_picture(facts: Facts) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: duration(value))
         axes.minorticks_off()
         axes.grid(axis="y")
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("from leader lost to leader announced")
         axes.set_ylabel("failovers")
         return _svg(figure, "failovers", "Failover durations")
@@ -197,7 +198,7 @@ def balance_picture(facts: Facts) -> str:
             )
         axes.grid(axis="y")
         axes.set_ylim(bottom=0)
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("partitions led")
         _time_axis(axes, facts)
         _legend(axes, list(series))
