@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import click
 import typer
 
 from klamm.cli import brokers, configs, controller, groups, reassign, topics
@@ -80,7 +79,7 @@ def demo(
     from klamm.local.demo import run
 
     if step:
-        run(lambda: click.pause("   (any key goes on)"))
+        run(lambda: typer.pause("   (any key goes on)"))
     else:
         run()
 
