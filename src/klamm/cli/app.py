@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -79,9 +80,17 @@ def demo(
     from klamm.local.demo import run
 
     if step:
-        run(lambda: typer.pause("   (any key goes on)"))
+        run(_wait_for_key)
     else:
         run()
+
+
+def _wait_for_key() -> None:
+    """Hold the tour until somebody has read; a run that nobody watches does not wait."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        typer.echo("   (any key goes on)", nl=False)
+        typer.getchar()
+        typer.echo()
 
 
 for _name, _group in {
