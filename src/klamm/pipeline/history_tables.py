@@ -183,22 +183,32 @@ def decisions(records: DataFrame) -> DataFrame:
 def elections(decisions: DataFrame) -> DataFrame:
     """Elections that ZooKeeper accepted, and (`none`) those that nobody could win.
 
-    The first leader of a new partition is no election: there was nothing to replace.
+    The first leader of a new partition is no election: there was nothing to replace. A new
+    controller takes the lead from dead brokers before it elects others, so the old leader is the
+    one that the event found, where the election itself found none.
     """
-    chosen = F.col("kind").isin(*ELECTION_KINDS) & (F.col("outcome") == "done")
-    return decisions.where(chosen).select(
-        "at",
-        *EVENT,
-        *PARTITION,
-        "kind",
-        "old_leader",
-        F.col("leader").alias("new_leader"),
-        "leader_epoch",
-        "isr",
-        "cause",
-        "announced_at",
-        "old_isr",
-        "replicas",
+    in_event = Window.partitionBy(*PARTITION, *EVENT).orderBy("order")
+    old_leader = F.when(F.col("old_leader") >= 0, F.col("old_leader")).otherwise(
+        F.first("old_leader").over(in_event)
+    )
+    return (
+        decisions.where(F.col("outcome") == "done")
+        .withColumn("old_leader", old_leader)
+        .where(F.col("kind").isin(*ELECTION_KINDS))
+        .select(
+            "at",
+            *EVENT,
+            *PARTITION,
+            "kind",
+            "old_leader",
+            F.col("leader").alias("new_leader"),
+            "leader_epoch",
+            "isr",
+            "cause",
+            "announced_at",
+            "old_isr",
+            "replicas",
+        )
     )
 
 
