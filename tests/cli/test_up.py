@@ -142,6 +142,21 @@ def test_on_a_terminal_it_shows_the_cluster_and_a_second_ctrl_c_kills(tmp_path: 
         os.close(ours)
 
 
+def test_it_can_be_stopped_before_it_is_ready(tmp_path: Path):
+    up = subprocess.Popen(
+        [sys.executable, "-m", "klamm", "up", "--json", "--base-port", str(free_base_port(3))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    children = wait_until(lambda: descendants(up.pid), "the first child")
+    up.send_signal(signal.SIGINT)
+    out, err = up.communicate(timeout=60)
+    assert (up.returncode, out, err) == (0, b"", b"Stopped before it was ready.\n")
+    wait_until(lambda: not any(map(is_alive, children)), "all children to end")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_java_it_says_so():
     with tempfile.TemporaryDirectory() as empty:
         environment = {"PATH": empty, "JAVA_HOME": "", "TMPDIR": empty}

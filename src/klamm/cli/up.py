@@ -91,9 +91,13 @@ def up(
     )
     with _Stopping(cluster) as stopping:
         begun = time.monotonic()
-        cluster.start()
+        try:
+            cluster.start()
+            stopping.is_orderly = True  # before anybody can know that it is ready
+        except KeyboardInterrupt:
+            say("Stopped before it was ready.")
+            return
         _tell_ready(cluster, as_json, time.monotonic() - begun)
-        stopping.is_orderly = True
         _watch(cluster, stopping.asked, live=not as_json and sys.stdout.isatty())
         say("Stopping all brokers in order; Ctrl-C again kills them.")
         cluster.stop_brokers()

@@ -139,10 +139,8 @@ class Cluster:
     def stop_brokers(self, timeout_s: float = 30.0) -> None:
         """A controlled shutdown of all brokers, the controller's last; who takes too long is
         killed."""
-        try:
-            controller = self.controller_id()
-        except (KlammError, TimeoutError):
-            controller = None
+        # Without ZooKeeper there is no controller, and nobody to ask for it.
+        controller = self.controller_id() if self.zookeeper_is_running else None
         running = [each for each in self._brokers.values() if each.is_alive]
         for each in sorted(running, key=lambda each: each.id == controller):
             with contextlib.suppress(KlammError):
