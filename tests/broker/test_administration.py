@@ -124,6 +124,12 @@ def test_only_the_controller_administers_topics(cluster: RealCluster, topic: str
 def _alter(
     raw: Raw, kind: int, name: str, *changes: tuple[str, int, str | None], dry: bool = False
 ) -> Any:
+    return _altered(raw, kind, name, *changes, dry=dry).error_code
+
+
+def _altered(
+    raw: Raw, kind: int, name: str, *changes: tuple[str, int, str | None], dry: bool = False
+) -> Any:
     answer = raw.ask(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         resources=[
@@ -138,7 +144,7 @@ def _alter(
         ],
         validate_only=dry,
     )
-    return answer.responses[0].error_code
+    return answer.responses[0]
 
 
 def _describe(raw: Raw, kind: int, name: str, *keys: str) -> dict[str, Any]:
@@ -221,7 +227,7 @@ def test_settings_of_a_broker(cluster: RealCluster) -> None:
         )
         assert elsewhere.results[0].error_code == ErrorCode.INVALID_REQUEST
         assert _alter(raw, BROKER, "2", ("log.retention.ms", SET, "1")) == ErrorCode.INVALID_REQUEST
-        assert _alter(raw, BROKER, "1", ("broker.id", SET, "7")) == ErrorCode.INVALID_CONFIG
+        assert _alter(raw, BROKER, "1", ("broker.id", SET, "7")) == ErrorCode.INVALID_REQUEST
         assert _alter(raw, BROKER, "", ("message.max.bytes", SET, "900000")) == 0
         for connection, name in ((raw, "1"), (second, "2")):
             wait_until(
@@ -235,6 +241,40 @@ def test_settings_of_a_broker(cluster: RealCluster) -> None:
         assert "klamm.broker" in _describe(raw, LOGGER, "1")
         assert _alter(raw, LOGGER, "1", ("klamm.broker.requests", SET, "DEBUG")) == 0
         assert _describe(raw, LOGGER, "1")["klamm.broker.requests"].value == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "error", "message"),
+    [
+        (TOPIC, "", ("retention.ms", SET, "1"), "INVALID_REQUEST", "Default topic resources are"),
+        (TOPIC, "a b", ("retention.ms", SET, "1"), "UNKNOWN_TOPIC_OR_PARTITION", "The topic 'a b'"),
+        (TOPIC, None, ("retention.ms", SET, "x"), "INVALID_CONFIG", "Invalid config value for res"),
+        (TOPIC, None, ("odd", SET, "1"), "INVALID_CONFIG", "Unknown topic config name: odd"),
+        (BROKER, "1", ("log.retention.ms", SET, "x"), "INVALID_REQUEST", "Invalid value x for co"),
+        (BROKER, "1", ("broker.rack", SET, "a"), "INVALID_REQUEST", "Cannot update these configs"),
+        (BROKER, "", ("listeners", SET, "a"), "INVALID_REQUEST", "Cannot update these configs at"),
+        (BROKER, "1", ("num.partitions", APPEND, "2"), "INVALID_CONFIG", "Config value append is"),
+        (BROKER, "7", ("log.retention.ms", SET, "1"), "INVALID_REQUEST", "Unexpected broker id, "),
+        (BROKER, "x", ("log.retention.ms", SET, "1"), "INVALID_REQUEST", "Node id must be an int"),
+        (3, "x", ("log.retention.ms", SET, "1"), "INVALID_REQUEST", "Unknown resource type 3"),
+    ],
+)
+def test_settings_are_refused_with_kafkas_code_and_words(
+    cluster: RealCluster,
+    topic: str,
+    kind: int,
+    name: str | None,
+    change: tuple[str, int, str],
+    error: str,
+    message: str,
+) -> None:
+    if name is None:
+        name = topic
+        cluster.create(topic)
+    with Raw(cluster[1].port) as raw:
+        refused = _altered(raw, kind, name, change, dry=True)
+    assert refused.error_code == ErrorCode[error]
+    assert refused.error_message.startswith(message)
 
 
 @pytest.mark.rule("CFG-5")

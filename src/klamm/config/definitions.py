@@ -112,6 +112,10 @@ class NotEmpty:
         return None if value else "String may not be empty"
 
 
+class InvalidValueError(ConfigError):
+    """A value that its key cannot have; of other errors Kafka's answers make less ado."""
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """One configuration key as Kafka defines it; `default` is in the form a file would have."""
@@ -129,7 +133,7 @@ class Key:
         complaint = self.check.complaint(value) if self.check is not None else None
         if complaint is not None:
             shown = self._offender(value)
-            raise ConfigError(f"Invalid value {shown} for configuration {self.name}: {complaint}")
+            raise self._refusal(shown, complaint)
         return value
 
     @property
@@ -169,7 +173,7 @@ class Key:
         return f"[{', '.join(value)}]" if isinstance(value, tuple) else format_value(value)
 
     def _refusal(self, text: str, reason: str) -> ConfigError:
-        return ConfigError(f"Invalid value {text} for configuration {self.name}: {reason}")
+        return InvalidValueError(f"Invalid value {text} for configuration {self.name}: {reason}")
 
 
 def format_value(value: Value) -> str:

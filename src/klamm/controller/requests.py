@@ -234,7 +234,7 @@ class ControllerRequests:
         error, errors = await self._ask(ApiReassignment(targets), request)
         return {
             "error_code": error,
-            "error_message": _message(error),
+            "error_message": _message(error) or "",
             "responses": [
                 {
                     "name": topic,
@@ -262,7 +262,7 @@ class ControllerRequests:
         error, found = await self._ask(ListReassignments(wanted), request)
         return {
             "error_code": error,
-            "error_message": _message(error),
+            "error_message": _message(error) or "",
             "topics": [
                 {
                     "name": topic,
@@ -281,7 +281,7 @@ class ControllerRequests:
         }
 
 
-_NO_BLOCK: Final = {"producer_id_start": -1, "producer_id_len": -1}
+_NO_BLOCK: Final = {"producer_id_start": 0, "producer_id_len": 0}
 
 
 def _message(error: int) -> str | None:

@@ -1,15 +1,11 @@
 """What a request about topics must not ask for: each check refuses with Kafka's code and words."""
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final
 
+from klamm.broker.topic_names import complaint_about
 from klamm.core.cluster import Cluster
 from klamm.protocol.codes import ErrorCode
-
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
-_NAME_LENGTH_MAX: Final = 249
 
 
 class Refused(Exception):
@@ -22,20 +18,9 @@ class Refused(Exception):
 
 def check_name(name: str) -> None:
     """Refuse a name that no topic can have (ADM-7)."""
-    reason = None
-    if not name:
-        reason = "the empty string is not allowed"
-    elif name in (".", ".."):
-        reason = f"'{name}' is not allowed"
-    elif len(name) > _NAME_LENGTH_MAX:
-        reason = f"the length of '{name}' is longer than the max allowed length {_NAME_LENGTH_MAX}"
-    elif not _NAME.fullmatch(name):
-        reason = (
-            f"'{name}' contains one or more characters other than "
-            "ASCII alphanumerics, '.', '_' and '-'"
-        )
-    if reason is not None:
-        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
+    complaint = complaint_about(name)
+    if complaint is not None:
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
 
 
 def check_collision(name: str, existing: Sequence[str]) -> None:
@@ -66,31 +51,39 @@ def check_consistent(partitions: Mapping[int, Sequence[int]]) -> None:
 
 
 def check_expansion(
-    cluster: Cluster, lists: Sequence[Sequence[int]], more: int, factor: int
+    cluster: Cluster, added: Mapping[int, Sequence[int]], more: int, factor: int
 ) -> None:
     """The form of an explicit assignment of added partitions (ADM-21)."""
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    unknown = sorted(set(itertools.chain.from_iterable(lists)) - cluster.brokers.keys())
+    unknown = sorted(set(itertools.chain.from_iterable(added.values())) - cluster.brokers.keys())
     if unknown:
         raise Refused(
             code, f"Unknown broker(s) in replica assignment: {', '.join(map(str, unknown))}."
         )
-    if len(lists) != more:
+    if len(added) != more:
         raise Refused(
             code,
-            f"Increasing the number of partitions by {more} but {len(lists)} assignments provided.",
+            f"Increasing the number of partitions by {more} but {len(added)} assignments provided.",
         )
-    for replicas in lists:
+    for partition, replicas in added.items():
         if not replicas:
-            raise Refused(code, "Cannot have replication factor of 0 for partition.")
+            raise Refused(
+                code, f"Cannot have replication factor of 0 for partition id {partition}."
+            )
         if len(set(replicas)) != len(replicas):
-            raise Refused(code, f"Duplicate brokers not allowed in replica assignment: {replicas}.")
-        if len(replicas) != factor:
             raise Refused(
                 code,
-                f"Inconsistent replication factor between partitions, partition 0 has {factor} "
-                f"while another has {len(replicas)}.",
+                "Duplicate brokers not allowed in replica assignment: "
+                f"{', '.join(map(str, replicas))} for partition id {partition}.",
             )
+    others = {partition: len(each) for partition, each in added.items() if len(each) != factor}
+    if others:
+        raise Refused(
+            code,
+            f"Inconsistent replication factor between partitions, partition 0 has {factor} while "
+            f"partitions {list(others)} have replication factors {list(others.values())}, "
+            "respectively.",
+        )
 
 
 def racks_of(cluster: Cluster) -> dict[int, str | None]:

@@ -121,7 +121,7 @@ class TopicAdmin:
             created = [t for t in accepted if results[t.name]["error_code"] == ErrorCode.NONE]
             for name in await self._late([t.name for t in created], _all_led, deadline):
                 results[name] = _failed_topic(name, Refused(ErrorCode.REQUEST_TIMED_OUT))
-        return {"topics": [results[name] for name in counts]}
+        return {"topics": [results[str(topic.name)] for topic in body.topics]}
 
     async def _check_new_topic(self, cluster: Cluster, topic: Any) -> NewTopic:
         name = str(topic.name)
@@ -344,8 +344,8 @@ class TopicAdmin:
             added = self._more_replicas(cluster, existing, more)
         else:
             lists = [[int(b) for b in a.broker_ids] for a in topic.assignments]
-            check_expansion(cluster, lists, more, len(existing[0]))
             added = dict(enumerate(lists, start=len(existing)))
+            check_expansion(cluster, added, more, len(existing[0]))
         data = znodes.encode_topic(present._replace(partitions={**existing, **added}))
         return (SetData(znodes.topic_path(name), data),)
 
@@ -388,8 +388,7 @@ class TopicAdmin:
         late = await self._late(accepted, _is_gone, deadline)
         for result in results:
             if result["name"] in late and result["error_code"] == ErrorCode.NONE:
-                timed_out = Refused(ErrorCode.REQUEST_TIMED_OUT)
-                result.update(error_code=timed_out.code, error_message=str(timed_out))
+                result.update(error_code=ErrorCode.REQUEST_TIMED_OUT)
         return {"responses": results}
 
     def _check_deletable(
@@ -513,5 +512,4 @@ def _deleted(name: str | None, topic_id: uuid.UUID | None, refused: Refused | No
         "name": name,
         "topic_id": topic_id,
         "error_code": refused.code if refused else ErrorCode.NONE,
-        "error_message": str(refused) if refused else None,
     }

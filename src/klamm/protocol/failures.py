@@ -197,7 +197,7 @@ _TOP_LEVEL: Final[Mapping[int, Values]] = MappingProxyType(
         },
         ApiKey.SYNC_GROUP: {"assignment": b""},
         ApiKey.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
-        ApiKey.ALLOCATE_PRODUCER_IDS: {"producer_id_start": -1, "producer_id_len": 0},
+        ApiKey.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
         ApiKey.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
     }
 )

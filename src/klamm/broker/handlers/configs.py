@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from klamm.broker.config_changes import read_config, write_config
 from klamm.broker.dispatch import Body, Call, Handler
 from klamm.broker.metadata import MetadataCache
-from klamm.broker.topic_names import is_legal
+from klamm.broker.topic_names import complaint_about
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
-from klamm.config.definitions import ValueType
+from klamm.config.definitions import InvalidValueError, ValueType
 from klamm.config.describe import (
     Entry,
     describe_broker,
@@ -113,38 +113,42 @@ class ConfigHandlers:
         names = wanted.configuration_keys
         if names:
             configs = [each for each in configs if each["name"] in names]
-        return {**answer, "error_code": ErrorCode.NONE, "error_message": None, "configs": configs}
+        return {**answer, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
 
     async def _entries(self, resource: _Resource) -> Sequence[Entry]:
         config = self._config()
         if resource.type == _TOPIC:
-            self._check_topic(resource.name)
+            complaint = complaint_about(resource.name)
+            if complaint is not None:
+                raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+            if not self._is_known(resource.name):
+                raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             overrides = await read_config(self._store, f"topics/{resource.name}")
             known = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
             return describe_topic(known, config)
         if resource.type == _BROKER:
             if not resource.name:
                 return describe_broker_defaults(config)
-            self._check_own(resource)
+            self._check_own(resource, "Broker", or_else=" or empty string")
             return describe_broker(config)
-        raise _Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.type}")
+        raise _Refused(ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST.message)
 
-    def _check_topic(self, name: str) -> None:
-        if not is_legal(name):
-            raise _Refused(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_TOPIC_EXCEPTION.message
-            )
-        if self._metadata.snapshot.topic(name) is None:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            raise _Refused(code, code.message)
+    def _is_known(self, topic: str) -> bool:
+        return self._metadata.snapshot.topic(topic) is not None
 
-    def _check_own(self, resource: _Resource) -> None:
-        own = str(self._config().broker_id)
-        if resource.name != own:
+    def _check_own(self, resource: _Resource, called: str = "Node", or_else: str = "") -> None:
+        own = self._config().broker_id
+        try:
+            asked = int(resource.name)
+        except ValueError:
             raise _Refused(
                 ErrorCode.INVALID_REQUEST,
-                f"Unexpected broker id, expected {own} or empty string, but received "
-                f"{resource.name}",
+                f"{called} id must be an integer, but it is: {resource.name}",
+            ) from None
+        if asked != own:
+            raise _Refused(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {own}{or_else}, but received {asked}",
             )
 
     # AlterConfigs and IncrementalAlterConfigs
@@ -169,7 +173,10 @@ class ConfigHandlers:
             except ValueError:
                 raise _Refused(ErrorCode.INVALID_REQUEST, "Unknown operation") from None
             keys = TOPIC_KEYS if resource.resource_type == _TOPIC else KAFKA_KEYS
-            return altered(current, changes, keys)
+            try:
+                return altered(current, changes, keys)
+            except ConfigError as error:
+                raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
 
         return await self._alter(call, changed)
 
@@ -193,7 +200,7 @@ class ConfigHandlers:
                 except _Refused as refused:
                     code, message = refused.code, refused.message
                 except ConfigError as error:
-                    code, message = ErrorCode.INVALID_CONFIG, str(error)
+                    code, message = _refusal(resource, error)
                 responses.append(
                     {
                         "error_code": code,
@@ -226,18 +233,22 @@ class ConfigHandlers:
 
     def _entity_path(self, resource: _Resource) -> str:
         if resource.type == _TOPIC:
-            self._check_topic(resource.name)
+            if not resource.name:
+                raise _Refused(
+                    ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
+                )
+            if not self._is_known(resource.name):
+                raise _Refused(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"The topic '{resource.name}' does not exist.",
+                )
             return f"topics/{resource.name}"
         if resource.type == _BROKER:
             if not resource.name:
                 return f"brokers/{znodes.DEFAULT_ENTITY}"
             self._check_own(resource)
-            return f"brokers/{resource.name}"
-        raise _Refused(
-            ErrorCode.INVALID_REQUEST,
-            f"AlterConfigs is only supported for topics and brokers, but resource type is "
-            f"{resource.type}",
-        )
+            return f"brokers/{self._config().broker_id}"
+        raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
 
     def _validate_broker(self, resource: _Resource, settings: dict[str, str]) -> None:
         config = self._config()
@@ -249,12 +260,19 @@ class ConfigHandlers:
         )
 
 
+def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:
+    """What Kafka answers to settings that are wrong for a resource."""
+    if resource.type != _TOPIC:
+        return ErrorCode.INVALID_REQUEST, str(error)
+    if isinstance(error, InvalidValueError):
+        where = f"ConfigResource(type=TOPIC, name='{resource.name}')"
+        return ErrorCode.INVALID_CONFIG, f"Invalid config value for resource {where}: {error}"
+    return ErrorCode.INVALID_CONFIG, str(error)
+
+
 def _check_unique(configs: Iterable[Any]) -> None:
-    twice = [name for name, count in Counter(each.name for each in configs).items() if count > 1]
-    if twice:
-        raise _Refused(
-            ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {','.join(twice)}"
-        )
+    if any(count > 1 for count in Counter(each.name for each in configs).values()):
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
 
 
 def _check_values(configs: Iterable[Any]) -> None:
