@@ -1,5 +1,7 @@
 """Which requests and settings of Kafka 3.9 klamm knows, as the code has it.
 
+The tables stand in docs/compatibility.md below what is written there by hand.
+
 python tools/compatibility.py            print the tables
 python tools/compatibility.py --write    put them into docs/compatibility.md
 """
@@ -21,6 +23,8 @@ from klamm.protocol.apis import APIS, UNADVERTISED
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "compatibility.md"
+#: Everything above this line of the page is written by hand.
+_FROM_HERE_ON: Final = "<!-- The rest is made by `make docs` from the code. -->"
 #: Read where replicas are throttled, or as what other keys fall back to.
 _READ_ELSEWHERE: Final = frozenset(
     {key for key in TOPIC_KEYS if key.endswith(".throttled.replicas")}
@@ -44,9 +48,9 @@ def main() -> None:
 
 def lines() -> Iterator[str]:
     """The whole page."""
-    yield "# Compatibility"
-    yield ""
-    yield "Made by `make docs` from the code. Kafka is Apache Kafka 3.9 in ZooKeeper mode."
+    by_hand, found, _ = PAGE.read_text(encoding="utf-8").partition(_FROM_HERE_ON)
+    assert found, f"{PAGE.name} has no line {_FROM_HERE_ON}"
+    yield from (by_hand + found).splitlines()
     yield ""
     yield "## Requests"
     yield ""
