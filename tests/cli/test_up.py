@@ -72,10 +72,10 @@ def test_it_says_when_it_is_ready_and_ends_with_ctrl_c(tmp_path: Path):
         settings = run_here("brokers", "describe", "1", "--json", *klamm).json()["configs"]
         assert settings["num.partitions"] == "3"
 
-        other = run_process("up", "--brokers", "1", "--base-port", str(base))
+        other = run_here("up", "--brokers", "1", "--base-port", str(base))
         other.failed(f"Port {base} is taken")
         other_base = str(free_base_port(1))
-        other = run_process("up", "--brokers", "1", "--base-port", other_base, "--data-dir", data)
+        other = run_here("up", "--brokers", "1", "--base-port", other_base, "--data-dir", data)
         other.failed("is in use by another cluster")
 
         # A broker that dies is shown, and stays dead.
