@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.cli.conftest import AnyCluster
 from tests.cli.running import Klamm, run_here
 from tests.cli.test_topics import described
+from tests.waiting import wait_until
 
 
 def plan_of(topic: str, *replicas: list[int]) -> dict:
@@ -37,6 +38,11 @@ def throttles(klamm: Klamm, topic: str) -> set[str]:
     return found
 
 
+def wait_throttles(klamm: Klamm, topic: str, expected: set[str]) -> None:
+    """Brokers hear of changed settings a moment after the command has written them."""
+    wait_until(lambda: throttles(klamm, topic) == expected, f"throttles {sorted(expected)}")
+
+
 def test_a_plan_is_generated_executed_verified_and_led_back(
     klamm: Klamm, topic: str, tmp_path: Path
 ):
@@ -63,7 +69,7 @@ def test_a_plan_is_generated_executed_verified_and_led_back(
     assert replicas(klamm, topic) == targets
     rows = klamm("reassign", "verify", "--reassignment-json-file", str(plan), "--json").json()
     assert {row["status"] for row in rows} == {"completed"}
-    assert throttles(klamm, topic) == set()
+    wait_throttles(klamm, topic, set())
 
     klamm("reassign", "execute", rollback, "--wait").ok()
     assert replicas(klamm, topic) == [[1, 2], [2, 1]]
@@ -89,15 +95,16 @@ def test_a_throttle_stays_until_the_plan_is_verified(klamm: Klamm, topic: str, t
     klamm("topics", "create", topic, "--replica-assignment", "1").ok()
     plan = write(tmp_path / "plan.json", plan_of(topic, [2]))
     klamm("reassign", "execute", plan, "--throttle", "1000000").ok()
-    assert throttles(klamm, topic) == {
+    limits = {
         "leader.replication.throttled.replicas",
         "follower.replication.throttled.replicas",
         "leader.replication.throttled.rate",
         "follower.replication.throttled.rate",
     }
+    wait_throttles(klamm, topic, limits)
     klamm("reassign", "execute", plan, "--wait", "--additional").ok()
     klamm("reassign", "verify", plan).ok()
-    assert throttles(klamm, topic) == set()
+    wait_throttles(klamm, topic, set())
 
 
 def test_a_move_that_cannot_end_is_listed_and_cancelled(klamm: Klamm, topic: str, tmp_path: Path):
@@ -112,8 +119,8 @@ def test_a_move_that_cannot_end_is_listed_and_cancelled(klamm: Klamm, topic: str
     klamm("reassign", "verify", plan).failed("in progress")
     klamm("reassign", "cancel", plan).ok()
     assert klamm("reassign", "list", "--json").json() == []
-    assert replicas(klamm, topic) == [[1]]
-    assert throttles(klamm, topic) == set()
+    wait_until(lambda: replicas(klamm, topic) == [[1]], "the replicas as before")
+    wait_throttles(klamm, topic, set())
     assert "Nothing was under way" in klamm("reassign", "cancel", "--all").ok().err
 
 
