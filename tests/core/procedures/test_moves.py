@@ -457,3 +457,13 @@ def test_many_moves_are_made_together() -> None:
     assert world.nodes[f"{TOPICS}/t0"].version == 10
     assert all(world.state(*tp) == (1, 1, [1, 2]) for tp in partitions)
     assert len(world.cluster.being_reassigned) == 300
+
+
+@pytest.mark.rule("REASG-U1", "REASG-B6")
+def test_a_topic_of_very_many_moves_is_not_written_once_for_each() -> None:
+    world = steady(FIVE, {"t": {partition: [1, 2] for partition in range(300)}})
+    world.ask(events.ApiReassignment({("t", partition): [2, 1] for partition in range(300)}))
+    assert world.nodes[f"{TOPICS}/t"].version == 4  # two phases for each of two portions
+    assert set(map(tuple, world.topic("t")["partitions"].values())) == {(2, 1)}
+    assert world.cluster.being_reassigned == set()
+    assert world.disagreements() == []

@@ -18,7 +18,7 @@ import numpy as np
 from klamm.core.batch import Batch
 from klamm.core.cluster import TopicPartition
 from klamm.core.codes import Code
-from klamm.core.columns import I32, Mask
+from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import (
     Answer,
@@ -55,8 +55,10 @@ _NO_SUCH_PARTITION: Final[Verdict] = (
     Code.UNKNOWN_TOPIC_OR_PARTITION,
     "The partition does not exist.",
 )
-#: Moves that are handled together: a topic's znode is written once for each of its partitions.
+#: Moves that are handled together, so that other events need not wait for all of a large request.
 _TOGETHER: Final = 256
+#: So many moves of one topic are each written by themselves.
+_ONE_BY_ONE: Final = 16
 
 
 # Requests
@@ -260,20 +262,33 @@ def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Proced
 
 
 def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> Procedure[set[int]]:
-    """Write topics' znodes, once for each row; returns the rows that were accepted."""
+    """Write topics' znodes; returns the rows that were accepted.
+
+    Kafka writes a topic as a whole once for each row. That is followed while it costs little; with
+    ten thousand partitions it would be gigabytes, and the end of many a ZooKeeper.
+    """
     cluster = ctx.cluster
     if not assignments:
         return set()
-    contents: dict[str, dict[int, Assignment]] = {}
+    rows_of: dict[str, list[int]] = {}
+    for row in assignments:
+        rows_of.setdefault(cluster.topic(row).name, []).append(row)
+    portions: list[list[int]] = []
     writes = []
-    for row, assignment in assignments.items():
-        topic = cluster.topic(row)
-        content = contents.get(topic.name) or cluster.assignments(topic.name)
-        contents[topic.name] = content = {**content, int(cluster.partition[row]): assignment}
-        writes.append(WriteTopic(topic.name, topic.id, content))
+    for name, rows in rows_of.items():
+        content = cluster.assignments(name)
+        for portion in [[row] for row in rows] if len(rows) <= _ONE_BY_ONE else [rows]:
+            moved = {int(cluster.partition[row]): assignments[row] for row in portion}
+            content = {**content, **moved}
+            portions.append(portion)
+            writes.append(WriteTopic(name, cluster.topics[name].id, content))
     outcomes: list[Outcome] = yield WriteTopics(writes)
-    accepted_rows = zip(assignments, outcomes, strict=True)
-    return {row for row, outcome in accepted_rows if outcome == Outcome.DONE}
+    return {
+        row
+        for portion, outcome in zip(portions, outcomes, strict=True)
+        if outcome == Outcome.DONE
+        for row in portion
+    }
 
 
 def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
@@ -293,6 +308,11 @@ def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
     """Phase A: a new epoch with the new list, told to all of it; returns the rows it went to."""
     cluster = ctx.cluster
     batch = Batch(cluster)
+    # The replica that a replaced move no longer needs may have been the leader. Kafka leaves such a
+    # partition without one until its next failure (KAFKA-14808).
+    is_orphaned = cluster.state[rows] == PartitionState.ONLINE
+    is_orphaned &= cluster.has_leadership[rows] & (cluster.leader[rows] == NO_BROKER)
+    yield from move_partitions(ctx, rows[is_orphaned], PartitionState.ONLINE, Strategy.OFFLINE)
     rows = yield from _raise_epoch(ctx, rows)
     moves = [(row, cluster.assignment(row)) for row in rows.tolist()]
     joining = _pairs((row, broker) for row, move in moves for broker in move.adding)
