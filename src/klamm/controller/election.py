@@ -57,8 +57,9 @@ async def read_controller(store: Store) -> int:
     except NoNodeError:
         return NOBODY
     holder = znodes.decode_controller(node.data)
-    if holder == NOBODY and (error := znodes.flaw(CONTROLLER, node.data)) is not None:
-        log.error("%s; nobody can be elected until it is removed", error)
+    if holder == NOBODY:
+        reason = znodes.flaw(CONTROLLER, node.data or b"") or f"{CONTROLLER} names nobody"
+        log.error("%s; nobody can be elected until it is removed", reason)
     return holder
 
 

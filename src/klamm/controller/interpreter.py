@@ -365,7 +365,7 @@ class Interpreter:
             self._complain(error)
             return {}
         if not targets:
-            self._complain(znodes.flaw(znodes.REASSIGN_PARTITIONS, data))
+            self._complain(znodes.flaw(znodes.REASSIGN_PARTITIONS, data or b""))
         return targets
 
     @_perform.register

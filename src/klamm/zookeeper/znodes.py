@@ -114,9 +114,9 @@ def sequence_number(name: str) -> int:
 
 
 def flaw(path: str, data: bytes | None) -> MalformedZnodeError | None:
-    """Why a node that a lenient decoder took for empty could not be read; None if it is empty."""
+    """Why a node that a lenient decoder took for empty cannot be read; None if it has no data."""
     try:
-        if data:
+        if data is not None:
             json_object(path, data)
     except MalformedZnodeError as error:
         return error
@@ -401,7 +401,7 @@ def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> Partiti
     # sound, their types are checked by column, and only if that fails one looks at each.
     try:
         for i, content in enumerate(data):
-            if content:
+            if content is not None:
                 json = orjson.loads(content)
                 leader.append(json["leader"])
                 leader_epoch.append(json["leader_epoch"])
@@ -516,7 +516,7 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 def decode_config(path: str, data: bytes | None) -> dict[str, str]:
     """The configuration of an entity; nothing is configured on a node without data."""
-    if data is None:
+    if not data:
         return {}
     config = object_at(path, json_object(path, data), "config", default={})
     for key, value in config.items():
