@@ -91,15 +91,17 @@ class _Batch:
         self.index = index
         self.rows = rows
         self.nodes = {op.path for row in rows for op in row}
-        self.parents = {path[: path.rindex("/")] for path in self.nodes}
+        #: Of nodes that come or go: to others it does not matter what is above and below.
+        self.parents = {
+            op.path[: op.path.rindex("/")]
+            for row in rows
+            for op in row
+            if type(op) is Create or type(op) is Delete
+        }
 
-    def depends_on(self, other: "_Batch") -> bool:
-        """Whether the outcome may hang on the other's: same nodes, or parents and children."""
-        return not (
-            self.nodes.isdisjoint(other.nodes)
-            and self.nodes.isdisjoint(other.parents)
-            and self.parents.isdisjoint(other.nodes)
-        )
+    def is_related_to(self, other: "_Batch") -> bool:
+        """Whether nodes of one are parents of nodes of the other."""
+        return not (self.nodes.isdisjoint(other.parents) and self.parents.isdisjoint(other.nodes))
 
 
 class _Writer:
@@ -110,6 +112,8 @@ class _Writer:
         #: To be sent next, before anything new: what is left of failed transactions.
         self._again: deque[_Batch] = deque()
         self._under_way: deque[tuple[_Batch, asyncio.Task[Written]]] = deque()
+        #: The nodes of what is under way, each of which is there once.
+        self._busy: set[str] = set()
         #: By row, the places of operations that were left out because they may fail.
         self._left_out: dict[int, list[int]] = {}
 
@@ -129,6 +133,7 @@ class _Writer:
                     batch, written = self._under_way[0]
                     self._settle(batch, await written)
                     self._under_way.popleft()
+                    self._busy -= batch.nodes
         finally:
             for _, written in self._under_way:
                 written.cancel()
@@ -160,8 +165,10 @@ class _Writer:
     def _may_send(self, batch: _Batch) -> bool:
         # Transactions are carried out in the order in which they are sent, but one that fails is
         # sent again, after those behind it. So none may be behind one that it depends on.
-        return len(self._under_way) < _WINDOW and not any(
-            batch.depends_on(other) for other, _ in self._under_way
+        return (
+            len(self._under_way) < _WINDOW
+            and batch.nodes.isdisjoint(self._busy)
+            and not any(batch.is_related_to(other) for other, _ in self._under_way)
         )
 
     def _send(self, batch: _Batch) -> None:
@@ -169,6 +176,7 @@ class _Writer:
         for row in batch.rows:
             ops += row
         self._under_way.append((batch, start(self._transact(ops))))
+        self._busy |= batch.nodes
 
     def _settle(self, batch: _Batch, written: Written) -> None:
         skip = len(self._fence)
