@@ -1,6 +1,7 @@
 """What a controller writes into its logs, and what its channels do with answers."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import struct
@@ -12,9 +13,11 @@ import pytest
 from klamm.controller.channels import Channels, Outgoing
 from klamm.controller.queue import EventQueue
 from klamm.core.cluster import Broker, Endpoint
+from klamm.core.context import Level
 from klamm.core.events import UpdateMetadataAnswered
 from klamm.zookeeper import znodes
 from tests.controller.candidate import Node, running
+from tests.controller.lab import ScriptedBroker
 
 #: The prefixes of section 19, for controller 1.
 PREFIX = re.compile(
@@ -85,6 +88,39 @@ def test_every_line_says_who_speaks_and_the_milestones_are_there(
         "sending StopReplica to broker 7 for 2 replicas",
     ):
         assert line in changed
+
+
+@pytest.mark.rule("MET-8")
+def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(Level.TRACE, "state.change.logger")
+
+    async def scenario(node: Node, port: int) -> None:
+        await node.register(7, port)
+        await node.controller.run_for_office()
+        topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7], 1: [7]}))
+        await node.store.create(znodes.topic_path("t"), topic)
+        await node.until(lambda: "broker 7 answered LEADER_AND_ISR" in caplog.text)
+        await node.store.create(znodes.delete_topic_path("t"))
+        await node.until(lambda: "broker 7 answered STOP_REPLICA" in caplog.text)
+
+    async def main(port: int) -> None:
+        async with running(tmp_path) as node:
+            await scenario(node, port)
+
+    with contextlib.closing(ScriptedBroker("not registered", 7)) as broker:
+        asyncio.run(main(broker.port))
+    traced = [record.getMessage() for record in caplog.records if record.levelno == Level.TRACE]
+    for partition in (0, 1):
+        state = f"t-{partition} (leader 7, epoch 0, ISR [7], replicas [7])"
+        for line in (
+            f"LeaderAndIsr to broker 7: {state}, new True",
+            f"StopReplica to broker 7: t-{partition}, epoch -2, delete False",
+            f"StopReplica to broker 7: t-{partition}, epoch -2, delete True",
+        ):
+            assert f"[Controller id=1 epoch=1] {line}" in traced
+    assert any("broker 7 answered UPDATE_METADATA" in line for line in traced)
 
 
 def outgoing(answered: Any) -> Outgoing:

@@ -18,6 +18,7 @@ from klamm.config.ibp import Ibp
 from klamm.controller.channels import Channels, Outgoing
 from klamm.core.cluster import LEADER_DURING_DELETE, Cluster
 from klamm.core.columns import I32, NO_BROKER, Mask, keep, padded
+from klamm.core.context import Level
 from klamm.core.effects import Announce, ToReplicas
 from klamm.core.events import (
     Event,
@@ -139,17 +140,21 @@ class Announcer:
             return LeaderAndIsrAnswered(broker, outcome.error_code, errors, asked)
 
         become_leader = np.count_nonzero(states.leader == broker)
+        epoch = cluster.controller_epoch
         self._say(
-            cluster,
+            epoch,
             f"sending LeaderAndIsr to broker {broker} with {become_leader} become-leader and "
             f"{len(rows) - become_leader} become-follower partitions",
         )
+        if state_changes.isEnabledFor(Level.TRACE):
+            for row, is_new in zip(rows.tolist(), states.is_new.tolist(), strict=True):
+                entry = f"{cluster.describe(row)}, new {is_new}"
+                self._say(epoch, f"LeaderAndIsr to broker {broker}: {entry}", Level.TRACE)
         self._send(cluster, broker, request, answered)
 
-    def _say(self, cluster: Cluster, text: str) -> None:
-        """A line of the state-change log (MET-7)."""
-        epoch = cluster.controller_epoch
-        state_changes.info("[Controller id=%s epoch=%s] %s", self._broker_id, epoch, text)
+    def _say(self, epoch: int, text: str, level: int = Level.INFO) -> None:
+        """A line of the state-change log (MET-7, MET-8)."""
+        state_changes.log(level, "[Controller id=%s epoch=%s] %s", self._broker_id, epoch, text)
 
     def _endpoints(
         self, cluster: Cluster, brokers: Sequence[int]
@@ -185,7 +190,7 @@ class Announcer:
             live_brokers=_live_brokers(cluster),
         )
         self._say(
-            cluster,
+            cluster.controller_epoch,
             f"sending UpdateMetadata to brokers {list(brokers)} for {len(rows)} partitions",
         )
         for broker in brokers:
@@ -211,7 +216,14 @@ class Announcer:
             }
             return StopReplicaAnswered(broker, int(answer.error_code), errors) if errors else None
 
-        self._say(cluster, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
+        epoch = cluster.controller_epoch
+        self._say(epoch, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
+        if state_changes.isEnabledFor(Level.TRACE):
+            columns = (rows.tolist(), replicas.leader_epoch.tolist(), is_deleted.tolist())
+            for row, leader_epoch, delete in zip(*columns, strict=True):
+                topic, partition = cluster.name(row)
+                entry = f"{topic}-{partition}, epoch {leader_epoch}, delete {delete}"
+                self._say(epoch, f"StopReplica to broker {broker}: {entry}", Level.TRACE)
         for request in encode_stop_replica(
             self._stop_replica,
             topics,
@@ -229,16 +241,24 @@ class Announcer:
         answered: Callable[[RequestHeader, bytes], Event | None],
         done: Callable[[], None] | None = None,
     ) -> None:
-        epoch = cluster.brokers[broker].epoch
+        epoch, controller_epoch = cluster.brokers[broker].epoch, cluster.controller_epoch
         client_id = str(self._broker_id)
         # The correlation id was checked by the channel, which hands over what follows it.
         header = RequestHeader(request.api_key, request.api_version, 0, client_id)
+
+        def on_answer(answer: bytes) -> Event | None:
+            event = answered(header, bytes(4) + answer)
+            if state_changes.isEnabledFor(Level.TRACE):
+                text = f"broker {broker} answered {request.api_key.name}: {event}"
+                self._say(controller_epoch, text, Level.TRACE)
+            return event
+
         self._channels.send(
             broker,
             Outgoing(
                 name=request.api_key.name,
                 frame=lambda correlation_id: request.chunks(correlation_id, client_id, epoch),
-                answered=lambda answer: answered(header, bytes(4) + answer),
+                answered=on_answer,
                 done=done,
             ),
         )

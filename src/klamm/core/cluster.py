@@ -363,6 +363,14 @@ class Cluster:
         """Topic and partition number of a row, for answers and messages."""
         return self.topic(row).name, int(self.partition[row])
 
+    def describe(self, row: int) -> str:
+        """A partition with its leadership, for logs."""
+        topic, partition = self.name(row)
+        return (
+            f"{topic}-{partition} (leader {self.leader[row]}, epoch {self.leader_epoch[row]}, "
+            f"ISR {unpad(self.isr[row])}, replicas {unpad(self.replicas[row])})"
+        )
+
     def topic_names_of(self, rows: I32) -> set[str]:
         """The names of the rows' topics."""
         return {self.topic_at(index).name for index in np.unique(self.topic_of[rows]).tolist()}

@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import Final
 
 from klamm.core.cluster import Cluster
-from klamm.core.columns import I32, unpad
+from klamm.core.columns import I32
 
 #: The rule of REBAL-1 for the first check after taking office.
 FIRST_REBALANCE_DELAY_S: Final = 5.0
@@ -78,7 +78,7 @@ class Context:
         One line for many, because a line for each of 100,000 would cost more than deciding.
         """
         if len(rows):
-            name = self._name_with_leader if with_leaders else self._name
+            name = self.cluster.describe if with_leaders else self._name
             names = map(name, rows[:_NAMED_MAX].tolist())
             more = f" and {len(rows) - _NAMED_MAX} more" if len(rows) > _NAMED_MAX else ""
             self.say(log, level, f"{text}: {', '.join(names)}{more}")
@@ -86,10 +86,3 @@ class Context:
     def _name(self, row: int) -> str:
         topic, partition = self.cluster.name(row)
         return f"{topic}-{partition}"
-
-    def _name_with_leader(self, row: int) -> str:
-        cluster = self.cluster
-        return (
-            f"{self._name(row)} (leader {cluster.leader[row]}, epoch {cluster.leader_epoch[row]}, "
-            f"ISR {unpad(cluster.isr[row])}, replicas {unpad(cluster.replicas[row])})"
-        )

@@ -41,12 +41,26 @@ def test_elections_and_replicas_that_leave_are_told_with_what_came_of_them() -> 
 
 
 @pytest.mark.rule("MET-8")
-def test_every_move_of_replicas_leaves_a_trace() -> None:
+def test_every_move_of_replicas_and_the_end_of_partitions_leave_a_trace() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
     world.ctx.remarks.clear()
     world.lose(2)
     world.settle()
     assert said(world, Level.TRACE) == ["replicas become OFFLINE: t-0"]
+    world.register(2)
+    world.settle()
+    world.ctx.remarks.clear()
+    world.request_deletion("t")
+    world.settle()
+    # Each of the two replicas answers by itself.
+    assert list(dict.fromkeys(said(world, Level.TRACE))) == [
+        "partitions become OFFLINE: t-0",
+        "partitions become NON_EXISTENT: t-0",
+        "replicas become OFFLINE: t-0, t-0",
+        "replicas become DELETION_STARTED: t-0, t-0",
+        "replicas become DELETION_SUCCESSFUL: t-0",
+        "replicas become NON_EXISTENT: t-0, t-0",
+    ]
 
 
 @pytest.mark.rule("MET-9")
