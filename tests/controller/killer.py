@@ -1,4 +1,4 @@
-"""A proxy between a node and ZooKeeper that kills the node at one of its writes."""
+"""A proxy between a node and ZooKeeper: it kills the node at one of its writes, or cuts it off."""
 
 import contextlib
 import socket
@@ -27,6 +27,7 @@ class KillingProxy:
         #: How many writes may still go by; None: any number.
         self._left: int | None = None
         self._is_heard = True
+        self._is_cut = False
         self.has_killed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -75,10 +76,30 @@ class KillingProxy:
         for connection in list(self._connections):
             connection.say_goodbye()
 
+    def expire(self) -> None:
+        """End the node's sessions in its place; it hears of that when it connects again."""
+        connections = list(self._connections)
+        for connection in connections:
+            connection.is_orphaned = True
+        for connection in connections:
+            connection.say_goodbye()
+
+    def cut(self) -> None:
+        """Break the node's connections, and let it make no others until they are restored."""
+        self._is_cut = True
+        for connection in list(self._connections):
+            connection.close()
+
+    def restore(self) -> None:
+        self._is_cut = False
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 node, _ = self._listener.accept()
+                if self._is_cut:
+                    node.close()
+                    continue
                 connection = _Connection(self, node, socket.create_connection(self._target))
                 self._connections.add(connection)
                 connection.start()
@@ -94,7 +115,7 @@ class _Connection:
         self._server = server
         #: The request whose answer kills; nothing more is passed back to the node until then.
         self.kills_at: int | None = None
-        #: The node is dead, or is about to be.
+        #: The node is dead, or is about to be, or its session has been ended without its knowledge.
         self.is_orphaned = False
 
     def start(self) -> None:
@@ -118,7 +139,7 @@ class _Connection:
             stream = self._server.makefile("rb")
             self._node.sendall(_frame(stream))
             while frame := _frame(stream):
-                if self.kills_at is None:
+                if self.kills_at is None and not self.is_orphaned:
                     with contextlib.suppress(OSError):
                         self._node.sendall(frame)
                 elif struct.unpack_from(">i", frame, 4)[0] == self.kills_at:

@@ -118,7 +118,10 @@ def delete(arena: Arena, topic: str) -> None:
     def ask(node: Node) -> bool:
         names = [topic]
         answer = node.ask(ApiKey.DELETE_TOPICS, 5, topic_names=names, timeout=10_000)
-        return answer.responses[0].error_code in (E.NONE, E.UNKNOWN_TOPIC_OR_PARTITION)
+        code = answer.responses[0].error_code
+        # A node that has just become controller may not have heard of the topic yet (ADM-26).
+        is_gone = not arena.zk.exists(f"/brokers/topics/{topic}")
+        return code == E.NONE or (code == E.UNKNOWN_TOPIC_OR_PARTITION and is_gone)
 
     arena.insist(ask)
 
@@ -312,6 +315,8 @@ def kill_at_every_write(arena: Arena, name: str, *, is_heard: bool) -> int:
     operation = OPERATIONS[name]
     for write in itertools.count(1):
         topic = f"{name}-{'after' if is_heard else 'before'}-{write}"
+        for node in arena.nodes.values():
+            node.restart_if_dead()
         arena.wait_controller()
         for broker in arena.brokers.values():
             broker.received.clear()
@@ -333,7 +338,6 @@ def kill_at_every_write(arena: Arena, name: str, *, is_heard: bool) -> int:
             wait_until(lambda topic=topic: is_moved(arena, topic))
         if not proxy.has_killed.is_set():
             return write - 1
-        victim.restart_if_dead()
     raise AssertionError("unreachable")
 
 
