@@ -188,7 +188,11 @@ class Candidate:
 
 async def _main(fd: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
-    link = Link(reader, writer)
+    await run_candidate(Link(reader, writer))
+
+
+async def run_candidate(link: Link) -> None:
+    """Be the candidate of the broker at the other end, from its first message to its last."""
     _, _, hello = await link.receive()
     settings = orjson.loads(hello)
     config = BrokerConfig.from_properties(settings["properties"]).with_broker_id(

@@ -1,0 +1,182 @@
+"""ZooKeeper's twin in memory, seen over a network: late answers, lost answers, expiring sessions.
+
+Requests of a session arrive in order, and so do its answers and events. A session ends when nothing
+has been heard of its owner for the length of its timeout: because it has crashed, is stopped, or
+cannot reach ZooKeeper.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from klamm.zookeeper.memory import MemoryStore, MemoryZooKeeper
+from klamm.zookeeper.store import EventKind, Op, TransactionResult, WatchEvent
+from tests.simulation.loop import Process, SimulatedLoop, current, wait_until
+
+T = TypeVar("T")
+_DELAY_S = (0.0002, 0.003)
+_SLOW_S = (0.01, 0.2)
+_SLOW_CHANCE = 0.02
+_TICK_S = 1e-7
+
+#: Told of every transaction that was carried out: whose, what, and with what result.
+Observer = Callable[[Process | None, int, Sequence[Op], TransactionResult], None]
+
+
+class Ensemble(MemoryZooKeeper):
+    """The nodes, and sessions that know whose they are."""
+
+    def __init__(self, loop: SimulatedLoop, chance: random.Random, observe: Observer) -> None:
+        super().__init__()
+        self.loop = loop
+        self.requests = 0
+        #: Asked after each write of a process; may end it.
+        self.after_write: Callable[[Process], None] = lambda process: None
+        self._chance = chance
+        self._observe = observe
+        self._stores: list[SimulatedStore] = []
+        #: How many reasons there are why nothing is heard of a process.
+        self._silences: dict[Process, int] = {}
+
+    def open(self, session_timeout_ms: int) -> "SimulatedStore":
+        """A session for the process that is running."""
+        store = SimulatedStore(self, current(), session_timeout_ms)
+        self._stores.append(store)
+        return store
+
+    def is_silent(self, process: Process) -> bool:
+        """Whether nothing is heard of a process."""
+        return self._silences.get(process, 0) > 0
+
+    def delay_s(self) -> float:
+        slow = self._chance.random() < _SLOW_CHANCE
+        return self._chance.uniform(*(_SLOW_S if slow else _DELAY_S))
+
+    def _transact(self, ops: Any, session_id: int) -> TransactionResult:
+        ops = list(ops)
+        result = super()._transact(ops, session_id)
+        if result.ok and ops:
+            owner = self._sessions.get(session_id)
+            process = owner.process if isinstance(owner, SimulatedStore) else None
+            self._observe(process, session_id, ops, result)
+        return result
+
+    # Faults
+
+    def of(self, process: Process) -> list["SimulatedStore"]:
+        self._stores = [store for store in self._stores if store.is_wanted]
+        return [store for store in self._stores if store.process is process]
+
+    def lose_sight(self, process: Process) -> None:
+        """Nothing is heard of a process any more; its sessions have their timeouts left."""
+        self._silences[process] = self._silences.get(process, 0) + 1
+        if self._silences[process] > 1:
+            return
+        for store in self.of(process):
+            self.disconnect(store)
+            store.silent_since = self.loop.time()
+            self.loop.call_later(
+                store.session_timeout_ms / 1000,
+                self._expire_if_silent,
+                store,
+                store.silent_since,
+                context=self.loop.outside,
+            )
+
+    def see_again(self, process: Process) -> None:
+        """A process is heard of again, unless there is another reason why it is not."""
+        self._silences[process] -= 1
+        if self._silences[process]:
+            return
+        for store in self.of(process):
+            store.silent_since = None
+            self.reconnect(store)
+
+    def expire_now(self, process: Process) -> None:
+        """End the sessions of a process although it is alive."""
+        for store in self.of(process):
+            if not store.is_ended:
+                self.expire(store)
+
+    def _expire_if_silent(self, store: "SimulatedStore", since: float) -> None:
+        if store.silent_since == since:
+            self._end_session(store.session_id)
+
+
+class SimulatedStore(MemoryStore):
+    """A session whose requests and answers take their time."""
+
+    def __init__(self, ensemble: Ensemble, process: Process, session_timeout_ms: int) -> None:
+        self.process = process
+        self.silent_since: float | None = None
+        #: Set by whoever counts answers; there is nothing to count here.
+        self.on_answer: Any = None
+        self._ensemble = ensemble
+        self._last_request_at = self._last_answer_at = 0.0
+        super().__init__(ensemble, "", session_timeout_ms)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the process may still use it, or ZooKeeper still holds its session."""
+        return self.process.is_alive or self._session_id in self._ensemble._sessions
+
+    async def renew(self) -> None:
+        self._ensemble._end_session(self._session_id)
+        await asyncio.sleep(self._ensemble.delay_s())
+        await wait_until(lambda: not self._ensemble.is_silent(self.process))
+        self._start()
+
+    async def multi(self, ops: Sequence[Op]) -> TransactionResult:
+        while True:
+            await self._turn()
+            result = self._transact(ops)
+            self._ensemble.after_write(self.process)
+            try:
+                return await self._answer(result)
+            except _AnswerLostError:
+                continue
+
+    async def create(self, *args: Any, **options: Any) -> Any:
+        while True:
+            try:
+                return await super().create(*args, **options)
+            except _AnswerLostError:
+                continue
+
+    async def _turn(self) -> None:
+        loop, ensemble = self._ensemble.loop, self._ensemble
+        ensemble.requests += 1
+        at = max(loop.time() + ensemble.delay_s(), self._last_request_at + _TICK_S)
+        self._last_request_at = at
+        await asyncio.sleep(at - loop.time())
+        await super()._turn()
+
+    async def _answer(self, value: T) -> T:
+        loop = self._ensemble.loop
+        was_connected = self.is_connected
+        at = self._answer_at()
+        await asyncio.sleep(at - loop.time())
+        if was_connected and not self.is_connected:
+            # Sent, but never received. Reads are given their answer when the connection is back.
+            if isinstance(value, TransactionResult):
+                raise _AnswerLostError
+            await self._connected.wait()
+        return value
+
+    def _answer_at(self) -> float:
+        ensemble = self._ensemble
+        at = max(ensemble.loop.time() + ensemble.delay_s(), self._last_answer_at + _TICK_S)
+        self._last_answer_at = at
+        return at
+
+    def _changed(self, kind: EventKind, path: str) -> None:
+        if self._watches.pop(kind, path):
+            event = WatchEvent(kind, path)
+            self._ensemble.loop.call_at(
+                self._answer_at(), self._events.put_nowait, event, context=self.process.context
+            )
+
+
+class _AnswerLostError(Exception):
+    """The connection broke between a write and its answer: it is sent again."""

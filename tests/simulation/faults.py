@@ -1,0 +1,327 @@
+"""Carries out a plan: each fault comes, lasts, and ends again; requests are made as they come."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+
+from klamm.protocol.codes import ErrorCode
+from tests.simulation.clients import Administrator
+from tests.simulation.loop import Process, wait_until
+from tests.simulation.plan import Action, Plan
+from tests.simulation.world import Machine, World
+
+#: The topic that must not lose anything, and the one that comes and goes.
+ORDERS = "orders"
+TEMPORARY = "temporary"
+#: After this long a broker that is asked to stop is killed.
+_STOP_S = 3.0
+
+
+class Trouble:
+    """One history's faults and requests."""
+
+    def __init__(self, world: World, plan: Plan, admin: Administrator) -> None:
+        self._world = world
+        self._plan = plan
+        self._admin = admin
+        #: Writes of candidates to be counted down, and what happens then.
+        self._at_write: list[tuple[int, Callable[[Process], None]]] = []
+        world.zookeeper.after_write = self._after_write
+        self._kinds: dict[str, Callable[[Action], Awaitable[None]]] = {
+            "crash": self._crash,
+            "stop": self._stop,
+            "crash at a write": self._crash_at_write,
+            "kill the candidate at a write": self._kill_at_write,
+            "lose an answer of zookeeper": self._lose_answer,
+            "kill the candidate": self._kill_candidate,
+            "pause the broker": self._pause_broker,
+            "pause the candidate": self._pause_candidate,
+            "pause both": self._pause_both,
+            "cut": self._cut,
+            "cut from zookeeper": self._cut_from_zookeeper,
+            "reset connections": self._reset,
+            "expire the broker": self._expire_broker,
+            "expire the candidate": self._expire_candidate,
+            "torn write": self._torn_write,
+            "full disk": self._full_disk,
+            "power loss": self._power_loss,
+            "clock jump": self._clock_jump,
+            "create": self._create,
+            "delete": self._delete,
+            "expand": self._expand,
+            "move": self._move,
+            "cancel": self._cancel,
+            "elect": self._elect,
+            "move the controller": self._move_controller,
+        }
+
+    async def run(self) -> None:
+        """Carry out the whole plan, to the end of its last fault."""
+        tasks = []
+        for action in self._plan.actions:
+            await asyncio.sleep(max(action.at - self._world.loop.time(), 0.0))
+            self._world.operations += 1
+            self._world.note("PLAN", str(action)[7:])
+            tasks.append(asyncio.create_task(self._perform(action)))
+        for task in tasks:
+            await task
+
+    async def _perform(self, action: Action) -> None:
+        await self._kinds[action.kind](action)
+
+    def _machine(self, action: Action) -> Machine:
+        return self._world.machines[action.broker]
+
+    def _chance(self, action: Action) -> random.Random:
+        return random.Random(f"{self._plan.seed}/{action}")
+
+    # Crashes
+
+    async def _crash(self, action: Action) -> None:
+        machine = self._machine(action)
+        self._world.note(machine.name, "CRASH")
+        machine.crash()
+        await self._restart_after(machine, action.seconds)
+
+    async def _restart_after(self, machine: Machine, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if not machine.is_up and not machine.has_lost_data:
+            machine.start()
+
+    async def _stop(self, action: Action) -> None:
+        machine = self._machine(action)
+        await self._stop_in_order(machine)
+        await self._restart_after(machine, action.seconds)
+
+    async def _stop_in_order(self, machine: Machine) -> None:
+        broker = machine.broker
+        if broker is not None and broker.is_alive:
+            broker.signal(signal.SIGTERM)
+            if not await self._world.until(lambda: not broker.is_alive, _STOP_S):
+                self._world.note(machine.name, "KILL, since it does not stop")
+                broker.end()
+
+    def _after_write(self, process: Process) -> None:
+        if not self._at_write or not process.name.startswith("c"):
+            return
+        waiting, self._at_write = self._at_write, []
+        for left, act in waiting:
+            if left > 1:
+                self._at_write.append((left - 1, act))
+            else:
+                act(process)
+
+    async def _crash_at_write(self, action: Action) -> None:
+        """The controller's machine is gone right after a write, before anybody hears of it."""
+        done = asyncio.get_running_loop().create_future()
+
+        def act(process: Process) -> None:
+            machine = self._world.machine_of(process)
+            self._world.note(machine.name, "CRASH after a write")
+            machine.crash()
+            if not done.done():
+                done.set_result(machine)
+
+        self._at_write.append((action.number, act))
+        try:
+            async with asyncio.timeout(3.0):
+                await asyncio.shield(done)
+        except TimeoutError:
+            self._at_write = [each for each in self._at_write if each[1] is not act]
+            return
+        await self._restart_after(done.result(), action.seconds)
+
+    async def _kill_at_write(self, action: Action) -> None:
+        def act(process: Process) -> None:
+            self._world.note(process.name, "KILL after a write")
+            process.end()
+
+        self._at_write.append((action.number, act))
+        await asyncio.sleep(3.0)
+        self._at_write = [each for each in self._at_write if each[1] is not act]
+
+    async def _lose_answer(self, action: Action) -> None:
+        loop = self._world.loop
+
+        def act(process: Process) -> None:
+            self._world.note(process.name, "LOSES an answer of ZooKeeper")
+            self._world.zookeeper.lose_sight(process)
+            loop.call_later(
+                action.seconds + 0.05,
+                self._world.zookeeper.see_again,
+                process,
+                context=loop.outside,
+            )
+
+        self._at_write.append((action.number, act))
+        await asyncio.sleep(3.0)
+        self._at_write = [each for each in self._at_write if each[1] is not act]
+
+    async def _kill_candidate(self, action: Action) -> None:
+        candidate = self._machine(action).candidate
+        if candidate is not None:
+            self._world.note(candidate.name, "KILL")
+            candidate.end()
+
+    # Pauses
+
+    async def _pause_broker(self, action: Action) -> None:
+        await self._pause([self._machine(action).broker], action.seconds)
+
+    async def _pause_candidate(self, action: Action) -> None:
+        await self._pause([self._machine(action).candidate], action.seconds)
+
+    async def _pause_both(self, action: Action) -> None:
+        machine = self._machine(action)
+        await self._pause([machine.broker, machine.candidate], action.seconds)
+
+    async def _pause(self, processes: list[Process | None], seconds: float) -> None:
+        paused = [each for each in processes if each and each.is_alive and not each.is_paused]
+        for process in paused:
+            self._world.note(process.name, f"PAUSED for {seconds:.2f} s")
+            process.pause()
+            self._world.zookeeper.lose_sight(process)
+        await asyncio.sleep(seconds)
+        for process in paused:
+            self._world.note(process.name, "goes on")
+            self._world.zookeeper.see_again(process)
+            process.resume()
+
+    # The network
+
+    async def _cut(self, action: Action) -> None:
+        one, other = f"b{action.broker}", f"b{action.other}"
+        network = self._world.network
+        self._world.note("network", f"CUT between {one} and {other} for {action.seconds:.2f} s")
+        network.cut(one, other)
+        if action.number % 2:
+            network.reset(one, other)
+        await asyncio.sleep(action.seconds)
+        self._world.note("network", f"{one} and {other} reach each other again")
+        network.heal(one, other)
+
+    async def _cut_from_zookeeper(self, action: Action) -> None:
+        processes = self._machine(action).processes()
+        self._world.note(f"b{action.broker}", f"CUT from ZooKeeper for {action.seconds:.2f} s")
+        for process in processes:
+            self._world.zookeeper.lose_sight(process)
+        await asyncio.sleep(action.seconds)
+        for process in processes:
+            self._world.zookeeper.see_again(process)
+        self._world.note(f"b{action.broker}", "reaches ZooKeeper again")
+
+    async def _reset(self, action: Action) -> None:
+        one, other = f"b{action.broker}", f"b{action.other}"
+        count = self._world.network.reset(one, other)
+        self._world.note("network", f"RESET of {count} connections between {one} and {other}")
+
+    async def _expire_broker(self, action: Action) -> None:
+        self._expire(self._machine(action).broker)
+
+    async def _expire_candidate(self, action: Action) -> None:
+        self._expire(self._machine(action).candidate)
+
+    def _expire(self, process: Process | None) -> None:
+        if process is not None and process.is_alive:
+            self._world.note(process.name, "session EXPIRES")
+            self._world.zookeeper.expire_now(process)
+
+    # Disks and clocks
+
+    async def _torn_write(self, action: Action) -> None:
+        machine = self._machine(action)
+        machine.files.is_torn_next = True
+        broker = machine.broker
+        await self._world.until(lambda: broker is None or not broker.is_alive, 3.0)
+        machine.files.is_torn_next = False
+        await self._restart_after(machine, action.seconds)
+
+    async def _full_disk(self, action: Action) -> None:
+        machine = self._machine(action)
+        directory = machine.directories[action.number % 2]
+        self._world.note(machine.name, f"{directory.name} is FULL")
+        machine.files.full.add(directory)
+        await asyncio.sleep(action.seconds)
+        await self._stop_in_order(machine)
+        await self._restart_after(machine, 0.1)
+
+    async def _power_loss(self, action: Action) -> None:
+        machine = self._machine(action)
+        world = self._world
+        if not machine.is_up or not self._is_covered(machine):
+            return
+        machine.crash()
+        machine.has_lost_data = True
+        lost = machine.files.lose_unsynced()
+        world.note(machine.name, f"POWER LOSS, {lost} bytes are gone")
+        await asyncio.sleep(action.seconds)
+        await wait_until(lambda: self._is_written_off(machine))
+        machine.has_lost_data = False
+        machine.start()
+
+    def _is_covered(self, machine: Machine) -> bool:
+        """Whether everything in sync here is in sync on a broker that is up, too."""
+        machines = self._world.machines
+        if any(each.has_lost_data for each in machines.values()):
+            return False
+        return all(
+            any(machines[other].is_up for other in story.isr if other != machine.number)
+            for story in self._world.checks.kept_stories()
+            if machine.number in story.isr
+        )
+
+    def _is_written_off(self, machine: Machine) -> bool:
+        """Whether its session has ended and nobody takes it for in sync any more."""
+        checks = self._world.checks
+        return not self._world.is_registered(machine.number) and not any(
+            machine.number in story.isr for story in checks.kept_stories()
+        )
+
+    async def _clock_jump(self, action: Action) -> None:
+        machine = self._machine(action)
+        jump_s = self._chance(action).uniform(-3600, 3600)
+        self._world.note(machine.name, f"CLOCK jumps by {jump_s:.0f} s")
+        machine.clock_offset_s += jump_s
+        for process in machine.processes():
+            process.clock_offset_s = machine.clock_offset_s
+
+    # The administrator
+
+    async def _create(self, action: Action) -> None:
+        chance = self._chance(action)
+        everybody = sorted(self._world.machines)
+        assignment = [
+            chance.sample(everybody, chance.randint(1, 3)) for _ in range(chance.randint(1, 2))
+        ]
+        await self._request(self._admin.create(TEMPORARY, assignment, {}))
+
+    async def _delete(self, action: Action) -> None:
+        await self._request(self._admin.delete(TEMPORARY))
+
+    async def _expand(self, action: Action) -> None:
+        await self._request(self._admin.expand(TEMPORARY, 3))
+
+    async def _move(self, action: Action) -> None:
+        chance = self._chance(action)
+        everybody = sorted(self._world.machines)
+        topic = chance.choice((ORDERS, ORDERS, TEMPORARY))
+        partition = chance.randrange(2) if topic == ORDERS else 0
+        # Never fewer replicas than the topic promises to keep in sync.
+        replicas = chance.sample(everybody, chance.randint(2, 3))
+        await self._request(self._admin.reassign(topic, partition, replicas))
+
+    async def _cancel(self, action: Action) -> None:
+        partition = self._chance(action).randrange(2)
+        await self._request(self._admin.reassign(ORDERS, partition, None))
+
+    async def _elect(self, action: Action) -> None:
+        await self._request(self._admin.elect(ORDERS, self._chance(action).randrange(2)))
+
+    async def _request(self, request: Awaitable[ErrorCode]) -> None:
+        await self._admin.process.start(request)  # type: ignore[arg-type]
+
+    async def _move_controller(self, action: Action) -> None:
+        """An operator deletes /controller."""
+        self._world.note("operator", "DELETES /controller")
+        self._world.delete_controller()

@@ -1,0 +1,134 @@
+"""One history from beginning to end: a cluster, its clients, its faults, and what came of it."""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from klamm.broker.topic_names import CONSUMER_OFFSETS
+from tests.simulation.checks import Checks
+from tests.simulation.clients import Administrator, Member, Producer
+from tests.simulation.faults import ORDERS, Trouble
+from tests.simulation.health import ailments, broken_promises
+from tests.simulation.plan import Plan, draw
+from tests.simulation.wiring import simulated_edges
+from tests.simulation.world import World, told, without_collector
+
+RISKY = "risky"
+#: How long a cluster may take to become healthy after the last fault, in its own time.
+HEALTHY_WITHIN_S = 40.0
+_MEMORY = Path("/dev/shm")
+
+Variant = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a history."""
+
+    plan: Plan
+    failure: str | None
+    events: int
+    seconds: float
+    #: Of every line of its log.
+    digest: str
+    lines: tuple[str, ...] = ()
+
+
+def run(plan: Plan | str, *, variant: Variant | None = None, tell: bool = False) -> Outcome:
+    """Let a history happen; the same plan gives the same one, byte for byte."""
+    if isinstance(plan, str):
+        plan = draw(plan)
+    memory = _MEMORY if _MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="klamm-simulation-") as directory:
+        checks = Checks()
+        world = World(plan.seed, Path(directory), checks, plan.brokers)
+        disabled = logging.root.manager.disable
+        with ExitStack() as stack:
+            stack.enter_context(without_collector())
+            if variant is not None:
+                stack.enter_context(variant())
+            stack.enter_context(checks.probes())
+            stack.enter_context(simulated_edges(world))
+            if tell:
+                stack.enter_context(told(world))
+            else:
+                logging.disable(logging.CRITICAL)
+            try:
+                world.run(lambda: _main(world, plan))
+            finally:
+                outcome = Outcome(
+                    plan,
+                    checks.failure,
+                    world.events,
+                    world.loop.time(),
+                    hashlib.sha256("\n".join(world.lines).encode()).hexdigest(),
+                    tuple(world.lines),
+                )
+                world.close()
+                logging.disable(disabled)
+        gc.collect()
+    return outcome
+
+
+async def _main(world: World, plan: Plan) -> None:
+    checks = world.checks
+    for machine in world.machines.values():
+        machine.start()
+    admin = Administrator(world, "admin")
+    await admin.process.start(_create_topics(admin, plan))
+    producers = [
+        Producer(world, "plain", ORDERS, acks=-1, idempotent=False, pause_s=0.25),
+        Producer(world, "idempotent", ORDERS, acks=-1, idempotent=True, pause_s=0.25),
+        Producer(world, "hasty", RISKY, acks=1, idempotent=False, pause_s=0.4),
+    ]
+    members = [Member(world, name, "readers", ORDERS) for name in ("reader1", "reader2")]
+    for client in (*producers, *members):
+        client.start()
+    try:
+        async with asyncio.timeout(HEALTHY_WITHIN_S):
+            await Trouble(world, plan, admin).run()
+    except TimeoutError:
+        checks.fail("the faults do not end")
+    world.note("PLAN", "no more faults")
+    await _recover(world)
+    for producer in producers:
+        producer.is_stopping = True
+
+    def is_well() -> bool:
+        return (
+            all(producer.has_stopped for producer in producers)
+            and all(member.is_settled for member in members)
+            and next(ailments(world), None) is None
+        )
+
+    if not await world.until(is_well, HEALTHY_WITHIN_S):
+        still = [*ailments(world)]
+        still += [f"{each.name} is still writing" for each in producers if not each.has_stopped]
+        still += [f"{each.name} has no assignment" for each in members if not each.is_settled]
+        checks.fail(f"not healthy after {HEALTHY_WITHIN_S:.0f} s: " + "; ".join(still))
+    for broken in broken_promises(world):
+        checks.fail(broken)
+
+
+async def _create_topics(admin: Administrator, plan: Plan) -> None:
+    orders = [list(replicas) for replicas in plan.orders]
+    await admin.create(ORDERS, orders, {"min.insync.replicas": str(plan.min_isr)}, attempts=30)
+    everybody = sorted(admin.world.machines)
+    unclean = {"unclean.leader.election.enable": "true"}
+    admin.world.checks.unclean_topics.add(RISKY)
+    admin.world.checks.kept_topics |= {ORDERS, CONSUMER_OFFSETS}
+    await admin.create(RISKY, [everybody[:2]], unclean, attempts=30)
+
+
+async def _recover(world: World) -> None:
+    """Put right what does not come right by itself: machines that are off, disks that failed."""
+    for machine in world.machines.values():
+        if not machine.is_up:
+            machine.start()
+    await asyncio.sleep(0)
