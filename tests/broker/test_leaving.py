@@ -18,7 +18,15 @@ CONTROLLER = 9
 REMAINING = [{"topic_name": "t", "partition_index": 0}]
 GRANTED: dict[str, Any] = {"error_code": E.NONE, "remaining_partitions": []}
 NOT_YET: dict[str, Any] = {"error_code": E.NONE, "remaining_partitions": REMAINING}
-MOVED: dict[str, Any] = {"error_code": E.STALE_CONTROLLER_EPOCH, "remaining_partitions": []}
+REFUSALS: list[dict[str, Any]] = [
+    {"error_code": error, "remaining_partitions": []}
+    for error in (
+        E.STALE_CONTROLLER_EPOCH,
+        E.STALE_BROKER_EPOCH,
+        E.BROKER_NOT_AVAILABLE,
+        E.UNKNOWN_SERVER_ERROR,
+    )
+]
 #: The controller closes the connection instead of answering.
 SILENCE: dict[str, Any] = {}
 
@@ -83,8 +91,12 @@ def test_leave_that_is_granted_is_asked_for_once_with_id_and_epoch():
     assert controller.asked == [(1, 50)]
 
 
-@pytest.mark.rule("SHUT-1", "SHUT-10")
-@pytest.mark.parametrize("first", [NOT_YET, MOVED, SILENCE], ids=["remaining", "moved", "silence"])
+@pytest.mark.rule("SHUT-1", "SHUT-10", "LIFE-16")
+@pytest.mark.parametrize(
+    "first",
+    [NOT_YET, *REFUSALS, SILENCE],
+    ids=["remaining", "moved", "stale", "unknown", "failed", "silence"],
+)
 def test_anything_else_is_a_reason_to_ask_again_after_a_pause(first: dict[str, Any]):
     is_granted, controller = ask_for_leave([first, GRANTED], backoff_ms=50)
     assert is_granted

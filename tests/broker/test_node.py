@@ -1,5 +1,6 @@
 """The life of a node: registration, roles, metrics, failing disks."""
 
+import re
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +17,7 @@ from tests.broker.raw import Raw, batch
 pytestmark = pytest.mark.real
 
 Start = Callable[..., RealCluster]
+SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "broker.md"
 
 
 def metrics(port: int) -> dict[str, float]:
@@ -25,14 +27,28 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in samples}
 
 
-@pytest.mark.rule("BMET-1", "BMET-2", "BMET-3", "BMET-5", "BMET-6", "BMET-7", "BMET-8", "BMET-9")
-@pytest.mark.rule("BMET-10", "BMET-11", "BMET-12", "LIFE-12")
+def specified(rule: str) -> set[str]:
+    """The metrics that a rule of section 13 lists, as they are named here."""
+    _, _, text = SPECIFICATION.read_text(encoding="utf-8").partition(f"- **{rule}** ")
+    text = re.sub(r"\([^)]*\)", "", text.partition("\n- ")[0])
+    listed = re.findall(r"`([\w.]+):type=(\w+),name=(\w*)`([^`]*)", text)
+    return {
+        f"{group}_{kind}_{name}".replace(".", "_")
+        for group, kind, one, many in listed
+        for name in ([one] if one else re.findall(r"\w+", many))
+    }
+
+
+@pytest.mark.rule("BMET-1", "BMET-7", "BMET-9", "BMET-10", "BMET-11", "LIFE-12")
 def test_a_broker_counts_what_it_does(start_cluster: Start, topic: str) -> None:
     port = free_port()
     cluster = start_cluster(brokers=1, settings={"klamm.metrics.port": str(port)})
     cluster.create(topic, factor=1)
     cluster.produce(topic, [b"x" * 100] * 10)
     found = metrics(port)
+    shown = {re.sub(r"_(total|count)$", "", name.partition("{")[0]) for name in found}
+    for rule in ("BMET-1", "BMET-7", "BMET-9", "BMET-10", "BMET-11"):
+        assert specified(rule) - shown == set()
     assert found["kafka_server_KafkaServer_BrokerState"] == 3
     assert found["kafka_server_ReplicaManager_LeaderCount"] == 1
     assert found["kafka_server_ReplicaManager_UnderReplicatedPartitions"] == 0

@@ -245,7 +245,7 @@ def test_a_known_broker_whose_registration_becomes_unreadable_stays_what_it_is(
     shared.zk.set("/brokers/ids/3", shared.brokers[3].registration())
 
 
-@pytest.mark.rule("ISR-8", "ISR-12", "ISR-13", "SHUT-3", "SHUT-4", "FENCE-14")
+@pytest.mark.rule("ISR-8", "ISR-12", "ISR-13", "SHUT-3", "SHUT-4", "FENCE-14", "LIFE-16")
 def test_unknown_brokers_and_stale_epochs_are_refused(shared: Lab, node: Node):
     shared.create_topic("current", {0: [1, 2]})
     before = shared.state("current", 0)

@@ -187,7 +187,7 @@ def test_validating_only_checks_everything_and_writes_nothing(shared: Lab, node:
 
 
 @pytest.mark.rule("ADM-1", "ADM-17", "ADM-24", "BADM-1", "EVT-7", "PREF-2", "REASG-5", "SHUT-2")
-@pytest.mark.rule("ISR-8", "ADM-45")
+@pytest.mark.rule("ISR-8", "ADM-45", "LIFE-16")
 def test_a_node_that_is_not_controller_refuses_each_request_in_its_own_way(shared: Lab):
     shared.create_topic("kept", {0: [1]})
     other = shared.nodes[101]

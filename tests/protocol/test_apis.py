@@ -80,6 +80,12 @@ def test_ranges_hold_what_old_librdkafka_tests_for():
         assert all(APIS[key].min_version <= v <= APIS[key].max_version for v in versions)
 
 
+@pytest.mark.rule("BADM-11")
+def test_moves_between_directories_of_a_broker_are_not_promised():
+    (alter_replica_log_dirs,) = (row for row in rows_of("### 1.2 Tier 2") if row[0] == "34")
+    assert int(alter_replica_log_dirs[0]) not in APIS
+
+
 @pytest.mark.rule("API-11")
 def test_internal_keys_are_advertised():
     assert {4, 5, 6, 7, 56, 67} <= APIS.keys()

@@ -162,6 +162,10 @@ def test_all_replicas_move() -> None:
     ]
     assert {epoch for _, epoch, delete in stops(world) if delete} == {5}
     assert world.writes[-1].path == "/brokers/topics/T"
+    # The last that anybody hears is the new list.
+    final = world.requests[-6:]
+    assert [(r.api, r.to) for r in final] == [("UpdateMetadata", b) for b in (1, 2, 3, 4, 5, 6)]
+    assert all(r.partitions["T", 0]["replicas"] == [4, 5, 6] for r in final)
     assert world.topic("T")["partitions"] == {"0": [4, 5, 6]}
     assert world.topic("T")["adding_replicas"] == world.topic("T")["removing_replicas"] == {}
 
