@@ -17,6 +17,44 @@ from klamm.pipeline.source.options import (
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 A0 = Partition("a", 0)
 
+#: Options, None taking one away, and what is said about them.
+WRONG_FOR_A_BATCH = [
+    ({"subscribe": "a", "assign": '{"a":[0]}'}, "Only one of the following options"),
+    ({"subscribe": None}, "One of the following options must be specified"),
+    ({"subscribe": " , "}, "No topics to subscribe to .* option 'subscribe' is ','"),
+    ({"subscribe": None, "assign": "a"}, "No topicpartitions to assign .* is 'a'"),
+    ({"subscribe": None, "assign": '{"a":1}'}, r"assign: Expected e\.g\."),
+    ({"subscribe": None, "subscribePattern": " "}, "Pattern to subscribe is empty"),
+    ({"subscribe": None, "subscribePattern": "(a"}, "is not a pattern"),
+    ({"kafka.bootstrap.servers": None}, "'kafka.bootstrap.servers' must be specified"),
+    ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
+    ({"startingOffsets": '{"a":{"0":-1}}'}, "startingOffsets for a-0 can't be latest"),
+    ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
+    ({"endingOffsets": '{"a":{"0":-2}}'}, "endingOffsets for a-0 can't be earliest"),
+    ({"startingOffsets": "first"}, r"startingOffsets: Expected e\.g\. .* got first"),
+    ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number"),
+    ({"startingOffsetsByTimestampStrategy": "skip"}, "must be 'error' or 'latest'"),
+    ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false, not 'no'"),
+    ({"minPartitions": "0"}, "minPartitions must be positive"),
+    ({"maxRecordsPerPartition": "-1"}, "maxRecordsPerPartition must be positive"),
+    ({"minPartitions": "many"}, "minPartitions must be positive, not 'many'"),
+    ({"startingOffset": "earliest"}, "Unknown option .*; did you mean 'startingOffsets'"),
+    ({"bootstrap.servers": "h:1"}, "did you mean 'kafka.bootstrap.servers'"),
+    ({"topic": "a"}, "Unknown option 'topic'"),
+]
+WRONG_FOR_A_STREAM = [
+    ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
+    ({"endingTimestamp": "1"}, "ending timestamp not valid in streaming queries"),
+    ({"endingOffsetsByTimestamp": "{}"}, "ending timestamp not valid in streaming queries"),
+    ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be positive"),
+    ({"minOffsetsPerTrigger": "x"}, "minOffsetsPerTrigger must be positive"),
+    (
+        {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+        r"minOffsetsPerTrigger \(5\) is higher than the maxOffsetsPerTrigger \(4\)",
+    ),
+    ({"maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration such as 15m"),
+]
+
 
 def batch(**options):
     return read_options(GIVEN | options, streaming=False)
@@ -82,54 +120,14 @@ def test_a_delay_has_a_unit(text, seconds):
     assert stream(maxTriggerDelay=text).max_trigger_delay_s == seconds
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "Only one of the following options"),
-        ({"subscribe": None}, "One of the following options must be specified"),
-        ({"subscribe": " , "}, "No topics to subscribe to .* option 'subscribe' is ','"),
-        ({"subscribe": None, "assign": "a"}, "No topicpartitions to assign .* is 'a'"),
-        ({"subscribe": None, "assign": '{"a":1}'}, r"assign: Expected e\.g\."),
-        ({"subscribe": None, "subscribePattern": " "}, "Pattern to subscribe is empty"),
-        ({"subscribe": None, "subscribePattern": "(a"}, "is not a pattern"),
-        ({"kafka.bootstrap.servers": None}, "'kafka.bootstrap.servers' must be specified"),
-        ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
-        ({"startingOffsets": '{"a":{"0":-1}}'}, "startingOffsets for a-0 can't be latest"),
-        ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
-        ({"endingOffsets": '{"a":{"0":-2}}'}, "endingOffsets for a-0 can't be earliest"),
-        ({"startingOffsets": "first"}, r"startingOffsets: Expected e\.g\. .* got first"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number"),
-        ({"startingOffsetsByTimestampStrategy": "skip"}, "must be 'error' or 'latest'"),
-        ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false, not 'no'"),
-        ({"minPartitions": "0"}, "minPartitions must be positive"),
-        ({"maxRecordsPerPartition": "-1"}, "maxRecordsPerPartition must be positive"),
-        ({"minPartitions": "many"}, "minPartitions must be positive, not 'many'"),
-        ({"startingOffset": "earliest"}, "Unknown option .*; did you mean 'startingOffsets'"),
-        ({"bootstrap.servers": "h:1"}, "did you mean 'kafka.bootstrap.servers'"),
-        ({"topic": "a"}, "Unknown option 'topic'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), WRONG_FOR_A_BATCH)
 def test_what_is_wrong_with_a_batch_query_is_said(given, message):
     options = {key: value for key, value in (GIVEN | given).items() if value is not None}
     with pytest.raises(ConfigError, match=message):
         read_options(options, streaming=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
-        ({"endingTimestamp": "1"}, "ending timestamp not valid in streaming queries"),
-        ({"endingOffsetsByTimestamp": "{}"}, "ending timestamp not valid in streaming queries"),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be positive"),
-        ({"minOffsetsPerTrigger": "x"}, "minOffsetsPerTrigger must be positive"),
-        (
-            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
-            r"minOffsetsPerTrigger \(5\) is higher than the maxOffsetsPerTrigger \(4\)",
-        ),
-        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay must be a duration such as 15m"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), WRONG_FOR_A_STREAM)
 def test_what_is_wrong_with_a_streaming_query_is_said(given, message):
     with pytest.raises(ConfigError, match=message):
         stream(**given)

@@ -1,5 +1,6 @@
 """What takes a cluster, several Sparks and minutes: `make spark-test`."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewPartitions
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
 from tests.pipeline.source.conftest import produce
-from tests.pipeline.source.test_spark import load_stream, numbers
+from tests.pipeline.source.test_options import WRONG_FOR_A_BATCH, WRONG_FOR_A_STREAM
+from tests.pipeline.source.test_reader import NOW
+from tests.pipeline.source.test_spark import load, load_stream, numbers
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
 
@@ -87,13 +91,60 @@ def test_a_leader_is_killed_under_a_running_query(spark, start_cluster, topic):
     assert numbers(spark.table(name)) == list(range(4000))
 
 
+def test_every_way_to_say_where_reading_begins_and_ends(spark, cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(20), partitions=2, timestamp=lambda number: NOW + number)
+    each_at = {"0": NOW + 4, "1": NOW + 9}
+    ways = [
+        ({}, range(20)),
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, range(20)),
+        ({"startingOffsets": {"0": 5, "1": -2}}, [*range(1, 10, 2), *range(10, 20)]),
+        ({"endingOffsets": {"0": 5, "1": -1}}, [*range(10), *range(11, 20, 2)]),
+        ({"startingTimestamp": NOW + 4, "endingTimestamp": NOW + 8}, range(4, 8)),
+        ({"startingOffsetsByTimestamp": each_at}, [4, 6, 8, *range(9, 20)]),
+        ({"endingOffsetsByTimestamp": each_at}, [0, 1, 2, 3, 5, 7]),
+        (
+            {
+                "startingTimestamp": NOW + 99,
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            [],
+        ),
+        ({"minPartitions": 5}, range(20)),
+        ({"maxRecordsPerPartition": 3}, range(20)),
+    ]
+    for way, expected in ways:
+        options = {
+            name: json.dumps({topic: value}) if isinstance(value, dict) else str(value)
+            for name, value in way.items()
+        }
+        assert numbers(load(spark, cluster, subscribe=topic, **options)) == [*expected], way
+
+
+def test_whatever_is_wrong_with_options_reaches_the_user(spark, cluster):
+    def told(wrong: dict[str, str | None]) -> dict[str, str]:
+        options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": "orders"} | wrong
+        return {name: value for name, value in options.items() if value is not None}
+
+    for wrong, message in WRONG_FOR_A_BATCH:
+        with pytest.raises(AnalysisException, match=message):
+            spark.read.format("klamm").options(**told(wrong)).load().collect()
+    for wrong, message in WRONG_FOR_A_STREAM:
+        stream = spark.readStream.format("klamm").options(**told(wrong)).load()
+        with pytest.raises(StreamingQueryException, match=message):
+            stream.writeStream.format("noop").start().awaitTermination()
+
+
 #: What a user's job does; the executors are processes of their own.
 _JOB = """
 import sys
 from pyspark.sql import SparkSession
+from pyspark_klamm import DefaultSource
 
 bootstrap, topic = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
+# Spark looks for sources among what is installed, not among what is shipped.
+spark.dataSource.register(DefaultSource)
 options = {"kafka.bootstrap.servers": bootstrap}
 frame = spark.range(4000).repartition(4).selectExpr("cast(id as string) value")
 frame.write.format("klamm").mode("append").options(**options, topic=topic).save()
@@ -157,8 +208,8 @@ def test_the_package_is_shipped_to_executors_elsewhere(cluster, topic, tmp_path)
         text=True,
         timeout=800,
     )
-    said = [line for line in finished.stderr.splitlines() if " INFO " not in line]
-    assert finished.returncode == 0, "\n".join(said[:80])
+    # What the job itself says, its traceback too, goes to the standard output.
+    assert finished.returncode == 0, finished.stdout + finished.stderr[-2000:]
     lines = finished.stdout.splitlines()
     assert f"READ {sum(range(4000))}" in lines
     places = [line for line in lines if line.startswith("FROM ")]
