@@ -72,7 +72,8 @@ class Cluster:
             if options.is_read_committed
             else IsolationLevel.READ_UNCOMMITTED
         )
-        self._admin = AdminClient(dict(options.kafka))
+        self._kafka = options.kafka
+        self._admin = AdminClient(dict(self._kafka))
 
     def topics(self, selection: Selection, *, must_exist: bool = True) -> Topics:
         """What the selection means now; a topic that was named has to exist, at first."""
@@ -187,6 +188,8 @@ class Cluster:
                         raise UnavailableError(f"{reason.name()}: {reason.str()}") from error
                     attempts_left -= 1
             time.sleep(max(self._retry_pause_s, _PAUSE_S))
+            # An old client goes on asking with the leader epochs that it once heard of.
+            self._admin = AdminClient(dict(self._kafka))
 
 
 def _result(future: "Future[Any]") -> Any:
