@@ -10,6 +10,7 @@ from confluent_kafka.admin import NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from klamm.errors import ConfigError
+from klamm.pipeline.source import consuming, fetching
 from klamm.pipeline.source.limits import NoOffsetError
 from klamm.pipeline.source.loss import DataLossError
 from klamm.pipeline.source.offsets import RESERVED_KEY
@@ -208,6 +209,44 @@ def test_what_retention_took_is_missed_or_passed_over(cluster, topic):
         read_all(cluster, subscribe=topic, startingOffsets=start)
 
 
+def test_what_compaction_removed_is_passed_over(cluster, topic):
+    config = {
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "segment.bytes": "5000",
+    }
+    cluster.create(topic, factor=1, config=config)
+    for _ in range(10):
+        produce(cluster, topic, range(100))
+    asked = {"subscribe": topic, "kafkaConsumer.pollTimeoutMs": "5000"}
+    wait_until(lambda: len(read_all(cluster, **asked)) < 500, "most records are removed")
+    for more in ({}, {"kafka.client.rack": "a"}):
+        rows = read_all(cluster, **asked, **more, maxRecordsPerPartition="30")
+        offsets = [row["offset"] for row in rows]
+        assert offsets == sorted(set(offsets))
+        last = {int(row["key"]): row["offset"] for row in rows}
+        assert last == {number: 900 + number for number in range(100)}
+
+
+def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypatch):
+    for way in (fetching, consuming):
+        monkeypatch.setattr(way, "GONE_AFTER_S", 0.5)
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(3))
+    options = given(cluster, {"subscribe": topic})
+    (task,) = TopicReader(read_options(options, streaming=False)).partitions()
+    cluster.admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, f"{topic} is deleted")
+    for more in ({}, {"kafka.client.rack": "a"}):
+        reader = TopicReader(read_options(options | more, streaming=False))
+        with pytest.raises(DataLossError, match="the topic was deleted"):
+            list(reader.read(task))
+        lenient = TopicReader(
+            read_options(options | more | {"failOnDataLoss": "false"}, streaming=False)
+        )
+        assert list(lenient.read(task)) == []
+
+
 # Streams
 
 
@@ -370,6 +409,21 @@ def test_a_topic_that_is_gone_is_missed(cluster, topic):
     assert streams["false"].batch() == [2, 3]
 
 
+def raise_leader_epoch(cluster: RealCluster, topic: str) -> None:
+    """Have the controller write a new epoch for the leader that there is."""
+    before = cluster.state(topic)
+    first, *others = cluster.znode(f"/brokers/topics/{topic}")["partitions"]["0"]
+    wanted = {"topic": topic, "partition": 0, "replicas": [first, *reversed(others)]}
+    cluster.zookeeper.create(
+        "/admin/reassign_partitions", json.dumps({"version": 1, "partitions": [wanted]}).encode()
+    )
+    wait_until(
+        lambda: cluster.state(topic)["leader_epoch"] > before["leader_epoch"],
+        "the leader has a new epoch",
+    )
+    assert cluster.leader(topic) == before["leader"]
+
+
 def test_a_leader_that_dies_costs_time_and_no_record(start_cluster, topic):
     cluster = start_cluster(brokers=3)
     cluster.create(topic, partitions=3, factor=3)
@@ -378,6 +432,7 @@ def test_a_leader_that_dies_costs_time_and_no_record(start_cluster, topic):
         cluster, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="150"
     )
     first = stream.batch()
+    raise_leader_epoch(cluster, topic)
     planned = stream.plan()
     cluster[cluster.leader(topic)].kill()
     second = stream.run(planned)

@@ -19,24 +19,27 @@ from confluent_kafka import (
 
 from klamm.errors import UnavailableError
 from klamm.pipeline.source.columns import CREATE_TIME, LOG_APPEND_TIME, schema
-from klamm.pipeline.source.loss import cannot_read, report_loss
+from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
 
 _MESSAGES: Final = 10_000
-_POLL_S: Final = 1.0
+_POLL_S: Final = 0.2
+_METADATA_TIMEOUT_S: Final = 1.0
 
 
 def consume(wanted: OffsetRange, options: ReadOptions, start: int) -> Iterator[pa.RecordBatch]:
     """The records of a range from `start` on."""
     consumer = Consumer(dict(options.kafka))
     position, until = start, wanted.until
-    deadline = time.monotonic() + options.poll_timeout_s
+    last_seen = time.monotonic()
+    deadline = last_seen + options.poll_timeout_s
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
         while position < until:
             messages = []
-            for message in consumer.consume(_MESSAGES, _POLL_S):
+            # librdkafka waits for as many as it is asked for, so no more than are missing.
+            for message in consumer.consume(min(until - position, _MESSAGES), _POLL_S):
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
                     messages.append(message)
@@ -53,13 +56,30 @@ def consume(wanted: OffsetRange, options: ReadOptions, start: int) -> Iterator[p
             if messages:
                 yield _rows(messages, wanted, include_headers=options.include_headers)
                 deadline = time.monotonic() + options.poll_timeout_s
-            elif time.monotonic() > deadline:
+            if messages or position >= until:
+                continue
+            if _exists(consumer, wanted.topic):
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > GONE_AFTER_S:
+                why = "the topic was deleted"
+                report_loss(cannot_read(wanted, position, why), fail=options.fail_on_data_loss)
+                return
+            if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"Nothing of {wanted} was to be had at offset {position} for "
                     f"{options.poll_timeout_s:.0f} s"
                 )
     finally:
         consumer.close()
+
+
+def _exists(consumer: Consumer, topic: str) -> bool:
+    """Whether there is the topic, for all that is known; librdkafka waits for it without a word."""
+    try:
+        found = consumer.list_topics(topic, timeout=_METADATA_TIMEOUT_S).topics[topic]
+    except KafkaException:
+        return True
+    return found.error is None or found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def _after_loss(

@@ -18,7 +18,7 @@ from klamm.client.errors import KafkaError, check
 from klamm.errors import UnavailableError
 from klamm.pipeline.source.columns import Decoder, offset_after
 from klamm.pipeline.source.leader_link import LeaderLink, Wish
-from klamm.pipeline.source.loss import cannot_read, report_loss
+from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
 from klamm.protocol.apis import ApiKey
@@ -28,8 +28,6 @@ from klamm.protocol.fetch import FetchPartitionResponse
 _EARLIEST: Final = -2  # as a timestamp
 _CONSUMER: Final = -1
 _PAUSE_S: Final = 0.1
-#: A topic that nobody has known for so long is not one that is still being announced.
-_GONE_AFTER_S: Final = 10.0
 
 #: What this way of reading does justice to. With anything else set, librdkafka reads.
 _HONOURED: Final = frozenset(
@@ -160,7 +158,7 @@ class RangeReader:
         (topic,) = metadata.topics
         now = time.monotonic()
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if now - self._last_heard_of_topic > _GONE_AFTER_S:
+            if now - self._last_heard_of_topic > GONE_AFTER_S:
                 return None
             raise UnavailableError(f"nobody knows the topic {self._range.topic}")
         self._last_heard_of_topic = now

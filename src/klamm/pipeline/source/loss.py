@@ -6,6 +6,9 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.pipeline.source.ranges import OffsetRange
 
+#: A topic that nobody has known for so long is not one that is still being announced.
+GONE_AFTER_S: Final = 10.0
+
 _LOG: Final = logging.getLogger(__name__)
 
 #: Spark's own words.
