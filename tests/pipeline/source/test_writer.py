@@ -82,6 +82,9 @@ def test_a_record_that_a_broker_refuses_fails_the_task_with_its_reason(cluster, 
     large = pa.RecordBatch.from_pydict({"value": [b"x" * 5000]})
     with pytest.raises(DeliveryError, match="MSG_SIZE_TOO_LARGE"):
         write_rows(iter([large]), options(cluster, topic=topic))
+    larger = pa.RecordBatch.from_pydict({"value": [b"x" * 2_000_000]})
+    with pytest.raises(DeliveryError, match="MSG_SIZE_TOO_LARGE"):
+        write_rows(iter([larger]), options(cluster, topic=topic))
     wrong = rows(partition=pa.array([7] * COUNT, pa.int32()))
     with pytest.raises(DeliveryError, match="partition"):
         write_rows(iter([wrong]), options(cluster, topic=topic))

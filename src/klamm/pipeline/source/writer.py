@@ -6,10 +6,10 @@ written twice: its producer is idempotent.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -103,7 +103,10 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Writ
             name.lower(): column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         }
-        sender.send(columns, batch.num_rows)
+        try:
+            sender.send(columns, batch.num_rows)
+        except KafkaException as error:  # librdkafka itself does not take a row
+            sender.give_up(error.args[0])
         rows += batch.num_rows
     sender.finish()
     return Written(rows)
@@ -177,6 +180,11 @@ class _Sender:
             self._raise_failure()
         self._raise_failure()
 
+    def give_up(self, error: KafkaError) -> NoReturn:
+        """Drop what is under way, so that nothing is waited for."""
+        self._producer.purge()
+        raise DeliveryError(f"{error.name()}: {error.str()}")
+
     def _topics(self, columns: dict[str, Any], count: int) -> list[str]:
         # The option goes before the column.
         if self._topic is not None:
@@ -198,7 +206,5 @@ class _Sender:
                 self._raise_failure()
 
     def _raise_failure(self) -> None:
-        error = self._failures.first
-        if error is not None:
-            self._producer.purge()
-            raise DeliveryError(f"{error.name()}: {error.str()}")
+        if self._failures.first is not None:
+            self.give_up(self._failures.first)
