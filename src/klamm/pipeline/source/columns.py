@@ -44,9 +44,9 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _MAGIC_AT: Final = 16
-#: What is made one Arrow batch at most, give or take a batch of the wire: a small answer may hold
-#: a lot once it is decompressed, and Arrow's offsets have 32 bits.
-_PORTION_BYTES: Final = 32 << 20
+#: What is made one Arrow batch, give or take a batch of the wire: a small answer may hold a lot
+#: once it is decompressed, and Spark works on one portion while the next is made.
+_PORTION_BYTES: Final = 4 << 20
 #: A varint of 64 bits has no more bytes.
 _VARINT_BYTES_MAX: Final = 10
 #: Of a marker's key: version and type, of which this is an abort.
