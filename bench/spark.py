@@ -35,19 +35,24 @@ JARS = (
     "org.apache.commons:commons-pool2:2.12.0",
 )
 PARTITIONS = 2
+SIZES = (100, 1000)
+CODECS = ("none", "lz4")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=2_000_000, help="of 1 KB a tenth of that")
     parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES)
+    parser.add_argument("--codecs", nargs="+", default=CODECS, choices=CODECS)
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
     python, jars = connector()
     with ExitStack() as stack:
         bootstrap = asked.bootstrap_server or stack.enter_context(one_broker())
-        for size, records in ((100, asked.records), (1000, asked.records // 10)):
-            for codec in ("none", "lz4"):
+        for size in asked.sizes:
+            records = asked.records * SIZES[0] // size
+            for codec in asked.codecs:
                 topic = fill(bootstrap, size, records, codec)
                 print(f"{records:,} records of {size} bytes, {codec}", flush=True)
                 sides = {

@@ -10,15 +10,15 @@ from klamm.zookeeper.server import ZooKeeperServer
 from tests.broker import cluster as brokers
 from tests.broker.cluster import PATIENCE_S, BrokerProcess, RealCluster
 from tests.interop.conftest import kafka_libs  # noqa: F401  # a fixture
-from tests.pipeline.source import test_reader, test_writer
+from tests.pipeline.source import test_reader, test_spark, test_spark_heavy, test_writer
 from tests.pipeline.source.test_reader import numbers, read_all
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 globals().update(
     {
         name: test
-        for module in (test_reader, test_writer)
+        for module in (test_reader, test_writer, test_spark, test_spark_heavy)
         for name, test in vars(module).items()
         if name.startswith("test_")
     }
