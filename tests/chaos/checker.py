@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from tests.chaos.recording import Asked, GroupOffset, History, Kept, Name, Read, Write
+from tests.chaos.recording import GroupOffset, History, Kept, Name, Read, Write
 from tests.chaos.silence import Excuses, Span, silences
 
 Where = tuple[str, int, int]
@@ -224,27 +224,27 @@ def offsets_gone_back(history: History) -> Iterator[Violation]:
 
 
 def topics_astray(history: History) -> Iterator[Violation]:
-    """A topic is, in the end, what the calls that were answered have made of it.
+    """A topic is, in the end, what the last call that was answered has made of it.
 
-    A call that failed may have been carried out or not, or may be carried out later.
+    A call that failed may have been carried out or not, or may have been carried out later.
     """
-    possible: dict[str, set[int]] = {}
+    answered: dict[str, int] = {}
+    failed: dict[str, set[int]] = defaultdict(set)
     for asked in history.asked:
-        possible[asked.topic] = _after(asked, possible.get(asked.topic, {0}))
+        partitions = 0 if asked.call == "delete" else asked.partitions
+        if asked.error is None:
+            answered[asked.topic] = partitions
+        else:
+            failed[asked.topic].add(partitions)
     for ending in history.endings:
-        for topic, counts in possible.items():
+        for topic in sorted(answered.keys() | failed.keys()):
+            possible = {answered.get(topic, 0)} | failed[topic]
             found = ending.topics.get(topic, 0)
-            if found not in counts:
-                expected = " or ".join(map(str, sorted(counts)))
+            if found not in possible:
+                expected = " or ".join(map(str, sorted(possible)))
                 yield Violation(
                     "topic astray", topic, f"has {found} partitions instead of {expected}"
                 )
-
-
-def _after(asked: Asked, before: set[int]) -> set[int]:
-    """How many partitions a topic may have after a call, 0 if it is not there."""
-    after = {0} if asked.call == "delete" else {asked.partitions}
-    return after if asked.error is None else before | after
 
 
 def unsettled(history: History) -> Iterator[Violation]:
