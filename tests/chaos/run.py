@@ -93,11 +93,13 @@ def _disturb(
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def _settle(world: World, tell: Callable[[str], None]) -> list[str]:
