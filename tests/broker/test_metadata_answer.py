@@ -11,14 +11,16 @@ from klamm.broker.metadata import (
     Endpoint,
     LiveBroker,
     MetadataUpdate,
-    TopicUpdate,
 )
 from klamm.broker.metadata_answer import Operations, encode_all_topics
-from klamm.broker.metadata_records import PartitionMetadata
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
+from klamm.protocol.control_decode import TopicRecords
 from klamm.protocol.frames import encode_response
 from klamm.protocol.headers import RequestHeader
+from klamm.protocol.metadata_records import PartitionMetadata
+
+from .metadata_records import packed
 
 OPERATIONS = Operations(topic=0b1010, cluster=0b0110)
 CLUSTER_ID = "c" * 22
@@ -80,11 +82,13 @@ brokers = st.builds(
     st.sampled_from([None, "", "rack"]),
 )
 topics = st.builds(
-    TopicUpdate,
+    TopicRecords,
     st.sampled_from(["orders", "__consumer_offsets", "a" * 200]),
-    st.one_of(st.none(), st.uuids()),
+    st.one_of(st.just(b""), st.uuids().map(lambda topic_id: topic_id.bytes)),
     st.lists(
-        st.builds(PartitionMetadata, ids, st.integers(-1, 4), ids, id_lists, id_lists, id_lists),
+        st.builds(
+            PartitionMetadata, ids, st.integers(-1, 4), ids, id_lists, id_lists, id_lists
+        ).map(packed),
         max_size=5,
     ),
 )
@@ -104,7 +108,8 @@ def test_the_bytes_are_those_of_the_general_encoder(update, version):
 @pytest.mark.parametrize(("version", "error"), [(5, 5), (6, 72), (12, 72)])
 def test_a_leader_without_the_clients_listener_is_not_named(version, error):
     broker = LiveBroker(1, {"IN": Endpoint("host", 9092)})
-    topic = TopicUpdate("orders", uuid.UUID(int=1), [PartitionMetadata(0, 1, 3, (1,), (1,))])
+    records = [packed(PartitionMetadata(0, 1, 3, (1,), (1,)))]
+    topic = TopicRecords("orders", uuid.UUID(int=1).bytes, records)
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, [broker], [topic])).snapshot
     header = RequestHeader(ApiKey.METADATA, version, 7, "client")
     frame = encode_all_topics(header, snapshot, "OUT", CLUSTER_ID, OPERATIONS)

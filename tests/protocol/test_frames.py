@@ -27,7 +27,7 @@ READ_BY_KIO = [each for each in EXCHANGES if each.key not in OF_THEIR_OWN_FORM]
 
 def comparable(request: Request) -> Request:
     """Topics that are made when asked for have no equality of their own."""
-    if request.header.api_key not in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
+    if request.header.api_key != ApiKey.LEADER_AND_ISR:
         return request
     return request._replace(
         body=request.body._replace(topic_states=list(request.body.topic_states))

@@ -8,21 +8,22 @@ name, and then takes its place in one step.
 
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from klamm.broker.log.names import TopicPartition
-from klamm.broker.metadata_records import (
+from klamm.protocol.control_decode import TopicRecords
+from klamm.protocol.metadata_records import (
+    LEADER,
     PartitionMetadata,
     index_of,
-    pack_partition,
     unpack_partition,
 )
 
 #: The leader that UpdateMetadata gives to a partition that is being deleted.
-LEADER_DURING_DELETE: Final = -2
+_LEADER_DURING_DELETE: Final = (-2).to_bytes(4, "big", signed=True)
 NO_CONTROLLER: Final = -1
 
 #: An update copies the shards that it touches, so this many divide its cost.
@@ -54,20 +55,12 @@ class Node(NamedTuple):
     rack: str | None
 
 
-class TopicUpdate(NamedTuple):
-    """What UpdateMetadata says about some partitions of a topic."""
-
-    name: str
-    topic_id: uuid.UUID | None
-    partitions: Iterable[PartitionMetadata]
-
-
 class MetadataUpdate(NamedTuple):
     """An UpdateMetadata request."""
 
     controller_id: int
     brokers: Iterable[LiveBroker]
-    topics: Iterable[TopicUpdate] = ()
+    topics: Iterable[TopicRecords] = ()
 
 
 class TopicMetadata:
@@ -193,12 +186,12 @@ class ClusterSnapshot:
         topic_count, partition_count = self.topic_count, self.partition_count
         touched: set[str] = set()
         deleted: list[TopicPartition] = []
-        for name, topic_id, partitions in update.topics:
+        for name, told_id, news in update.topics:
             shard = topics.writable(crc32(name.encode()) % _SHARDS)
             known = shard.get(name)
-            records, gone = _merge(known.records if known else (), partitions)
+            records, gone = _merge(known.records if known else (), news)
             deleted += (TopicPartition(name, index) for index in gone)
-            id_bytes = topic_id.bytes if topic_id and records else b""
+            id_bytes = told_id if records else b""
             if known and known.id_bytes and known.id_bytes != id_bytes:
                 names.writable(known.id_bytes[0]).pop(known.id_bytes, None)
             if id_bytes:
@@ -242,25 +235,26 @@ class _Shards(Generic[K, V]):
 
 
 def _merge(
-    records: tuple[bytes, ...], partitions: Iterable[PartitionMetadata]
+    records: tuple[bytes, ...], news: Sequence[bytes]
 ) -> tuple[tuple[bytes, ...], list[int]]:
     """The records of a topic with news about some partitions, and the partitions that are gone."""
     merged = list(records)
     gone: list[int] = []
-    for partition in partitions:
-        index = partition.partition
-        at = index
-        if not (0 <= at < len(merged) and index_of(merged[at]) == index):
+    for record in news:
+        at = index = index_of(record)
+        if not merged or index > index_of(merged[-1]):
+            at = len(merged)
+        elif not (0 <= at < len(merged) and index_of(merged[at]) == index):
             at = bisect_left(merged, index, key=index_of)
         is_known = at < len(merged) and index_of(merged[at]) == index
-        if partition.leader == LEADER_DURING_DELETE:
+        if record[LEADER] == _LEADER_DURING_DELETE:
             gone.append(index)
             if is_known:
                 del merged[at]
         elif is_known:
-            merged[at] = pack_partition(partition)
+            merged[at] = record
         else:
-            merged.insert(at, pack_partition(partition))
+            merged.insert(at, record)
     return tuple(merged), gone
 
 

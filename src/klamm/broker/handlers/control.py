@@ -14,9 +14,7 @@ from klamm.broker.metadata import (
     MetadataCache,
     MetadataUpdate,
     SnapshotChange,
-    TopicUpdate,
 )
-from klamm.broker.metadata_records import PartitionMetadata
 from klamm.broker.partition import Order
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -26,8 +24,8 @@ log = logging.getLogger("klamm.broker.control")
 
 #: How long the event loop may be kept from everybody else.
 _SLICE_S: Final = 0.01
-#: More topics than this are merged into the metadata in another thread.
-_MANY_TOPICS: Final = 100
+#: More partitions than this are merged into the metadata in another thread.
+_MANY_PARTITIONS: Final = 2000
 
 
 class Replicas(Protocol):
@@ -85,10 +83,10 @@ class ControlHandlers:
             update = MetadataUpdate(
                 request.controller_id,
                 [_live_broker(broker) for broker in request.live_brokers],
-                _topic_updates(request),
+                request.topics,
             )
             snapshot = self._metadata.snapshot
-            if len(request.topic_states) > _MANY_TOPICS:
+            if sum(len(topic.records) for topic in request.topics) > _MANY_PARTITIONS:
                 change = await asyncio.to_thread(snapshot.after, update)
             else:
                 change = snapshot.after(update)
@@ -195,25 +193,6 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
 def _live_broker(broker: Any) -> LiveBroker:
     endpoints = {each.listener: Endpoint(each.host, each.port) for each in broker.endpoints}
     return LiveBroker(broker.id, endpoints, broker.rack)
-
-
-def _topic_updates(request: UpdateMetadataRequest) -> Iterator[TopicUpdate]:
-    for topic in request.topic_states:
-        yield TopicUpdate(
-            topic.topic_name,
-            topic.topic_id,
-            [
-                PartitionMetadata(
-                    state.partition_index,
-                    state.leader,
-                    state.leader_epoch,
-                    state.replicas,
-                    state.isr,
-                    state.offline_replicas,
-                )
-                for state in topic.partition_states
-            ],
-        )
 
 
 class NoReplicas:
