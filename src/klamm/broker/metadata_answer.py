@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.metadata import ClusterSnapshot, Node, TopicMetadata
-from klamm.protocol.metadata_records import LEADER, with_leader_error
 from klamm.broker.topic_names import is_internal
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.headers import RequestHeader, encode_response_header, framed
+from klamm.protocol.metadata_records import LEADER, with_leader_error
 from klamm.protocol.primitives import encode_count, encode_string
 
 _FIRST_WITH_RACKS: Final = 1

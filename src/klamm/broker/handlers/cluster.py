@@ -10,10 +10,10 @@ from klamm.broker.dispatch import Body, Call, Frame, Handler, Result
 from klamm.broker.identity import Identity
 from klamm.broker.metadata import ClusterSnapshot, MetadataCache, TopicMetadata
 from klamm.broker.metadata_answer import Operations, encode_all_topics
-from klamm.protocol.metadata_records import PartitionMetadata
 from klamm.broker.topic_names import is_internal, is_legal
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.metadata_records import PartitionMetadata
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _NOT_ASKED: Final = -(1 << 31)
