@@ -7,12 +7,28 @@ from pyspark.sql import SparkSession
 
 from klamm.pipeline.session import open_session
 
+#: Tables of some rows are done before anything that makes large ones fast has paid for itself: the
+#: JVM's second compiler, code generated for each query, and plans that are made anew on the way.
+_FOR_LITTLE_DATA = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process of several takes all tests that want Spark: a second one would cost a minute."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real session with two workers."""
-    # Tests are over before the JVM's second compiler has paid for itself.
-    settings = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    session = open_session("local[2]", settings=settings, progress=False)
+    session = open_session("local[2]", settings=_FOR_LITTLE_DATA, progress=False)
     yield session
     session.stop()

@@ -29,6 +29,7 @@ def snapshot(
         str | None, typer.Option(metavar="HOST:PORT[/CHROOT]", help="Read in bulk from there.")
     ] = None,
     sizes: Annotated[bool, typer.Option(help="Ask the brokers how large partitions are.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     master: Master = None,
 ) -> None:
     """Write a cluster's metadata as Parquet tables; also of Apache Kafka, with or without KRaft.
@@ -51,6 +52,9 @@ def snapshot(
         taken = snapshot_from_brokers(bootstrap_server, with_sizes=sizes, tell=say)
     with spark_session(master) as spark:
         write_snapshot(spark, taken, out)
+    if as_json:
+        show_json(taken.summary() | {"out": out})
+        return
     say(
         f"{taken.brokers.num_rows} brokers, {taken.topics.num_rows:,} topics and "
         f"{taken.partitions.num_rows:,} partitions are in {out}."
@@ -91,7 +95,7 @@ def whatif(
     from klamm.pipeline.session import spark_session
     from klamm.pipeline.snapshot import read_snapshot
     from klamm.pipeline.whatif import broker_failures, named_failure, rack_failures
-    from klamm.pipeline.whatif_frames import play_through
+    from klamm.pipeline.whatif_frames import play_through, write_answer
     from klamm.pipeline.whatif_report import render_report
 
     with spark_session(master) as spark:
@@ -110,16 +114,13 @@ def whatif(
         for warning in warnings:
             say(warning)
         answer = play_through(frames, failures)
-        for name in ("scenarios", "partitions", "brokers"):
-            getattr(answer, name).write.mode("overwrite").parquet(f"{out}/{name}")
-        scenarios = spark.read.parquet(f"{out}/scenarios")
-        casualties = spark.read.schema(answer.partitions.schema).parquet(f"{out}/partitions")
-        page = render_report(scenarios, casualties, warnings)
-        _write_beside(Path(out) / "report.html", page)
+        written = write_answer(answer, out)
+        _write_beside(Path(out) / "report.html", render_report(written, warnings))
+        ranked = written.scenarios.orderBy("rank")
         if as_json:
-            show_json([row.asDict() for row in scenarios.orderBy("rank").collect()])
+            show_json([row.asDict() for row in ranked.collect()])
         else:
-            rows = scenarios.orderBy("rank").limit(_SHOWN).collect()
+            rows = ranked.limit(_SHOWN).collect()
             shown = ("scenario", "leaderless", "unclean", "below_min_isr", "leaders_moved")
             stdout().print(table(rows, {name: itemgetter(name) for name in shown}))
             say(f"{len(failures):,} scenarios are in {out}, the worst first in report.html.")
@@ -135,6 +136,14 @@ def plan(
     capacities: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON like {"1": {"replicas": 4000, "bytes": 1e12}}.'),
+    ] = None,
+    sizes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='JSON like {"orders": 5e9, "audit-0": 1e6}: bytes, or rates, of the partitions '
+            "of a topic or of one partition, instead of the snapshot's sizes.",
+        ),
     ] = None,
     pin: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Topics that stay as they are.")
@@ -158,7 +167,9 @@ def plan(
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
     from klamm.pipeline.planner import Demands, make_plan
-    from klamm.pipeline.planner_output import read_capacities, summarise, write_plan
+    from klamm.pipeline.planner_frames import ordered_partitions
+    from klamm.pipeline.planner_input import read_capacities, read_sizes, with_sizes
+    from klamm.pipeline.planner_output import summarise, write_plan
     from klamm.pipeline.planner_waves import default_limit, make_waves
     from klamm.pipeline.session import spark_session
     from klamm.pipeline.snapshot import read_snapshot
@@ -176,10 +187,13 @@ def plan(
         capacities={} if capacities is None else read_capacities(capacities),
         seed=seed,
     )
+    given_sizes = None if sizes is None else read_sizes(sizes)
     with spark_session(master) as spark:
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks()
-        partitions = frames.partitions.orderBy("topic", "partition").toArrow()
+        partitions = ordered_partitions(frames)
+    if given_sizes is not None:
+        partitions = with_sizes(partitions, given_sizes)
     planned = make_plan(partitions, racks, demands)
     waves = make_waves(planned, wave_moves or default_limit(planned))
     write_plan(out, partitions, planned, waves)

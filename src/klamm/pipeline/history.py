@@ -99,8 +99,10 @@ def write_tables(
     for table in TABLES:
         on_table(table.name)
         path = str(out / table.name)
-        table.make(*(made[name] for name in table.inputs)).write.mode("overwrite").parquet(path)
-        made[table.name] = spark.read.parquet(path)
+        frame = table.make(*(made[name] for name in table.inputs))
+        frame.write.mode("overwrite").parquet(path)
+        # With its schema, or Spark would start a job to find that out.
+        made[table.name] = spark.read.schema(frame.schema).parquet(path)
     once.unpersist()
     return {table.name: made[table.name] for table in TABLES}
 

@@ -16,7 +16,7 @@ Decisions that an operator has to know:
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from klamm.core.columns import I32, I64, NO_BROKER, Mask, contains, count, keep,
 from klamm.errors import ConfigError
 from klamm.pipeline.arrow import numbers_from_arrow, rows_from_arrow
 from klamm.pipeline.planner_balance import balance_bytes, balance_leaders, balance_replicas
+from klamm.pipeline.planner_notes import Measure, movement_note
 from klamm.pipeline.planner_state import HOLE, State
 from klamm.pipeline.planner_targets import F64, Target, shares
 
@@ -146,16 +147,37 @@ def make_plan(
     if weight is not None:
         balance_bytes(state, target, target_bytes)
     _check_capacities(state, ids)
-    after = _in_old_order(before, state, ids)
-    return Planned(
+    places = _in_old_order(before, state, ids)
+    target_leaders = _leader_target(places, state)
+    has_leader = places[:, 0] != HOLE
+    places[has_leader] = balance_leaders(
+        places[has_leader], fixed[has_leader], state.brokers, target_leaders
+    )
+    planned = Planned(
         ids,
         before,
-        after,
+        _as_ids(places, before, fixed, ids),
         numbers_from_arrow(partitions["leader"], NO_BROKER).astype(np.int32),
         weight,
         bound,
         tuple(notes),
     )
+    pinned = _Loads.of(state, fixed)
+    measures = [
+        Measure("replicas", state.load, target, pinned.replicas, 1),
+        Measure(
+            "preferred leaders",
+            _count_first(places, state.brokers),
+            target_leaders,
+            _count_first(places[fixed], state.brokers),
+            1,
+        ),
+    ]
+    if weight is not None:
+        largest = float(weight.max(initial=0))
+        measures.append(Measure("bytes", state.bytes, target_bytes, pinned.bytes, largest))
+    notes += (text for measure in measures for text in measure.notes(ids))
+    return replace(planned, notes=(*notes, *_movement_notes(planned)))
 
 
 # --- demands --------------------------------------------------------------------------------------
@@ -423,23 +445,37 @@ def _lightest(state: State, weight: F64, excess: F64) -> float:
 
 
 def _in_old_order(before: I32, state: State, ids: I32) -> I32:
-    """Replicas as ids: those that stay in their order, new ones behind; leaders balanced."""
+    """The places of replicas: those that stay in their order, new ones behind."""
     places = np.where(np.isin(before, ids), np.searchsorted(ids, before), HOLE).astype(np.int32)
     width = state.rows.shape[1]
     old = widen(places, max(width, places.shape[1]))
     now = widen(state.rows, old.shape[1])
     both = np.concatenate([keep(old, contains(now, old)), keep(now, ~contains(old, now))], axis=1)
-    rows = keep(both, both != HOLE)[:, :width]
-    load = np.bincount(rows[:, 0][rows[:, 0] != HOLE], minlength=state.brokers)
-    has_leader = rows[:, 0] != HOLE
-    limit = state.load
-    share = np.minimum(load.sum() / state.brokers, limit)
-    target = Target.around(share, 1, limit)
-    rows[has_leader] = balance_leaders(
-        rows[has_leader], state.fixed[has_leader], state.brokers, target
-    )
+    return np.asarray(keep(both, both != HOLE)[:, :width])
+
+
+def _leader_target(rows: I32, state: State) -> Target:
+    """How many partitions each broker should be preferred for: at most those that it holds."""
+    share = np.minimum(_count_first(rows, state.brokers).sum() / state.brokers, state.load)
+    return Target.around(share, 1, state.load)
+
+
+def _count_first(rows: I32, brokers: int) -> F64:
+    first = rows[:, 0]
+    return np.bincount(first[first != HOLE], minlength=brokers).astype(np.float64)
+
+
+def _as_ids(rows: I32, before: I32, fixed: Mask, ids: I32) -> I32:
+    """Replicas by id; rows that stay as they are may have brokers that are not alive."""
     after = np.where(rows == HOLE, NO_BROKER, ids[rows]).astype(np.int32)
     after = widen(after, before.shape[1])
-    after[state.fixed] = NO_BROKER
-    after[state.fixed, : before.shape[1]] = before[state.fixed]
+    after[fixed] = NO_BROKER
+    after[fixed, : before.shape[1]] = before[fixed]
     return after
+
+
+def _movement_notes(planned: Planned) -> list[str]:
+    if planned.weight is None or planned.bytes_moved is None or planned.bound.bytes is None:
+        return movement_note("replicas", planned.replicas_moved, planned.bound.replicas, 1)
+    largest = float(planned.weight.max(initial=0))
+    return movement_note("bytes", planned.bytes_moved, planned.bound.bytes, largest)

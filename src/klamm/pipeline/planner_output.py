@@ -1,7 +1,7 @@
 """A plan in files: reassignments in Kafka's JSON, and what they achieve for people and programs."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from klamm.core.columns import I32, I64, NO_BROKER
 from klamm.errors import ConfigError
-from klamm.pipeline.page import heading, page, paragraph, table
-from klamm.pipeline.planner import Capacity, Planned
+from klamm.pipeline.planner import Planned
+from klamm.pipeline.planner_report import render_summary
 
 
 def write_plan(out: Path, partitions: pa.Table, planned: Planned, waves: Sequence[I64]) -> None:
@@ -112,86 +112,3 @@ def _spread(load: I64) -> dict[str, Any]:
         if mean
         else 0.0,
     }
-
-
-def render_summary(summary: Mapping[str, Any]) -> str:
-    """The summary as a page."""
-    before, after = summary["balance"]["before"], summary["balance"]["after"]
-    measures = [name for name in ("replicas", "leaders", "bytes") if name in after]
-    parts = [paragraph(note) for note in summary["notes"]]
-    parts.append(
-        table(
-            ("movement", "planned", "at least"),
-            [
-                ("replicas", summary["replicas_moved"], summary["lower_bound_replicas"]),
-                ("bytes", summary["bytes_moved"], summary["lower_bound_bytes"]),
-            ],
-        )
-    )
-    parts.append(paragraph(f"At least that much, because {summary['lower_bound_reason']}"))
-    parts.append(
-        paragraph(
-            f"{summary['partitions_changed']:,} partitions change, "
-            f"{summary['partitions_reordered']:,} of them only their preferred leader, in "
-            f"{summary['waves']:,} waves."
-        )
-    )
-    parts.append(heading("Balance"))
-    parts.append(
-        table(
-            ("", "least", "mean", "most", "furthest from the mean"),
-            [
-                (
-                    f"{name}, {when}",
-                    part["min"],
-                    f"{part['mean']:,.1f}",
-                    part["max"],
-                    f"{part['max_deviation_percent']} %",
-                )
-                for name in measures
-                for when, part in (("before", before[name]), ("after", after[name]))
-            ],
-        )
-    )
-    parts.append(heading("Brokers"))
-    every = sorted({*before["brokers"], *after["brokers"]}, key=int)
-    parts.append(
-        table(
-            ("broker", *(f"{name} {when}" for name in measures for when in ("before", "after"))),
-            [
-                (
-                    broker,
-                    *(
-                        side["brokers"].get(broker, {}).get(name, 0)
-                        for name in measures
-                        for side in (before, after)
-                    ),
-                )
-                for broker in every
-            ],
-        )
-    )
-    return page("Reassignment plan", parts)
-
-
-def read_capacities(path: Path) -> dict[int, Capacity]:
-    """The capacities file: broker ids, each with its most `replicas`, `bytes`, or both."""
-    try:
-        value = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}.") from None
-    try:
-        return {int(broker): Capacity(**_limits(given)) for broker, given in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigError(
-            f'{path} is expected to be like {{"1": {{"replicas": 4000, "bytes": 1000000000}}}}.'
-        ) from None
-
-
-def _limits(given: Mapping[str, Any]) -> dict[str, float]:
-    limits = {name: float(limit) for name, limit in given.items()}
-    if any(limit < 0 for limit in limits.values()):
-        raise ValueError("a capacity below zero")
-    return limits

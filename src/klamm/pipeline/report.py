@@ -3,30 +3,35 @@
 One file with everything in it: no script, no font, no picture and no style comes from elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from klamm.pipeline.page import (
+    cards,
+    counted,
+    duration,
+    note,
+    page,
+    paragraph,
+    percent,
+    picture,
+    section,
+    table,
+)
 from klamm.pipeline.report_facts import Facts, Story, gap_sentence, gather
 from klamm.pipeline.report_pictures import (
     availability_picture,
     balance_picture,
-    duration,
     elections_picture,
     failovers_picture,
     heat_picture,
-    percent,
     timeline_picture,
 )
-
-#: Heading: what stands under it for one row. Headings that begin with # are of numbers.
-Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 REPORT: Final = "report.html"
 _TITLE: Final = "What the controllers did"
@@ -62,53 +67,36 @@ def render(facts: Facts) -> str:
         title=_TITLE,
         subtitle=f"{_moment(facts.since)} to {_moment(facts.until)}, "
         f"{duration((facts.until - facts.since).total_seconds())}. All times are UTC.",
-        body="\n".join(section for section in sections if section),
+        body=sections,
         footer="Made by <code>klamm history</code> from what the controllers recorded; the tables "
         "beside this file have all of it.",
     )
 
 
-def page(*, title: str, subtitle: str, body: str, footer: str) -> str:
-    """A page around a body; body and footer are HTML already."""
-    template = files("klamm.pipeline").joinpath("report.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        title=escape(title), subtitle=escape(subtitle), body=body, footer=footer
-    )
-
-
 def _cards(facts: Facts) -> str:
     counts = facts.counts
-    cards = [
+    numbers = [
         ("terms of office", len(facts.terms), False),
         ("events", counts["events"], False),
         ("broker failures", counts["failures"], False),
         ("elections", counts["elections"], False),
-        ("unclean elections", counts["unclean"], counts["unclean"] > 0),
+        ("unclean elections", counts["unclean"], True),
         ("partitions that lost their leader", counts["affected"], False),
-        ("without a leader at the end", counts["without_leader"], counts["without_leader"] > 0),
-        ("gaps in the history", len(facts.gaps), bool(facts.gaps)),
+        ("without a leader at the end", counts["without_leader"], True),
+        ("gaps in the history", len(facts.gaps), True),
     ]
-    return (
-        '<ul class="cards">'
-        + "".join(
-            f'<li class="{"bad" if is_bad else "good"}"><b>{value:,}</b><span>{name}</span></li>'
-            for name, value, is_bad in cards
-        )
-        + "</ul>"
-    )
+    return cards((name, f"{value:,}", is_bad and value > 0) for name, value, is_bad in numbers)
 
 
 def _gaps(facts: Facts) -> str:
-    if not facts.gaps:
-        return ""
     sentences = [gap_sentence(gap) for gap in facts.gaps]
     more = len(sentences) - _GAPS_SHOWN
     if more > 0:
-        sentences = [*sentences[:_GAPS_SHOWN], f"And {more} more, in the table gaps."]
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return (
-        '<div class="note"><b>Something is missing from this history.</b> What happened in these '
-        f"gaps is on this page only as far as later events show it.<ul>{items}</ul></div>"
+        sentences = [*sentences[:_GAPS_SHOWN], f"And {more:,} more, in the table gaps."]
+    return note(
+        "Something is missing from this history; what happened there is on this page only as far "
+        "as later events show it.",
+        sentences,
     )
 
 
@@ -117,17 +105,17 @@ def _timeline(facts: Facts) -> str:
     if facts.brokers_left_out:
         caption += f" {facts.brokers_left_out} brokers that came and went less are left out."
     names = "Numbers in the first row are the ids of the controllers."
-    return _section(
-        "Controllers and brokers", _picture(timeline_picture(facts), f"{names} {caption}")
+    return section(
+        "Controllers and brokers", picture(timeline_picture(facts), f"{names} {caption}")
     )
 
 
 def _availability(facts: Facts) -> str:
     if not any(topic["seconds"] > 0 for topic in facts.topics):
-        return _section(
-            "Availability by topic", "<p>Every known partition had a leader all the time.</p>"
+        return section(
+            "Availability by topic", paragraph("Every known partition had a leader all the time.")
         )
-    table = _table(
+    listed = table(
         facts.topics,
         {
             "topic": lambda t: t["topic"],
@@ -142,30 +130,28 @@ def _availability(facts: Facts) -> str:
     if facts.topics_in_all > len(facts.topics):
         shown = f"The {len(facts.topics)} worst of {facts.topics_in_all:,} topics. "
     caption = shown + "Of partitions that the history mentions, from the first time it does."
-    return _section(
-        "Availability by topic", _picture(availability_picture(facts), caption) + _wide(table)
-    )
+    return section("Availability by topic", picture(availability_picture(facts), caption) + listed)
 
 
 def _elections(facts: Facts) -> str:
     if not facts.elections:
-        return _section("Elections", "<p>There was none.</p>")
+        return section("Elections", paragraph("There was none."))
     caption = (
         "clean: from the ISR; unclean: from outside it, so that records may be lost; none: nobody "
         "could be elected."
     )
-    return _section(
+    return section(
         "Elections",
-        _picture(elections_picture(facts), caption)
+        picture(elections_picture(facts), caption)
         + "<h3>Leaders on each broker</h3>"
-        + _picture(balance_picture(facts), "Of partitions that the history mentions."),
+        + picture(balance_picture(facts), "Of partitions that the history mentions."),
     )
 
 
 def _failovers(facts: Facts) -> str:
     if not facts.failovers:
         return ""
-    table = _table(
+    listed = table(
         facts.latencies,
         {
             "what": lambda row: _latency_name(row),
@@ -177,9 +163,7 @@ def _failovers(facts: Facts) -> str:
         },
     )
     caption = "One for each partition that lost its leader and got another."
-    return _section(
-        "Failover durations", _picture(failovers_picture(facts), caption) + _wide(table)
-    )
+    return section("Failover durations", picture(failovers_picture(facts), caption) + listed)
 
 
 def _latency_name(row: Mapping[str, Any]) -> str:
@@ -195,7 +179,7 @@ def _latency_name(row: Mapping[str, Any]) -> str:
 def _worst_partitions(facts: Facts) -> str:
     if not facts.stories:
         return ""
-    return _section("Worst partitions, and their stories", "".join(map(_story, facts.stories)))
+    return section("Worst partitions, and their stories", "".join(map(_story, facts.stories)))
 
 
 def _story(story: Story) -> str:
@@ -209,8 +193,8 @@ def _story(story: Story) -> str:
     return (
         f"<h3>{escape(story.name)}</h3>"
         f'<p class="soft">{duration(story.seconds)} without a leader in '
-        f"{_counted(story.intervals, 'interval')}; "
-        f"{_counted(story.changes, 'change')} of leader</p>"
+        f"{counted(story.intervals, 'interval')}; "
+        f"{counted(story.changes, 'change')} of leader</p>"
         f'<ol class="story">{items}</ol>{more}'
     )
 
@@ -225,26 +209,24 @@ def _sentence(sentence: str) -> str:
 
 def _isr(facts: Facts) -> str:
     if not facts.heat:
-        return _section("In-sync replicas", "<p>Every known ISR was complete all the time.</p>")
+        return section("In-sync replicas", paragraph("Every known ISR was complete all the time."))
     caption = "The partitions that lacked in-sync replicas the longest."
-    body = _picture(heat_picture(facts), caption)
+    body = picture(heat_picture(facts), caption)
     if facts.under_min_isr:
-        body += "<h3>Under min ISR</h3>" + _wide(
-            _table(
-                facts.under_min_isr,
-                {
-                    "partition": lambda row: f"{row['topic']}-{row['partition']}",
-                    "#min ISR": lambda row: str(row["min_isr"]),
-                    "#times": lambda row: f"{row['intervals']:,}",
-                    "#together": lambda row: _so_far(row["seconds"]),
-                },
-            )
+        body += "<h3>Under min ISR</h3>" + table(
+            facts.under_min_isr,
+            {
+                "partition": lambda row: f"{row['topic']}-{row['partition']}",
+                "#min ISR": lambda row: str(row["min_isr"]),
+                "#times": lambda row: f"{row['intervals']:,}",
+                "#together": lambda row: _so_far(row["seconds"]),
+            },
         )
-    return _section("In-sync replicas", body)
+    return section("In-sync replicas", body)
 
 
 def _brokers(facts: Facts) -> str:
-    table = _table(
+    listed = table(
         facts.flapping,
         {
             "broker": lambda row: f"{row['broker']}{' (flapping)' if row['is_flapping'] else ''}",
@@ -256,13 +238,13 @@ def _brokers(facts: Facts) -> str:
             "#starts in an hour": lambda row: f"{row['starts_within_window']:,}",
         },
     )
-    return _section("Brokers", _wide(table))
+    return section("Brokers", listed)
 
 
 def _reassignments(facts: Facts) -> str:
     if not facts.reassignments:
         return ""
-    table = _table(
+    listed = table(
         facts.reassignments,
         {
             "outcome": lambda row: row["outcome"] or "still going on",
@@ -270,40 +252,11 @@ def _reassignments(facts: Facts) -> str:
             "#longest": lambda row: _so_far(row["longest_seconds"]),
         },
     )
-    return _section("Reassignments", _wide(table))
-
-
-def _section(heading: str, body: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{body}</section>"
-
-
-def _picture(svg: str, caption: str) -> str:
-    return f"<figure>{_wide(svg)}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _wide(content: str) -> str:
-    """What may be wider than a phone, and is moved sideways there."""
-    return f'<div class="wide">{content}</div>'
-
-
-def _table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="{"n" if heading.startswith("#") else "t"}">{escape(text)}</{tag}>'
-            for heading, text in zip(columns, texts, strict=True)
-        )
-
-    head = cells("th", [heading.removeprefix("#") for heading in columns])
-    lines = (f"<tr>{cells('td', [show(row) for show in columns.values()])}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return section("Reassignments", listed)
 
 
 def _so_far(seconds: float | None) -> str:
     return "not over" if seconds is None else duration(seconds)
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def _moment(moment: datetime) -> str:

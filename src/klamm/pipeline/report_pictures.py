@@ -1,67 +1,52 @@
-"""The pictures of the reports, as SVG for the inside of a page.
+"""The pictures of a history's report."""
 
-Drawn by matplotlib without its global state. Text stays text, so that it can be found and copied;
-ids get a prefix, because all pictures share one page.
-"""
-
-import io
-import re
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from html import escape
-from typing import Any, Final
+from typing import Final
 
-import matplotlib as mpl
 from matplotlib import dates as mdates
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from klamm.pipeline.page import duration, percent
+from klamm.pipeline.pictures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    add_legend,
+    drawing,
+    inline_svg,
+    make_figure,
+    short,
+)
 from klamm.pipeline.report_facts import BUCKETS, Facts
 
-_WIDTH_INCHES: Final = 7.2
-_ROW_INCHES: Final = 0.24
 #: What is left free on either side of a logarithmic scale, as a factor.
 _MARGIN: Final = 4
-#: Colours that people with any kind of colour vision tell apart (Okabe and Ito).
-_BLUE, _ORANGE, _GREEN, _RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
-_PURPLE, _SKY, _GREY, _INK = "#cc79a7", "#56b4e9", "#9aa5b1", "#1f2933"
-_LINES: Final = (_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _GREY, _INK)
+_LINES: Final = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, INK)
 #: For controllers; green is the brokers'.
-_TERMS: Final = (_BLUE, _PURPLE, _ORANGE, _SKY, _INK)
+_TERMS: Final = (BLUE, PURPLE, ORANGE, SKY, INK)
 _KINDS: Final = {
-    "clean": _BLUE,
-    "preferred": _GREEN,
-    "reassignment": _SKY,
-    "controlled_shutdown": _PURPLE,
-    "unclean": _ORANGE,
-    "none": _RED,
+    "clean": BLUE,
+    "preferred": GREEN,
+    "reassignment": SKY,
+    "controlled_shutdown": PURPLE,
+    "unclean": ORANGE,
+    "none": RED,
 }
 _HEAT: Final = ("#eef3f7", "#f6c566", "#e07b39", "#a61c1c")
-_STYLE: Final = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "klamm",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "ytick.major.size": 0,
-    "grid.color": "#e4e7eb",
-    "axes.axisbelow": True,
-}
 
 
 def timeline_picture(facts: Facts) -> str:
     """Who was controller, and which brokers were registered, over time."""
     brokers = sorted({each["broker"] for each in facts.sessions})
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(rows=len(brokers) + 1)
+    with drawing():
+        figure, axes = make_figure(rows=len(brokers) + 1)
         for term in facts.terms:
             color = _TERMS[term["controller"] % len(_TERMS)]
             _bar(axes, facts, 0, term["from"], term["until"], color)
@@ -72,15 +57,15 @@ def timeline_picture(facts: Facts) -> str:
             axes.text(_day(middle), 0, label, ha="center", va="center", color="white", fontsize=8)
         for session in facts.sessions:
             row = 1 + brokers.index(session["broker"])
-            _bar(axes, facts, row, session["from"], session["until"], _GREEN)
+            _bar(axes, facts, row, session["from"], session["until"], GREEN)
             if session["end"] in ("failed", "unseen"):
-                axes.plot(_day(session["until"]), row, "x", color=_RED, markersize=6, mew=2)
+                axes.plot(_day(session["until"]), row, "x", color=RED, markersize=6, mew=2)
             elif session["end"] == "shut_down":
-                axes.plot(_day(session["until"]), row, "|", color=_INK, markersize=8, mew=2)
+                axes.plot(_day(session["until"]), row, "|", color=INK, markersize=8, mew=2)
         _time_axis(axes, facts)
         axes.set_yticks(range(len(brokers) + 1), ["controller", *(f"broker {b}" for b in brokers)])
         axes.set_ylim(len(brokers) + 0.6, -0.6)
-        return _svg(figure, "timeline", "Controllers and brokers over time")
+        return inline_svg(figure, "timeline", "Controllers and brokers over time")
 
 
 def elections_picture(facts: Facts) -> str:
@@ -92,8 +77,8 @@ def elections_picture(facts: Facts) -> str:
         counts[each["kind"]][each["bucket"]] += each["count"]
     width = (facts.until - facts.since) / BUCKETS
     starts = [_day(facts.since + width * k) for k in range(BUCKETS)]
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(inches=2.6)
+    with drawing():
+        figure, axes = make_figure(inches=2.6)
         bottom = [0] * BUCKETS
         for kind in kinds:
             axes.bar(
@@ -110,16 +95,16 @@ def elections_picture(facts: Facts) -> str:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("elections")
         _time_axis(axes, facts)
-        _legend(axes, kinds)
-        return _svg(figure, "elections", "Elections by kind over time")
+        add_legend(axes, kinds)
+        return inline_svg(figure, "elections", "Elections by kind over time")
 
 
 def failovers_picture(facts: Facts) -> str:
     """How long partitions were without a leader, on a logarithmic scale."""
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(inches=2.4)
+    with drawing():
+        figure, axes = make_figure(inches=2.4)
         for start, end, count in facts.failovers:
-            axes.bar(start, count, width=end - start, align="edge", color=_BLUE, ec="white")
+            axes.bar(start, count, width=end - start, align="edge", color=BLUE, ec="white")
         axes.set_xscale("log")
         # Some room, so that a single bar shows where it is.
         axes.set_xlim(facts.failovers[0][0] / _MARGIN, facts.failovers[-1][1] * _MARGIN)
@@ -129,29 +114,29 @@ def failovers_picture(facts: Facts) -> str:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("from leader lost to leader announced")
         axes.set_ylabel("failovers")
-        return _svg(figure, "failovers", "Failover durations")
+        return inline_svg(figure, "failovers", "Failover durations")
 
 
 def availability_picture(facts: Facts) -> str:
     """Seconds that partitions of each topic were without a leader, the worst topics first."""
     topics = [each for each in facts.topics if each["seconds"] > 0]
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(rows=len(topics))
+    with drawing():
+        figure, axes = make_figure(rows=len(topics))
         bars = axes.barh(
-            range(len(topics)), [each["seconds"] for each in topics], height=0.7, color=_RED
+            range(len(topics)), [each["seconds"] for each in topics], height=0.7, color=RED
         )
         labels = [
             f"{duration(each['seconds'])}, {percent(each['availability'])}" for each in topics
         ]
         axes.bar_label(bars, labels, padding=4, fontsize=8)
-        axes.set_yticks(range(len(topics)), [_short(each["topic"]) for each in topics])
+        axes.set_yticks(range(len(topics)), [short(each["topic"]) for each in topics])
         axes.set_ylim(len(topics) - 0.4, -0.6)
         axes.margins(x=0.28)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: duration(value))
         axes.grid(axis="x")
         axes.set_xlabel("without a leader, all partitions together")
-        return _svg(figure, "availability", "Time without a leader by topic")
+        return inline_svg(figure, "availability", "Time without a leader by topic")
 
 
 def heat_picture(facts: Facts) -> str:
@@ -163,20 +148,20 @@ def heat_picture(facts: Facts) -> str:
         _day(facts.since + (facts.until - facts.since) / BUCKETS * k) for k in range(BUCKETS + 1)
     ]
     values = [[min(count, levels) for count in each.missing] for each in facts.heat]
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(rows=len(facts.heat))
+    with drawing():
+        figure, axes = make_figure(rows=len(facts.heat))
         norm = BoundaryNorm([level - 0.5 for level in range(levels + 2)], levels + 1)
         rows = [row - 0.5 for row in range(len(facts.heat) + 1)]
         axes.pcolormesh(edges, rows, values, cmap=colors, norm=norm, edgecolors="white", lw=0.4)
-        axes.set_yticks(range(len(facts.heat)), [_short(each.name) for each in facts.heat])
+        axes.set_yticks(range(len(facts.heat)), [short(each.name) for each in facts.heat])
         axes.set_ylim(len(facts.heat) - 0.5, -0.5)
         _time_axis(axes, facts)
         for level in range(levels + 1):
             text = "all in sync" if level == 0 else f"{level} missing"
             more = " or more" if level == levels < worst else ""
-            axes.plot([], [], "s", color=_HEAT[level], label=text + more, mec=_GREY, mew=0.5)
-        _legend(axes, _HEAT[: levels + 1])
-        return _svg(figure, "heat", "In-sync replicas missing, by partition over time")
+            axes.plot([], [], "s", color=_HEAT[level], label=text + more, mec=GREY, mew=0.5)
+        add_legend(axes, _HEAT[: levels + 1])
+        return inline_svg(figure, "heat", "In-sync replicas missing, by partition over time")
 
 
 def balance_picture(facts: Facts) -> str:
@@ -184,8 +169,8 @@ def balance_picture(facts: Facts) -> str:
     series: dict[int, list[tuple[float, int]]] = {}
     for row in facts.balance:
         series.setdefault(row["broker"], []).append((_day(row["at"]), row["leaders"]))
-    with mpl.rc_context(_STYLE):
-        figure, axes = _figure(inches=2.6)
+    with drawing():
+        figure, axes = make_figure(inches=2.6)
         for place, (broker, points) in enumerate(sorted(series.items())):
             points = [*points, (_day(facts.until), points[-1][1])]
             axes.step(
@@ -201,37 +186,8 @@ def balance_picture(facts: Facts) -> str:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("partitions led")
         _time_axis(axes, facts)
-        _legend(axes, list(series))
-        return _svg(figure, "balance", "Leaders on each broker over time")
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 3 ms, 1.5 s, 12 min."""
-    if seconds == 0:
-        return "0 s"
-    for limit, size, unit in (
-        (1e-3, 1e-6, "µs"),
-        (1.0, 1e-3, "ms"),
-        (120.0, 1.0, "s"),
-        (7200.0, 60.0, "min"),
-        (172_800.0, 3600.0, "h"),
-    ):
-        if seconds < limit * 0.9995:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86_400:.3g} d"
-
-
-def percent(share: float) -> str:
-    """A share without rounding what is not whole up to it."""
-    if share >= 1:
-        return "100%"
-    digits = next((n for n in (1, 2, 3, 4) if round(share * 100, n) < 100), None)
-    return "> 99.9999%" if digits is None else f"{share * 100:.{digits}f}%"
-
-
-def _figure(rows: int = 0, inches: float = 0.7) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH_INCHES, inches + rows * _ROW_INCHES), layout="constrained")
-    return figure, figure.subplots()
+        add_legend(axes, list(series))
+        return inline_svg(figure, "balance", "Leaders on each broker over time")
 
 
 def _bar(
@@ -248,40 +204,6 @@ def _time_axis(axes: Axes, facts: Facts) -> None:
     axes.set_xlim(_day(facts.since), _day(facts.until))
 
 
-def _legend(axes: Axes, entries: Sequence[Any]) -> None:
-    if entries:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=min(len(entries), 5),
-            frameon=False,
-            fontsize=8,
-            handlelength=1.2,
-            columnspacing=1.2,
-        )
-
-
 def _day(moment: datetime) -> float:
     days: float = mdates.date2num(moment)
     return days
-
-
-def _short(name: str, longest: int = 28) -> str:
-    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
-
-
-def _svg(figure: Figure, name: str, title: str) -> str:
-    """The figure for the inside of a page: no prologue, no addresses, ids that nobody else has."""
-    out = io.StringIO()
-    facts: Mapping[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(out, format="svg", metadata=dict(facts))
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", text)
-    text = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    text = text.replace('xlink:href="#', f'href="#{name}-')
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1).strip()

@@ -6,7 +6,7 @@ last one says which version of this form it is; a folder without it was made by 
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -63,6 +63,17 @@ class Snapshot:
             "taken_at": self.taken_at,
         }
         return pa.Table.from_pylist([row], arrow.META)
+
+    def summary(self) -> dict[str, Any]:
+        """How much of what there is, for programs."""
+        return {
+            "cluster_id": self.cluster_id,
+            "source": self.source,
+            "taken_at": self.taken_at.isoformat(),
+            "brokers": self.brokers.num_rows,
+            "topics": self.topics.num_rows,
+            "partitions": self.partitions.num_rows,
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from klamm.client.admin import Admin
@@ -10,7 +11,15 @@ from klamm.client.errors import check
 from klamm.client.topics import describe
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot import Snapshot, now
-from klamm.pipeline.snapshot_parts import ElectionSettings, PartitionLists
+from klamm.pipeline.snapshot_parts import (
+    Assignments,
+    ElectionSettings,
+    States,
+    chunked,
+    lists_to_arrow,
+    partition_table,
+    topic_table,
+)
 from klamm.pipeline.snapshot_sizes import read_sizes
 from klamm.protocol.apis import ApiKey
 
@@ -39,34 +48,30 @@ def snapshot_from_brokers(
     if with_sizes:
         sizes = read_sizes((broker.host, broker.port) for broker in view.brokers)
         tell(f"the sizes of {len(sizes):,} partitions")
-    rows = PartitionLists()
-    for each in view.partitions():
-        rows.topic.append(each.topic)
-        rows.partition.append(each.partition)
-        rows.replicas.append(each.replicas)
-        rows.isr.append(each.isr)
-        rows.leader.append(each.leader)
-        rows.leader_epoch.append(each.leader_epoch)
+    partitions = list(view.partitions())
+    assignments = Assignments(
+        [topic.topic for topic in view.topics],
+        [topic.topic_id for topic in view.topics],
+        np.array([len(topic.partitions) for topic in view.topics], np.int32),
+        np.array([each.partition for each in partitions], np.int32),
+        chunked([lists_to_arrow([each.replicas for each in partitions])]),
+    )
+    states = States(
+        np.array([each.leader for each in partitions], np.int32),
+        np.array([each.leader_epoch for each in partitions], np.int32),
+        chunked([lists_to_arrow([each.isr for each in partitions])]),
+    )
     brokers = [
         {"id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
         for each in view.brokers
-    ]
-    topics = [
-        {
-            "topic": topic.topic,
-            "topic_id": topic.topic_id,
-            "partitions": len(topic.partitions),
-            "config": list(overrides[topic.topic].items()),
-        }
-        for topic in view.topics
     ]
     return Snapshot(
         cluster_id=view.cluster_id,
         source=f"brokers {bootstrap_servers}",
         taken_at=taken_at,
         brokers=pa.Table.from_pylist(brokers, arrow.BROKERS),
-        topics=pa.Table.from_pylist(topics, arrow.TOPICS),
-        partitions=rows.table(settings, sizes),
+        topics=topic_table(assignments, overrides),
+        partitions=partition_table(assignments, states, settings, sizes),
     )
 
 

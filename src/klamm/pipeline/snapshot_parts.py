@@ -1,12 +1,14 @@
 """What both ways to a snapshot share: settings that decide elections, and the partition table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from klamm.core.columns import I32
 from klamm.pipeline import arrow
 
 _MIN_ISR: Final = "min.insync.replicas"
@@ -33,34 +35,90 @@ class ElectionSettings:
         return cls(int(first(_MIN_ISR, "1")), first(_UNCLEAN, "false").strip().lower() == "true")
 
 
-@dataclass(slots=True)
-class PartitionLists:
-    """The partition table while it is being read: a list for each column."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignments:
+    """Topics with their partitions, topic after topic: a million lists would be slow to keep."""
 
-    topic: list[str] = field(default_factory=list)
-    partition: list[int] = field(default_factory=list)
-    replicas: list[Sequence[int]] = field(default_factory=list)
-    isr: list[Sequence[int]] = field(default_factory=list)
-    leader: list[int] = field(default_factory=list)
-    leader_epoch: list[int] = field(default_factory=list)
+    topics: Sequence[str]
+    topic_ids: Sequence[str | None]
+    counts: I32  # of each topic
+    partition: I32
+    replicas: pa.ChunkedArray
 
-    def table(self, settings: Mapping[str, ElectionSettings], sizes: Sizes) -> pa.Table:
-        """The table, with what the topics' settings and the brokers' logs add to it."""
-        of_row = [settings[topic] for topic in self.topic]
-        known = None
-        if sizes:
-            known = [sizes.get(name) for name in zip(self.topic, self.partition, strict=True)]
-        return pa.table(
-            {
-                "topic": self.topic,
-                "partition": self.partition,
-                "replicas": self.replicas,
-                "isr": self.isr,
-                "leader": self.leader,
-                "leader_epoch": self.leader_epoch,
-                "min_isr": np.fromiter((each.min_isr for each in of_row), np.int32, len(of_row)),
-                "unclean": np.fromiter((each.unclean for each in of_row), np.bool_, len(of_row)),
-                "bytes": pa.nulls(len(of_row), pa.int64()) if known is None else known,
-            },
-            schema=arrow.PARTITIONS,
+    def names(self) -> Iterable[tuple[str, int]]:
+        """The topic and number of each partition."""
+        topics = chain.from_iterable(
+            [topic] * count for topic, count in zip(self.topics, self.counts.tolist(), strict=True)
         )
+        return zip(topics, self.partition.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """Who leads each partition of some assignments, and who is in sync."""
+
+    leader: I32
+    leader_epoch: I32
+    isr: pa.ChunkedArray
+
+
+def lists_to_arrow(rows: Sequence[Sequence[int]]) -> pa.ListArray:
+    """Lists of brokers, flattened at once."""
+    ends = np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    brokers = np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(brokers))
+
+
+def chunked(arrays: Sequence[pa.ListArray]) -> pa.ChunkedArray:
+    """Lists of brokers in pieces as one column, also if there is no piece at all."""
+    return pa.chunked_array(arrays, pa.list_(pa.int32()))
+
+
+def topic_table(assignments: Assignments, configs: Mapping[str, Mapping[str, str]]) -> pa.Table:
+    """The table of topics, with the settings that are their own."""
+    rows = zip(assignments.topics, assignments.topic_ids, assignments.counts.tolist(), strict=True)
+    return pa.Table.from_pylist(
+        [
+            {
+                "topic": topic,
+                "topic_id": topic_id,
+                "partitions": count,
+                "config": list(configs.get(topic, {}).items()),
+            }
+            for topic, topic_id, count in rows
+        ],
+        arrow.TOPICS,
+    )
+
+
+def partition_table(
+    assignments: Assignments,
+    states: States,
+    settings: Mapping[str, ElectionSettings],
+    sizes: Sizes,
+) -> pa.Table:
+    """The table of partitions, with what the topics' settings and the brokers' logs add to it."""
+
+    def repeated(of_topic: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        place = np.repeat(np.arange(len(assignments.topics)), assignments.counts)
+        return pa.array(of_topic, kind).take(pa.array(place))
+
+    of_topic = [settings[topic] for topic in assignments.topics]
+    known = pa.nulls(len(states.leader), pa.int64())
+    if sizes:
+        known = pa.array([sizes.get(name) for name in assignments.names()], pa.int64())
+    return pa.table(
+        {
+            "topic": repeated(assignments.topics, pa.string()),
+            "partition": assignments.partition,
+            "replicas": assignments.replicas,
+            "isr": states.isr,
+            "leader": states.leader,
+            "leader_epoch": states.leader_epoch,
+            "min_isr": repeated([each.min_isr for each in of_topic], pa.int32()),
+            "unclean": repeated([each.unclean for each in of_topic], pa.bool_()),
+            "bytes": known,
+        },
+        schema=arrow.PARTITIONS,
+    )

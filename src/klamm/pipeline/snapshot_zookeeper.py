@@ -2,15 +2,25 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice, starmap
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot import Snapshot, now
-from klamm.pipeline.snapshot_parts import ElectionSettings, PartitionLists
+from klamm.pipeline.snapshot_parts import (
+    Assignments,
+    ElectionSettings,
+    States,
+    chunked,
+    lists_to_arrow,
+    partition_table,
+    topic_table,
+)
 from klamm.pipeline.snapshot_sizes import read_sizes
 from klamm.zookeeper import znodes
 from klamm.zookeeper.session import open_store, split_connect_string
@@ -69,9 +79,9 @@ async def _read(
     brokers = await _read_brokers(store, tell)
     tell(f"{len(brokers)} brokers")
     assignments = await _read_assignments(store, tell)
-    configs = await _read_configs(store, assignments, tell)
-    partitions = await _read_states(store, assignments, tell)
-    tell(f"{len(assignments):,} topics, {len(partitions.topic):,} partitions")
+    configs = await _read_configs(store, assignments.topics, tell)
+    states = await _read_states(store, assignments, tell)
+    tell(f"{len(assignments.topics):,} topics, {len(states.leader):,} partitions")
     cluster_id = await _readable(_read_cluster_id(store), tell)
     sizes = {}
     if with_sizes:
@@ -80,24 +90,15 @@ async def _read(
         tell(f"the sizes of {len(sizes):,} partitions")
     defaults = configs.pop("", {})
     settings = {
-        topic: ElectionSettings.of(configs.get(topic, {}), defaults) for topic in assignments
+        topic: ElectionSettings.of(configs.get(topic, {}), defaults) for topic in assignments.topics
     }
-    topics = [
-        {
-            "topic": topic,
-            "topic_id": _topic_id(assignment.topic_id),
-            "partitions": len(assignment.partitions),
-            "config": list(configs.get(topic, {}).items()),
-        }
-        for topic, assignment in assignments.items()
-    ]
     return Snapshot(
         cluster_id=cluster_id,
         source=f"zookeeper {connect}",
         taken_at=taken_at,
         brokers=pa.Table.from_pylist(brokers, arrow.BROKERS),
-        topics=pa.Table.from_pylist(topics, arrow.TOPICS),
-        partitions=partitions.table(settings, sizes),
+        topics=topic_table(assignments, configs),
+        partitions=partition_table(assignments, states, settings, sizes),
     )
 
 
@@ -127,18 +128,36 @@ async def _read_brokers(store: Store, tell: Callable[[str], None]) -> list[dict[
     return rows
 
 
-async def _read_assignments(
-    store: Store, tell: Callable[[str], None]
-) -> dict[str, znodes.TopicAssignment]:
+async def _read_assignments(store: Store, tell: Callable[[str], None]) -> Assignments:
     names = sorted(await store.children(znodes.TOPICS))
-    found = {}
-    content = await _read_all(store, map(znodes.topic_path, names))
-    for topic, (_, data) in zip(names, content, strict=True):
-        try:
-            found[topic] = znodes.decode_topic(topic, data)
-        except MalformedZnodeError as error:
-            tell(str(error))
-    return found
+    topics: list[str] = []
+    topic_ids: list[str | None] = []
+    counts: list[int] = []
+    partition: list[int] = []
+    replicas: list[pa.ListArray] = []
+    known = iter(names)
+    async for chunk in store.read_many(map(znodes.topic_path, names)):
+        rows: list[Sequence[int]] = []
+        for topic, data in zip(islice(known, len(chunk.path)), chunk.data, strict=True):
+            try:
+                found = znodes.decode_topic(topic, data)
+            except MalformedZnodeError as error:
+                tell(str(error))
+                continue
+            numbers = sorted(found.partitions)
+            topics.append(topic)
+            topic_ids.append(_topic_id(found.topic_id))
+            counts.append(len(numbers))
+            partition.extend(numbers)
+            rows.extend(map(found.partitions.__getitem__, numbers))
+        replicas.append(lists_to_arrow(rows))
+    return Assignments(
+        topics,
+        topic_ids,
+        np.array(counts, np.int32),
+        np.array(partition, np.int32),
+        chunked(replicas),
+    )
 
 
 async def _read_configs(
@@ -157,35 +176,27 @@ async def _read_configs(
 
 
 async def _read_states(
-    store: Store,
-    assignments: Mapping[str, znodes.TopicAssignment],
-    tell: Callable[[str], None],
-) -> PartitionLists:
+    store: Store, assignments: Assignments, tell: Callable[[str], None]
+) -> States:
     """Leaders and ISRs; a partition whose state is missing or unreadable has neither."""
-    rows = PartitionLists()
-    for topic, assignment in assignments.items():
-        numbers = sorted(assignment.partitions)
-        rows.topic.extend([topic] * len(numbers))
-        rows.partition.extend(numbers)
-        rows.replicas.extend(assignment.partitions[number] for number in numbers)
-    size = len(rows.topic)
-    isr: list[Sequence[int]] = [()] * size
-    leader, leader_epoch = [_UNKNOWN] * size, [_UNKNOWN] * size
+    size = len(assignments.partition)
+    leader, leader_epoch = np.full(size, _UNKNOWN, np.int32), np.full(size, _UNKNOWN, np.int32)
+    isr: list[pa.ListArray] = []
     start = 0
-    paths = map(znodes.state_path, rows.topic, rows.partition)
-    async for chunk in store.read_many(paths):
+    async for chunk in store.read_many(starmap(znodes.state_path, assignments.names())):
         states = znodes.decode_states(chunk.path, chunk.data)
-        for at, broker, epoch, members in zip(
-            states.at, states.leader, states.leader_epoch, states.isr, strict=True
-        ):
-            leader[start + at] = broker
-            leader_epoch[start + at] = epoch
-            isr[start + at] = members
+        at = np.array(states.at, np.int64) + start
+        leader[at] = states.leader
+        leader_epoch[at] = states.leader_epoch
+        members: Sequence[Sequence[int]] = states.isr
+        if len(members) < len(chunk.path):
+            found = dict(zip(states.at, states.isr, strict=True))
+            members = [found.get(place, ()) for place in range(len(chunk.path))]
+        isr.append(lists_to_arrow(members))
         for error in states.errors:
             tell(str(error))
         start += len(chunk.path)
-    rows.isr, rows.leader, rows.leader_epoch = isr, leader, leader_epoch
-    return rows
+    return States(leader, leader_epoch, chunked(isr))
 
 
 async def _read_cluster_id(store: Store) -> str | None:

@@ -73,6 +73,17 @@ def play_through(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
     )
 
 
+def write_answer(answer: WhatIf, path: str) -> WhatIf:
+    """Write the answer's tables below `path`, and return them as they were written."""
+
+    def written(name: str) -> DataFrame:
+        frame: DataFrame = getattr(answer, name)
+        frame.write.mode("overwrite").parquet(f"{path}/{name}")
+        return frame.sparkSession.read.schema(frame.schema).parquet(f"{path}/{name}")
+
+    return WhatIf(*map(written, ("scenarios", "partitions", "brokers")))
+
+
 def add_up(failures: Failures, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The terms of all partitions in these batches (given to `mapInArrow`)."""
     found = [

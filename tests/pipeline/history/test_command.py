@@ -1,43 +1,38 @@
 """The command line of `klamm history`."""
 
-import json
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from klamm.cli.main import main
 from klamm.pipeline.history import TABLES
+from tests.cli.running import run_here
 from tests.pipeline.history.night import Cluster
 
 
-def test_a_spool_that_is_not_there_ends_it_before_spark_begins(capsys, tmp_path: Path):
-    code = main(["history", "--spool", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
-    assert code == 1
-    assert "There is no spool" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def test_a_spool_that_is_not_there_ends_it_before_spark_begins(tmp_path: Path):
+    nowhere, out = str(tmp_path / "nowhere"), tmp_path / "out"
+    run_here("history", "--spool", nowhere, "--out", str(out)).failed("There is no spool")
+    assert not out.exists()
 
 
-def test_a_cluster_that_is_not_there_ends_it_too(capsys, tmp_path: Path):
-    code = main(["history", "-b", "127.0.0.1:1", "--out", str(tmp_path / "out")])
-    assert code == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
+def test_a_cluster_that_is_not_there_ends_it_too(tmp_path: Path):
+    done = run_here("history", "-b", "127.0.0.1:1", "--out", str(tmp_path / "out"))
+    done.failed("127.0.0.1:1")
 
 
 def test_folders_are_spools_only_after_the_option(tmp_path: Path):
-    with pytest.raises(SystemExit) as stopped:
-        main(["history", str(tmp_path), "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
+    assert run_here("history", str(tmp_path), "--out", str(tmp_path / "out")).code == 2
 
 
 @pytest.mark.spark_heavy
+@pytest.mark.timeout(600)
 def test_spools_become_tables_and_a_report(
-    spark: SparkSession, night_cluster: Cluster, capsys, tmp_path: Path
+    spark: SparkSession, night_cluster: Cluster, tmp_path: Path
 ):
-    out = tmp_path / "out"
     spools = [str(each) for each in night_cluster.spools]
-    assert main(["history", "--spool", *spools, "--out", str(out), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    done = run_here("history", "--spool", *spools, "--out", str(tmp_path / "out"), "--json")
+    summary = done.json()
     assert set(summary["tables"]) == {table.name for table in TABLES}
     assert summary["tables"]["events"] == 29
     assert (summary["elections"], summary["unclean"], summary["gaps"]) == (4, 0, [])

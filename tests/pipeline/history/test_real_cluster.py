@@ -1,19 +1,33 @@
 """Histories of real clusters: from the spools of their nodes, and streamed from their topic."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyarrow import ArrowInvalid, parquet
 from pyspark.sql import SparkSession
 
 from klamm import Cluster
+from klamm.controller.spool import read_spool
 from klamm.controller.story import DEFAULT_TOPIC
+from klamm.errors import ConfigError
 from klamm.pipeline.history import Topic, make_tables, read_records, write_tables
 from klamm.pipeline.history_input import read_spools
 from klamm.pipeline.report import write_report
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 ATTEMPTS_MAX = 20
+#: A Spark that starts on a busy machine, and makes all tables.
+LONG_S = 240.0
+Key = tuple[int, int, int]
 
 
 def test_a_killed_leader_is_in_the_spools_with_its_successor(spark: SparkSession):
@@ -32,6 +46,21 @@ def test_a_killed_leader_is_in_the_spools_with_its_successor(spark: SparkSession
     assert 0 < lengths[0] < 60
 
 
+def history_topic(cluster: Cluster) -> Topic:
+    """The topic, once it is there: the controller creates it when it has something to ship."""
+    topic = Topic(cluster.bootstrap_servers, DEFAULT_TOPIC)
+
+    def is_there() -> bool:
+        try:
+            topic.check()
+        except ConfigError:
+            return False
+        return True
+
+    wait_until(is_there, "the history topic", LONG_S)
+    return topic
+
+
 @pytest.mark.spark_heavy
 def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
     spark: SparkSession, tmp_path: Path
@@ -39,9 +68,7 @@ def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
     out = tmp_path / "history"
     with Cluster(brokers=3, config={"klamm.history.topic": DEFAULT_TOPIC}) as cluster:
         cluster.create_topic("orders", partitions=3)
-        first = Topic(cluster.bootstrap_servers, DEFAULT_TOPIC)
-        first.check()
-        assert first.lay_down(spark, out) is not None
+        assert history_topic(cluster).lay_down(spark, out) is not None
         before = read_records(spark, out).count()
         lost = cluster.leader("orders")
         cluster.kill(lost)
@@ -64,3 +91,78 @@ def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
         assert "clean" in kinds
         facts = write_report(records, tables, out)
         assert facts.counts["affected"] > 0
+
+
+@contextmanager
+def following(cluster: Cluster, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`klamm history --follow` in a process group of its own, which is killed at the end."""
+    command = [sys.executable, "-m", "klamm", "history", "-b", cluster.bootstrap_servers]
+    with (out.parent / "output").open("ab") as output:
+        process = subprocess.Popen(
+            [*command, "--out", str(out), "--follow", "--every", "1", "--master", "local[1]"],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def terms_told(out: Path) -> int:
+    """How many terms of office the table has at the moment; it is being written anew at times."""
+    try:
+        return parquet.read_table(out / "controller_terms").num_rows
+    except (OSError, ArrowInvalid):
+        return 0
+
+
+def has_started(out: Path, broker: int) -> bool:
+    try:
+        sessions = parquet.read_table(out / "broker_sessions").to_pylist()
+    except (OSError, ArrowInvalid):
+        return False
+    return any((row["broker"], row["start"]) == (broker, "started") for row in sessions)
+
+
+@pytest.mark.spark_heavy
+def test_following_goes_on_where_it_was_killed_and_gets_what_comes_late(
+    spark: SparkSession, tmp_path: Path
+):
+    out = tmp_path / "history"
+    with Cluster(brokers=3, config={"klamm.history.topic": DEFAULT_TOPIC}) as cluster:
+        cluster.create_topic("orders", partitions=3)
+        history_topic(cluster)
+        with following(cluster, out):
+            wait_until(lambda: terms_told(out) == 1, "the first tables", LONG_S)
+            # The role changes hands under the stream; what the old controller had not shipped yet
+            # comes when it is back.
+            lost = cluster.controller_id()
+            assert lost is not None
+            cluster.kill(lost)
+            cluster.wait_controller(other_than=lost)
+            wait_until(lambda: terms_told(out) == 2, "the second term", LONG_S)
+        cluster.start(lost)
+        with following(cluster, out) as process:
+            wait_until(lambda: has_started(out, lost), "the broker's return", LONG_S)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LONG_S) == 0
+        cluster.stop_brokers()
+        spooled: set[Key] = {
+            (row["controller_epoch"], row["seq"], row["part"])
+            for spool in cluster.spools
+            for batch in read_spool(spool)
+            for row in batch.select(["controller_epoch", "seq", "part"]).to_pylist()
+        }
+    keys: list[Key] = [
+        (row["controller_epoch"], row["seq"], row["part"])
+        for row in read_records(spark, out).collect()
+    ]
+    assert len(set(keys)) == len(keys)
+    # Whatever was spooled up to the last event that was read has been read.
+    assert sorted(keys) == sorted(key for key in spooled if key <= max(keys))
+    assert {epoch for epoch, _, _ in keys} == {1, 2}
+    assert spark.read.parquet(str(out / "gaps")).isEmpty()

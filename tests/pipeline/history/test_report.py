@@ -3,62 +3,16 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
 from klamm.pipeline.report import render
 from klamm.pipeline.report_facts import gap_sentence
-from klamm.pipeline.report_pictures import duration, percent
 from tests.pipeline.history.conftest import Told
+from tests.pipeline.pages import Page, network_references
 
 #: The first test of a run pays for Spark's start and for all tables.
 pytestmark = pytest.mark.timeout(600)
-
-#: Attributes that make a browser fetch something, unless they point into the page.
-_FETCHING = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
-_VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class Page(HTMLParser):
-    """A page as a list of elements; complains about elements that are not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in _VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def network_references(text: str) -> list[str]:
-    """Whatever would make a browser ask somebody else."""
-    page = Page(text)
-    found = [
-        f"<{tag} {name}={value}>"
-        for tag, attributes in page.elements
-        for name, value in attributes.items()
-        if name in _FETCHING and not value.startswith(("#", "data:"))
-    ]
-    found += [f"<{tag}>" for tag, _ in page.elements if tag in ("script", "iframe", "object")]
-    found += re.findall(r"@import[^;]*|url\((?!['\"]?(?:#|data:))[^)]*\)|\w+://\S*", text)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +22,6 @@ def html(told: Told) -> str:
 
 def test_it_refers_to_nothing_on_the_network(html: str):
     assert network_references(html) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<img src="//example.com/x.png">',
-        '<p style="background: url(x.png)">x</p>',
-        "<script>x</script>",
-        "<style>@import 'x.css';</style>",
-    ],
-)
-def test_a_reference_to_the_network_would_be_found(text: str):
-    assert network_references(text)
 
 
 def test_all_pictures_and_sections_are_there(html: str):
@@ -148,19 +89,3 @@ def test_a_quiet_history_makes_a_page_too(told: Told):
         told.facts, topics=[], elections=[], failovers=[], stories=[], heat=[], balance=[]
     )
     assert "There was none." in render(quiet)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (2e-5, "20 µs"), (0.0131, "13.1 ms"), (1, "1 s"), (90, "90 s"), (600, "10 min")],
-)
-def test_durations_are_for_people(seconds: float, text: str):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(1.0, "100%"), (0.9, "90.0%"), (0.99999, "99.999%"), (1 - 1e-9, "> 99.9999%")],
-)
-def test_what_is_not_whole_is_not_rounded_up(share: float, text: str):
-    assert percent(share) == text

@@ -17,8 +17,10 @@ from klamm.errors import ConfigError
 from klamm.pipeline import arrow
 from klamm.pipeline.arrow import rows_to_arrow
 from klamm.pipeline.planner import Capacity, Demands, ImpossibleError, Planned, make_plan
-from klamm.pipeline.planner_output import read_capacities, summarise, write_plan
+from klamm.pipeline.planner_input import read_capacities, read_sizes, with_sizes
+from klamm.pipeline.planner_output import summarise, write_plan
 from klamm.pipeline.planner_waves import make_waves
+from tests.pipeline.pages import Page, network_references
 
 
 def table_of(replicas, sizes=None, topics=None) -> pa.Table:
@@ -28,7 +30,7 @@ def table_of(replicas, sizes=None, topics=None) -> pa.Table:
     number = np.arange(count, dtype=np.int32)
     return pa.table(
         {
-            "topic": topics or [f"topic-{each % 7}" for each in range(count)],
+            "topic": topics if topics is not None else [f"topic-{each % 7}" for each in number],
             "partition": number,
             "replicas": rows_to_arrow(rows),
             "isr": rows_to_arrow(rows),
@@ -207,6 +209,30 @@ def test_partitions_on_absent_brokers_stay_as_they_are():
     assert 9 not in after(moved)[0]
 
 
+def test_shares_that_racks_keep_from_the_mean_are_told():
+    lopsided = {0: "a", 1: "b", 2: "b", 3: "b", 4: "c", 5: "c"}
+    planned = make_plan(table_of(spread(300, lopsided)), lopsided)
+    (note,) = [note for note in planned.notes if note.startswith("The replicas cannot")]
+    assert "from 100 (broker 1) to 300 (broker 0), where the mean is 150" in note
+    assert planned.notes == make_plan(table_of(spread(300, lopsided)), lopsided).notes
+
+
+def test_a_plan_that_stops_short_of_balance_says_so_and_why():
+    # Nothing but topic-0 may move, and that is a seventh of it all.
+    crowded = [[1, 2] for _ in range(70)]
+    brokers = dict.fromkeys((1, 2, 3, 4))
+    planned = make_plan(table_of(crowded), brokers, Demands(pin="topic-[1-6]"))
+    (note,) = [note for note in planned.notes if note.startswith("The replicas are not balanced")]
+    assert "broker 1 holds" in note
+    assert "its share is 35" in note
+    assert "What has to stay where it is (pinned, or on brokers not alive) is more already" in note
+
+
+def test_one_partition_larger_than_a_share_is_not_called_unbalanced():
+    planned = make_plan(table_of([[1], [2], [2], [2]], [1000, 1, 1, 1]), {1: None, 2: None})
+    assert not [note for note in planned.notes if "bytes are not balanced" in note]
+
+
 def test_unknown_sizes_count_with_the_mean():
     planned = make_plan(table_of([[1], [2], [1]], [10, None, 30]), {1: None, 2: None})
     assert planned.weight.tolist() == [10, 20, 30]
@@ -269,7 +295,8 @@ def test_the_files_are_what_kafkas_tool_takes(tmp_path: Path):
     assert summary["balance"]["after"]["replicas"]["min"] > 300
     page = (tmp_path / "summary.html").read_text()
     assert "Reassignment plan" in page
-    assert "http" not in page
+    assert planned.bound.reason in Page(page).text
+    assert network_references(page) == []
 
 
 def test_a_capacities_file_is_read_or_refused(tmp_path: Path):
@@ -283,3 +310,25 @@ def test_a_capacities_file_is_read_or_refused(tmp_path: Path):
     path.write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         read_capacities(path)
+
+
+def test_sizes_or_rates_may_come_from_a_file(tmp_path: Path):
+    path = tmp_path / "rates.json"
+    path.write_text('{"topic-1": 5e6, "topic-1-8": 7, "topic-2": 1}')
+    table = with_sizes(table_of(spread(10)), read_sizes(path))
+    found = dict(zip(table["partition"].to_pylist(), table["bytes"].to_pylist(), strict=True))
+    assert (found[1], found[8], found[2], found[9], found[0]) == (5_000_000, 7, 1, 1, None)
+    path.write_text('{"elsewhere": 1}')
+    with pytest.raises(ConfigError, match="None of the sizes"):
+        with_sizes(table_of(spread(10)), read_sizes(path))
+    path.write_text('{"topic-1": "much"}')
+    with pytest.raises(ConfigError, match="is expected to be like"):
+        read_sizes(path)
+
+
+def test_a_cluster_without_partitions_needs_no_plan():
+    planned = make_plan(table_of(np.empty((0, 3), np.int32), topics=[]), RACKS)
+    assert planned.replicas_moved == 0
+    assert len(planned.changed) == 0
+    assert make_waves(planned, limit=5) == []
+    assert summarise(planned, 0)["balance"]["after"]["replicas"]["max"] == 0

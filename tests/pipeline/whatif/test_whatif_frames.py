@@ -1,5 +1,6 @@
 """Failures played through on real Spark."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -13,6 +14,7 @@ from klamm.pipeline.snapshot import Snapshot, read_snapshot, write_snapshot
 from klamm.pipeline.whatif import SUMS, broker_failures, scenario_sums, sum_terms
 from klamm.pipeline.whatif_frames import play_through
 from klamm.pipeline.whatif_report import render_report
+from tests.pipeline.pages import network_references
 
 PARTITIONS = 3000
 RACKS = {broker: f"rack-{broker % 3}" for broker in range(6)}
@@ -93,8 +95,19 @@ def test_spark_finds_what_the_kernels_find_in_one_piece(answer):
 
 
 def test_the_report_names_the_partitions_and_needs_no_network(answer):
-    page = render_report(answer.scenarios, answer.partitions, ["A warning & more."])
+    page = render_report(answer, ["A warning & more."])
     assert "A warning &amp; more." in page
     assert "partitions do not survive" in page
-    assert "15 failures were played through" in page
-    assert "http" not in page
+    assert "15 failures played through" in page
+    assert network_references(page) == []
+
+
+def test_a_cluster_without_partitions_survives_everything(spark, tmp_path):
+    full = make_snapshot()
+    write_snapshot(spark, replace(full, partitions=full.partitions.slice(0, 0)), str(tmp_path))
+    answer = play_through(read_snapshot(spark, str(tmp_path)), broker_failures(RACKS, 2))
+    assert {(row["leaderless"], row["leaders_moved"]) for row in answer.scenarios.collect()} == {
+        (0, 0)
+    }
+    assert answer.partitions.isEmpty()
+    assert "15 of them leave every partition with a leader" in render_report(answer, [])

@@ -1,0 +1,123 @@
+"""How long the pipeline's commands take on a large cluster, from ZooKeeper to the last file.
+
+Run with `python -m bench.pipeline_commands [PARTITIONS]` from the root of the repository. A cluster
+of so many partitions with three replicas each, on 100 brokers in 10 racks, is put into a ZooKeeper
+of its own. The commands run one after another in one Spark session, so that its start is not
+counted but shown by itself.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from bench.pipeline import BROKERS, NEW, RACKS, rack_of, sample
+from klamm.cli.main import main as run_klamm
+from klamm.pipeline.session import open_session
+from klamm.zookeeper import znodes
+from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.session import open_store
+from klamm.zookeeper.store import Create, Fence, Row
+
+
+def broker_rows() -> Iterator[Row]:
+    for broker in range(BROKERS):
+        # Nothing listens there: sizes are not asked for.
+        endpoint = znodes.Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1)
+        registration = znodes.BrokerRegistration(broker, (endpoint,), RACKS[broker])
+        yield [Create(znodes.broker_path(broker), znodes.encode_broker(registration, 0))]
+
+
+def topic_rows(table: pa.Table) -> Iterator[Row]:
+    """The topics of a partition table, whose rows are in the order of topics."""
+    topics, replicas = table["topic"].to_pylist(), table["replicas"].to_pylist()
+    starts = [row for row, topic in enumerate(topics) if not row or topics[row - 1] != topic]
+    for start, end in zip(starts, [*starts[1:], len(topics)], strict=True):
+        partitions = dict(enumerate(replicas[start:end]))
+        assignment = znodes.encode_topic(znodes.TopicAssignment(None, partitions))
+        yield [
+            Create(znodes.topic_path(topics[start]), assignment),
+            Create(znodes.partitions_path(topics[start])),
+        ]
+
+
+def state_rows(table: pa.Table) -> Iterator[Row]:
+    columns = (table[name].to_pylist() for name in ("topic", "partition", "leader", "isr"))
+    for topic, partition, leader, isr in zip(*columns, strict=True):
+        state = znodes.encode_state(leader, 0, isr, 1)
+        yield [
+            Create(znodes.partition_path(topic, partition)),
+            Create(znodes.state_path(topic, partition), state),
+        ]
+
+
+async def fill(address: str, table: pa.Table) -> None:
+    store = await open_store(address, 30_000)
+    for path in znodes.PERSISTENT_PATHS:
+        await store.ensure_path(path)
+    await store.create(znodes.CONTROLLER_EPOCH, b"0")
+    for rows in (broker_rows(), topic_rows(table), state_rows(table)):
+        outcomes = await store.write_many(rows, Fence(0))
+        assert all(outcome.ok for outcome in outcomes)
+    await store.close()
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    print(f"{what:<44}{time.perf_counter() - start:>8.1f} s", flush=True)
+
+
+def klamm(*arguments: str) -> None:
+    try:
+        code = run_klamm(arguments)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    assert code == 0, arguments
+
+
+def main(partitions: int) -> None:
+    print(f"{partitions:,} partitions of 3 replicas on {BROKERS} brokers in 10 racks")
+    with tempfile.TemporaryDirectory() as folder:
+        with timed("Spark's start"):
+            spark = open_session()
+        heap_mb = 512 + partitions * 5 // 2048
+        with ZooKeeperServer(heap=f"{heap_mb}m") as server:
+            with timed("a ZooKeeper filled"):
+                asyncio.run(fill(server.address, sample(partitions, np.random.default_rng(7))))
+            with timed("klamm snapshot --zookeeper"):
+                klamm(
+                    "snapshot", "--zookeeper", server.address, "--no-sizes", *out(folder, "taken")
+                )
+        snapshot = ("--snapshot", f"{folder}/taken")
+        with timed("klamm whatif --fail brokers:2"):
+            klamm("whatif", *snapshot, "--fail", "brokers:2", *out(folder, "whatif"))
+        plan = Path(folder, "plan", "plan.json")
+        added = [word for broker in NEW for word in ("--rack", f"{broker}={rack_of(broker)}")]
+        with timed("klamm plan --add-brokers (ten)"):
+            klamm(
+                *("plan", *snapshot, "--add-brokers", ",".join(map(str, NEW)), *added),
+                *("--out", str(plan)),
+            )
+        summary = orjson.loads(plan.with_name("summary.json").read_bytes())
+        print(
+            f"{summary['replicas_moved']:,} replicas moved, at least "
+            f"{summary['lower_bound_replicas']:,}, in {summary['waves']} waves"
+        )
+        spark.stop()
+
+
+def out(folder: str, name: str) -> tuple[str, str]:
+    return "--out", f"{folder}/{name}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

@@ -1,0 +1,84 @@
+"""How pictures are drawn: as SVG for the inside of a page, all in one style.
+
+Drawn by matplotlib without its global state. Text stays text, so that it can be found and copied;
+ids get a prefix, because all pictures share one page.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from html import escape
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH_INCHES: Final = 7.2
+_ROW_INCHES: Final = 0.24
+#: Colours that people with any kind of colour vision tell apart (Okabe and Ito).
+BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
+PURPLE, SKY, GREY, INK = "#cc79a7", "#56b4e9", "#9aa5b1", "#1f2933"
+_STYLE: Final = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "klamm",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "ytick.major.size": 0,
+    "grid.color": "#e4e7eb",
+    "axes.axisbelow": True,
+}
+
+
+def drawing() -> AbstractContextManager[None]:
+    """The style, for as long as a picture is drawn and written."""
+    return mpl.rc_context(_STYLE)
+
+
+def make_figure(rows: int = 0, inches: float = 0.7) -> tuple[Figure, Axes]:
+    """A picture of so many inches, and more for each row of a list in it."""
+    figure = Figure(figsize=(WIDTH_INCHES, inches + rows * _ROW_INCHES), layout="constrained")
+    return figure, figure.subplots()
+
+
+def add_legend(axes: Axes, entries: Sequence[Any]) -> None:
+    if entries:
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=min(len(entries), 5),
+            frameon=False,
+            fontsize=8,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
+
+
+def short(name: str, longest: int = 28) -> str:
+    """A name with its middle left out where it is long."""
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
+
+
+def inline_svg(figure: Figure, name: str, title: str) -> str:
+    """The figure for the inside of a page: no prologue, no addresses, ids that nobody else has."""
+    out = io.StringIO()
+    nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(out, format="svg", metadata=nothing)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", text)
+    text = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = text.replace('xlink:href="#', f'href="#{name}-')
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1).strip()
