@@ -118,12 +118,15 @@ async def _main(world: World, plan: Plan) -> None:
 
 async def _create_topics(admin: Administrator, plan: Plan) -> None:
     orders = [list(replicas) for replicas in plan.orders]
-    await admin.create(ORDERS, orders, {"min.insync.replicas": str(plan.min_isr)}, attempts=30)
+    safe = {"min.insync.replicas": str(plan.min_isr)}
+    created = [await admin.create(ORDERS, orders, safe, attempts=30)]
     everybody = sorted(admin.world.machines)
     unclean = {"unclean.leader.election.enable": "true"}
     admin.world.checks.unclean_topics.add(RISKY)
     admin.world.checks.kept_topics |= {ORDERS, CONSUMER_OFFSETS}
-    await admin.create(RISKY, [everybody[:2]], unclean, attempts=30)
+    created.append(await admin.create(RISKY, [everybody[:2]], unclean, attempts=30))
+    if any(created):
+        admin.world.checks.fail(f"the topics cannot be created: {created}")
 
 
 async def _recover(world: World) -> None:

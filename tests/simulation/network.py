@@ -122,6 +122,12 @@ class Network:
                 connection.end_of(process)
         self._connections = [each for each in self._connections if each.is_open]
 
+    def close(self) -> None:
+        """The history is over: nobody has to be told any more."""
+        for connection in self._connections:
+            for end in connection.ends:
+                end.is_closed = True
+
     def count(self, sender: Process, receiver: Process, data: bytes, is_request: bool) -> None:
         self.delivered += 1
         label = f"answer of {len(data)} bytes"

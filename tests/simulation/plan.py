@@ -83,7 +83,8 @@ def draw(seed: str) -> Plan:
     chance = random.Random(f"{seed}/plan")
     brokers = 3
     everybody = range(1, brokers + 1)
-    orders = tuple(tuple(chance.sample(everybody, chance.choice((2, 3, 3)))) for _ in range(2))
+    factor = chance.choice((2, 3, 3))
+    orders = tuple(tuple(chance.sample(everybody, factor)) for _ in range(2))
     actions = [_fault(chance, brokers) for _ in range(chance.randint(3, 9))]
     actions += [_request(chance, brokers) for _ in range(chance.randint(2, 7))]
     actions.sort(key=lambda action: action.at)

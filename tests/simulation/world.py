@@ -67,8 +67,6 @@ class Machine:
         self.node: Node | None = None
         #: By how much its clock is wrong.
         self.clock_offset_s = 0.0
-        #: After a loss of power it stays off until nobody counts on what it had.
-        self.has_lost_data = False
         self._world = world
         self._lives = 0
         properties = SETTINGS | {
@@ -108,7 +106,7 @@ class Machine:
 
     def _start_again(self) -> None:
         """What a supervisor does about a process that has given up."""
-        if not self.is_up and not self.has_lost_data:
+        if not self.is_up:
             self.start()
 
     def crash(self) -> None:
@@ -228,6 +226,7 @@ class World:
 
     def close(self) -> None:
         """Let go of everything, so that the next history starts from nothing."""
+        self.network.close()
         self.loop.bury()
         self.machines.clear()
 

@@ -1,0 +1,100 @@
+"""`make sim`: histories from many seeds, on all cores; the first that fails is shrunk and told."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from tests.simulation.history import Outcome, run
+from tests.simulation.shrinking import shrink
+from tests.simulation.story import tell
+from tests.simulation.variants import FOUND_WITHIN, VARIANTS
+
+
+def main() -> int:
+    """Run what was asked for; 0 if all is well."""
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seed", help="one history, told as a story")
+    parser.add_argument("--seeds", type=int, default=100, help="how many histories")
+    parser.add_argument("--first", type=int, default=1, help="the first seed of many")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), help="with this mistake in klamm")
+    parser.add_argument("--variants", action="store_true", help="find every variant")
+    parser.add_argument("--everything", action="store_true", help="leave nothing out of a story")
+    arguments = parser.parse_args()
+    if arguments.variants:
+        return _find_variants()
+    if arguments.seed is not None:
+        return _one(arguments.seed, arguments.variant, arguments.everything)
+    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.variant)
+
+
+def _one(seed: str, variant: str | None, everything: bool) -> int:
+    broken = VARIANTS[variant] if variant else None
+    outcome = run(seed, variant=broken)
+    if outcome.failure:
+        print(f"seed {seed}: {outcome.failure}\nleaving out what does not matter ...\n")
+        outcome = shrink(outcome, broken)
+    print(tell(outcome, broken, everything=everything))
+    return 1 if outcome.failure else 0
+
+
+def _many(seeds: range, variant: str | None) -> int:
+    started = time.perf_counter()
+    events = count = 0
+    failed: list[Outcome] = []
+    for outcome in outcomes(seeds, variant):
+        count += 1
+        events += outcome.events
+        if outcome.failure:
+            failed.append(outcome)
+            print(f"seed {outcome.plan.seed}: {outcome.failure}", flush=True)
+    elapsed_s = time.perf_counter() - started
+    print(
+        f"{count} histories, {events / max(count, 1):.0f} events each, {len(failed)} failed, "
+        f"{elapsed_s:.0f} s"
+    )
+    if failed:
+        print(f"\nThe first of them (make sim SEED={failed[0].plan.seed}):\n")
+        return _one(failed[0].plan.seed, variant, False)
+    return 0
+
+
+def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
+    """What comes of each seed, in order, with a process for each core."""
+    # Histories share nothing, and a process that has had many is as good as new.
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
+
+
+def _outcome(variant: str | None, seed: str) -> Outcome:
+    outcome = run(seed, variant=VARIANTS[variant] if variant else None)
+    return Outcome(outcome.plan, outcome.failure, outcome.events, outcome.seconds, outcome.digest)
+
+
+def _find_variants() -> int:
+    """Look for each variant in as many seeds as it is promised to be found in."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        missed = 0
+        for name, (seed, failure) in zip(VARIANTS, pool.map(first_seed, VARIANTS), strict=True):
+            within = FOUND_WITHIN[name]
+            missed += seed is None
+            found = f"seed {seed}: {failure}" if seed else "NOT FOUND"
+            print(f"{name} (within {within}): {found}")
+            sys.stdout.flush()
+    return 1 if missed else 0
+
+
+def first_seed(variant: str) -> tuple[int | None, str]:
+    """The first seed in which a variant is found, and how."""
+    for seed in range(1, FOUND_WITHIN[variant] + 1):
+        outcome = run(str(seed), variant=VARIANTS[variant])
+        if outcome.failure:
+            return seed, outcome.failure
+    return None, ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""A few histories, and that they can be told, repeated, cut down, and find what is wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.history import run
+from tests.simulation.plan import FAULTS, REQUESTS, draw
+from tests.simulation.shrinking import shrink
+from tests.simulation.story import tell
+from tests.simulation.variants import VARIANTS
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_nothing_is_wrong(seed):
+    outcome = run(seed)
+    assert outcome.failure is None, tell(outcome)
+    assert outcome.events >= 500
+
+
+def test_one_seed_is_one_history_byte_for_byte():
+    assert run("4").lines == run("4").lines
+
+
+def test_the_order_of_sets_of_strings_does_not_matter():
+    program = "from tests.simulation.history import run; print(run('4').digest)"
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONHASHSEED": str(1 + hash("seed") % 1000)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert elsewhere.stdout.strip() == run("4").digest
+
+
+def test_every_fault_and_every_request_is_drawn():
+    drawn = {action.kind for seed in range(60) for action in draw(str(seed)).actions}
+    assert drawn == FAULTS.keys() | REQUESTS.keys()
+
+
+@pytest.mark.parametrize(
+    "variant", ["announces before it has written", "commits what the leader alone has"]
+)
+def test_a_mistake_is_found_at_once(variant):
+    assert run("1", variant=VARIANTS[variant]).failure is not None
+
+
+def test_a_failing_history_is_cut_down_and_told():
+    variant = VARIANTS["acknowledges before the ISR has it"]
+    outcome = shrink(run("1", variant=variant), variant)
+    assert outcome.plan.actions == ()
+    story = tell(outcome, variant)
+    assert "is acknowledged" in story
+    assert "leads orders-0" in story
