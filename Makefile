@@ -9,9 +9,12 @@ PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
 INTEROP ?=
 REPORT ?=
+SEED ?=
+SEEDS ?=
+SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash sim spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -70,6 +73,9 @@ spark-test: setup ## Spark on a cluster of its own, killed and restarted, with b
 
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
+
+sim: setup ## klamm's own code on simulated time, network, disks and ZooKeeper; SEED=7, or SEEDS=1000, or SIM=--variants
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS))) $(SIM)
 
 report-look: setup ## look at report.html in a real browser, and keep screenshots in out/; REPORT=FILE for another
 	@$(BIN)/python tools/report_look.py $(REPORT)
