@@ -25,7 +25,7 @@ _CALL_S: Final = 5.0
 #: How many records of a partition a producer may have under way, so that one that is stuck does not
 #: keep it from writing to the others.
 _UNDER_WAY_MAX: Final = 100
-_READ_S: Final = 60.0
+_READ_S: Final = 120.0
 
 
 def settings(bootstrap: str, **more: Any) -> dict[str, Any]:
@@ -305,11 +305,11 @@ def read_everything(bootstrap: str, partitions: Sequence[Name]) -> list[Kept]:
     try:
         consumer.assign([TopicPartition(*name, 0) for name in partitions])
         left = set(partitions)
+        deadline = time.monotonic() + _READ_S
         while left:
-            messages = consumer.consume(1000, timeout=_READ_S)
-            if not messages:
-                raise TimeoutError(f"nothing more comes from {sorted(left)}")
-            for message in messages:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{sorted(left)} cannot be read to the end")
+            for message in consumer.consume(1000, timeout=0.2):
                 error = message.error()
                 name, offset = _place(message)
                 if error is None:

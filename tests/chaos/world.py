@@ -41,7 +41,6 @@ _SETTINGS: Final = {
     "auto.create.topics.enable": "false",
     # Small, so that segments are rolled, and full disks met, within minutes.
     "log.segment.bytes": "262144",
-    "log.dir.failure.timeout.ms": "10000",
 }
 _START_S: Final = 90.0
 _POLL_S: Final = 0.1
