@@ -122,11 +122,15 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The cluster after the faults: partitions of topics, and what did not settle in time."""
+    """The cluster after the faults: partitions of topics, and what did not settle in time.
+
+    `tracebacks` are the exceptions that brokers logged and nobody had expected.
+    """
 
     seconds: float
     topics: dict[str, int]
     wrong: tuple[str, ...] = ()
+    tracebacks: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

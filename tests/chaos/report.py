@@ -47,6 +47,7 @@ def figures(history: History) -> dict[str, int | float]:
         "offsets committed": sum(row.member is not None for row in history.offsets),
         "administrative calls": len(history.asked),
         "administrative calls that failed": sum(call.error is not None for call in history.asked),
+        "exceptions in the brokers' logs": sum(len(each.tracebacks) for each in history.endings),
         "longest silence of a partition in seconds": round(max(longest, default=0.0), 1),
         "seconds in which this machine stood still": round(
             sum(stall.ended_at - stall.began_at for stall in history.stalls), 1
@@ -85,6 +86,11 @@ def _lines(result: Result) -> Iterator[str]:
             when = "" if each.at is None else f" ({each.at - result.began_at:.1f} s)"
             yield f"- {each}{when}"
         yield ""
+    complaints = Counter(text for each in result.history.endings for text in each.tracebacks)
+    if complaints:
+        yield "## Exceptions in the brokers' logs"
+        yield ""
+        yield from _table(("how often", "what"), ((n, text) for text, n in complaints.items()))
     yield "## What was done"
     yield ""
     yield from _table(("from", "until", "what"), _timeline(result))

@@ -72,7 +72,7 @@ def run(
         _wait_read(recorder.history, tell)
         for leader in world.leaders():
             recorder.add(leader)
-        recorder.add(Ending(settled_s, world.topics(), tuple(ending)))
+        recorder.add(Ending(settled_s, world.topics(), tuple(ending), tuple(world.tracebacks())))
         return world.spools
 
 

@@ -5,6 +5,7 @@ Nothing here decides what is to happen; it can be done, and looked at.
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import time
@@ -42,6 +43,7 @@ _SETTINGS: Final = {
     # Small, so that segments are rolled, and full disks met, within minutes.
     "log.segment.bytes": "262144",
 }
+_TRACEBACK: Final = re.compile(r"^Traceback .*\n(?:(?: .*)?\n)*(\S.*)", re.MULTILINE)
 _START_S: Final = 90.0
 _POLL_S: Final = 0.1
 _ADMIN_TIMEOUT_S: Final = 10.0
@@ -222,6 +224,14 @@ class World:
     def topics(self) -> dict[str, int]:
         """The topics there are, and how many partitions each has."""
         return {each.topic: len(each.partitions) for each in topics.describe(self.admin).topics}
+
+    def tracebacks(self) -> list[str]:
+        """The exceptions in the brokers' logs."""
+        found = []
+        for broker, process in self.brokers.items():
+            text = process.log.read_text(encoding="utf-8", errors="replace")
+            found += [f"broker {broker}: {match[1]}" for match in _TRACEBACK.finditer(text)]
+        return found
 
     def wait_whole(self, names: Collection[str] | None, timeout_s: float) -> list[str]:
         """Wait until nothing is wrong; what still is when the time is over."""
