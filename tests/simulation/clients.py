@@ -81,8 +81,12 @@ class Client:
             return False
         self.controller = int(answer.controller_id)
         for found in answer.topics:
+            if not found.partitions:
+                # A broker that has just started may not have heard of it yet.
+                await asyncio.sleep(_PAUSE_S)
+                return False
             self.leaders = {int(p.partition_index): int(p.leader_id) for p in found.partitions}
-        return bool(answer.topics) or topic is None
+        return True
 
     def forget_connection(self, broker: int) -> None:
         exchange = self._exchanges.pop(broker, None)

@@ -18,6 +18,8 @@ TEMPORARY = "temporary"
 _STOP_S = 3.0
 #: How long a machine without power stays off, waiting to be written off.
 _OFF_S = 3.0
+#: How long one waits for a write of the controller.
+_WRITES_S = 3.0
 
 
 class Trouble:
@@ -35,6 +37,8 @@ class Trouble:
             "stop": self._stop,
             "crash at a write": self._crash_at_write,
             "kill the candidate at a write": self._kill_at_write,
+            "pause the candidate at a write": self._pause_at_write,
+            "depose the controller at a write": self._depose_at_write,
             "lose an answer of zookeeper": self._lose_answer,
             "kill the candidate": self._kill_candidate,
             "pause the broker": self._pause_broker,
@@ -114,51 +118,69 @@ class Trouble:
             else:
                 act(process)
 
+    async def _next_writer(self, action: Action, act: Callable[[Process], None]) -> Process | None:
+        """Do something to whichever candidate makes the write of that number, if one does."""
+        found: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
+
+        def at_write(process: Process) -> None:
+            act(process)
+            if not found.done():
+                found.set_result(process)
+
+        waiting = (action.number, at_write)
+        self._at_write.append(waiting)
+        await self._world.until(found.done, _WRITES_S)
+        self._at_write = [each for each in self._at_write if each[1] is not at_write]
+        return found.result() if found.done() else None
+
     async def _crash_at_write(self, action: Action) -> None:
         """The controller's machine is gone right after a write, before anybody hears of it."""
-        done = asyncio.get_running_loop().create_future()
 
         def act(process: Process) -> None:
             machine = self._world.machine_of(process)
             self._world.note(machine.name, "CRASH after a write")
             machine.crash()
-            if not done.done():
-                done.set_result(machine)
 
-        self._at_write.append((action.number, act))
-        try:
-            async with asyncio.timeout(3.0):
-                await asyncio.shield(done)
-        except TimeoutError:
-            self._at_write = [each for each in self._at_write if each[1] is not act]
-            return
-        await self._restart_after(done.result(), action.seconds)
+        process = await self._next_writer(action, act)
+        if process is not None:
+            await self._restart_after(self._world.machine_of(process), action.seconds)
 
     async def _kill_at_write(self, action: Action) -> None:
         def act(process: Process) -> None:
             self._world.note(process.name, "KILL after a write")
             process.end()
 
-        self._at_write.append((action.number, act))
-        await asyncio.sleep(3.0)
-        self._at_write = [each for each in self._at_write if each[1] is not act]
+        await self._next_writer(action, act)
+
+    async def _pause_at_write(self, action: Action) -> None:
+        process = await self._next_writer(action, self._stand_still)
+        if process is not None:
+            await asyncio.sleep(action.seconds)
+            self._go_on(process)
+
+    async def _depose_at_write(self, action: Action) -> None:
+        """The role goes to another one while the old controller is at work, and does not know."""
+
+        def act(process: Process) -> None:
+            self._world.note("operator", f"DELETES /controller while {process} stands still")
+            self._world.delete_controller()
+            process.pause()
+
+        process = await self._next_writer(action, act)
+        if process is not None:
+            await asyncio.sleep(action.seconds)
+            process.resume()
+            self._world.note(process.name, "goes on")
 
     async def _lose_answer(self, action: Action) -> None:
-        loop = self._world.loop
-
         def act(process: Process) -> None:
             self._world.note(process.name, "LOSES an answer of ZooKeeper")
             self._world.zookeeper.lose_sight(process)
-            loop.call_later(
-                action.seconds + 0.05,
-                self._world.zookeeper.see_again,
-                process,
-                context=loop.outside,
-            )
 
-        self._at_write.append((action.number, act))
-        await asyncio.sleep(3.0)
-        self._at_write = [each for each in self._at_write if each[1] is not act]
+        process = await self._next_writer(action, act)
+        if process is not None:
+            await asyncio.sleep(action.seconds + 0.05)
+            self._world.zookeeper.see_again(process)
 
     async def _kill_candidate(self, action: Action) -> None:
         candidate = self._machine(action).candidate
@@ -181,14 +203,20 @@ class Trouble:
     async def _pause(self, processes: list[Process | None], seconds: float) -> None:
         paused = [each for each in processes if each and each.is_alive and not each.is_paused]
         for process in paused:
-            self._world.note(process.name, f"PAUSED for {seconds:.2f} s")
-            process.pause()
-            self._world.zookeeper.lose_sight(process)
+            self._stand_still(process)
         await asyncio.sleep(seconds)
         for process in paused:
-            self._world.note(process.name, "goes on")
-            self._world.zookeeper.see_again(process)
-            process.resume()
+            self._go_on(process)
+
+    def _stand_still(self, process: Process) -> None:
+        self._world.note(process.name, "PAUSED")
+        process.pause()
+        self._world.zookeeper.lose_sight(process)
+
+    def _go_on(self, process: Process) -> None:
+        self._world.note(process.name, "goes on")
+        self._world.zookeeper.see_again(process)
+        process.resume()
 
     # The network
 

@@ -105,15 +105,29 @@ async def _main(world: World, plan: Plan) -> None:
             all(producer.has_stopped for producer in producers)
             and all(member.is_settled for member in members)
             and next(ailments(world), None) is None
+            and not unread(world, members)
         )
 
     if not await world.until(is_well, HEALTHY_WITHIN_S):
         still = [*ailments(world)]
         still += [f"{each.name} is still writing" for each in producers if not each.has_stopped]
         still += [f"{each.name} has no assignment" for each in members if not each.is_settled]
+        still += [f"{ORDERS}-{each} is not read to its end" for each in unread(world, members)]
         checks.fail(f"not healthy after {HEALTHY_WITHIN_S:.0f} s: " + "; ".join(still))
     for broken in broken_promises(world):
         checks.fail(broken)
+
+
+def unread(world: World, members: list[Member]) -> list[int]:
+    """Partitions that nobody in the group has read to their end."""
+    found = []
+    for partition in range(2):
+        story = world.checks.current_story(ORDERS, partition)
+        log = world.checks.log_of(story.leader, ORDERS, partition) if story else None
+        read = max(member.positions.get(partition, 0) for member in members)
+        if log is None or read < log.end_offset:
+            found.append(partition)
+    return found
 
 
 async def _create_topics(admin: Administrator, plan: Plan) -> None:

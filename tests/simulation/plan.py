@@ -47,10 +47,12 @@ class Plan:
 
 #: How often each fault is chosen, and for how long it lasts at most.
 FAULTS = {
-    "crash": (5, 3.0),
-    "stop": (2, 2.0),
-    "crash at a write": (4, 3.0),
+    "crash": (5, 5.0),
+    "stop": (2, 4.0),
+    "crash at a write": (4, 4.0),
     "kill the candidate at a write": (2, 0.0),
+    "pause the candidate at a write": (2, 4.0),
+    "depose the controller at a write": (3, 0.6),
     "lose an answer of zookeeper": (2, 0.5),
     "kill the candidate": (1, 0.0),
     "pause the broker": (2, 4.0),
@@ -68,8 +70,8 @@ FAULTS = {
 }
 #: How often each request of the administrator is chosen.
 REQUESTS = {
-    "create": 3,
-    "delete": 3,
+    "create": 4,
+    "delete": 4,
     "expand": 1,
     "move": 4,
     "cancel": 1,
@@ -86,7 +88,7 @@ def draw(seed: str) -> Plan:
     factor = chance.choice((2, 3, 3))
     orders = tuple(tuple(chance.sample(everybody, factor)) for _ in range(2))
     actions = [_fault(chance, brokers) for _ in range(chance.randint(3, 9))]
-    actions += [_request(chance, brokers) for _ in range(chance.randint(2, 7))]
+    actions += [_request(chance, brokers) for _ in range(chance.randint(3, 9))]
     actions.sort(key=lambda action: action.at)
     return Plan(seed, brokers, orders, chance.choice((1, 2, 2)), tuple(actions))
 

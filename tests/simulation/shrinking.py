@@ -1,23 +1,25 @@
 """Cuts a failing plan down: what can be left out without the failure going away is left out."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from tests.simulation.history import Outcome, Variant, run
 from tests.simulation.plan import Action, Plan
 
-#: A failure that is more than this often looked for costs more than it is worth.
-_RUNS_MAX = 60
+#: Enough for a plan of the usual size.
+_RUNS_MAX = 100
 
 
 def shrink(outcome: Outcome, variant: Variant | None = None) -> Outcome:
     """The same kind of failure from as few actions as can be found by leaving some out."""
     runs = 0
+    kind = _kind(outcome)
 
     def still_fails(plan: Plan) -> Outcome | None:
         nonlocal runs
         runs += 1
         found = run(plan, variant=variant)
-        return found if found.failure else None
+        return found if _kind(found) == kind else None
 
     best = outcome
     size = max(len(best.plan.actions) // 2, 1)
@@ -31,6 +33,13 @@ def shrink(outcome: Outcome, variant: Variant | None = None) -> Outcome:
         else:
             break
     return best
+
+
+def _kind(outcome: Outcome) -> str | None:
+    """What is wrong, apart from numbers and from what else is."""
+    if outcome.failure is None:
+        return None
+    return re.sub(r"\[.*?\]|b'.*?'|\d+", "#", outcome.failure.partition(";")[0])
 
 
 def _without_one_part(

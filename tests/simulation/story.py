@@ -20,15 +20,16 @@ def _chapters(outcome: Outcome, everything: bool) -> Iterator[str]:
     plan = outcome.plan
     yield f"seed {plan.seed}: {outcome.failure or 'nothing is wrong'}"
     yield ""
-    yield f"{plan.brokers} brokers; orders on {[list(each) for each in plan.orders]}, "
-    yield f"min.insync.replicas={plan.min_isr}; the plan was:"
+    orders = [list(each) for each in plan.orders]
+    yield f"{plan.brokers} brokers, orders on {orders} with min.insync.replicas={plan.min_isr}:"
     yield from (f"  {action}" for action in plan.actions)
     yield ""
     lines = outcome.lines
     if not everything:
         lines = tuple(line for line in lines if not any(word in line for word in _NOISE))
         if len(lines) > _LINES_MAX:
-            yield f"... {len(lines) - _LINES_MAX} lines are left out; EVERYTHING=1 shows them ..."
+            left_out = len(lines) - _LINES_MAX
+            yield f"... {left_out} lines are left out; SIM=--everything shows them ..."
             lines = lines[-_LINES_MAX:]
     yield from lines
     yield ""
