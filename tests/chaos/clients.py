@@ -84,12 +84,12 @@ class Writer:
 
     def _run(self) -> None:
         number = 0
-        while not self._stopping.is_set():
+        while not self._stopping.wait(self._pause_s):
             name = self._partitions[number % len(self._partitions)]
             if self._under_way[name] < _UNDER_WAY_MAX:
                 self._send(name, number)
             number += 1
-            self._producer.poll(self._pause_s)
+            self._producer.poll(0)
 
     def _send(self, name: Name, number: int) -> None:
         sent_at = time.time()
