@@ -162,15 +162,15 @@ class Trouble:
         """The role goes to another one while the old controller is at work, and does not know."""
 
         def act(process: Process) -> None:
-            self._world.note("operator", f"DELETES /controller while {process} stands still")
+            self._world.note("operator", f"DELETES /controller while {process} hears nothing")
             self._world.delete_controller()
-            process.pause()
+            self._world.zookeeper.lose_sight(process)
 
         process = await self._next_writer(action, act)
         if process is not None:
             await asyncio.sleep(action.seconds)
-            process.resume()
-            self._world.note(process.name, "goes on")
+            self._world.note(process.name, "reaches ZooKeeper again")
+            self._world.zookeeper.see_again(process)
 
     async def _lose_answer(self, action: Action) -> None:
         def act(process: Process) -> None:

@@ -5,8 +5,9 @@ import gc
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,21 @@ class Outcome:
 
 def run(plan: Plan | str, *, variant: Variant | None = None, tell: bool = False) -> Outcome:
     """Let a history happen; the same plan gives the same one, byte for byte."""
-    if isinstance(plan, str):
-        plan = draw(plan)
+    outcome = _let_happen(draw(plan) if isinstance(plan, str) else plan, variant, tell)
+    with _unfinished_business():
+        gc.collect()
+    return outcome
+
+
+@contextmanager
+def _unfinished_business() -> Iterator[None]:
+    """What was under way when a history ended is never awaited, nor closed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _let_happen(plan: Plan, variant: Variant | None, tell: bool) -> Outcome:
     memory = _MEMORY if _MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="klamm-simulation-") as directory:
         checks = Checks()
@@ -70,9 +84,9 @@ def run(plan: Plan | str, *, variant: Variant | None = None, tell: bool = False)
                     hashlib.sha256("\n".join(world.lines).encode()).hexdigest(),
                     tuple(world.lines),
                 )
-                world.close()
+                with _unfinished_business():
+                    world.close()
                 logging.disable(disabled)
-        gc.collect()
     return outcome
 
 

@@ -7,6 +7,9 @@ from typing import Any
 #: When load and faults begin, and when the last of them begins.
 FIRST_S = 2.0
 LAST_S = 9.0
+#: How many of the kinds of faults a history knows, and how often the topic that goes is there.
+_KINDS_SHARE = 0.4
+_TEMPORARY_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +90,17 @@ def draw(seed: str) -> Plan:
     everybody = range(1, brokers + 1)
     factor = chance.choice((2, 3, 3))
     orders = tuple(tuple(chance.sample(everybody, factor)) for _ in range(2))
-    actions = [_fault(chance, brokers) for _ in range(chance.randint(3, 9))]
+    # Some kinds of faults in each history, not a little of each: they meet more often so.
+    kinds = [kind for kind in FAULTS if chance.random() < _KINDS_SHARE] or list(FAULTS)
+    actions = [_fault(chance, kinds, brokers) for _ in range(chance.randint(3, 9))]
     actions += [_request(chance, brokers) for _ in range(chance.randint(3, 9))]
+    if chance.random() < _TEMPORARY_SHARE:
+        actions.append(Action(FIRST_S - 1, "create", number=chance.randint(0, 1_000_000)))
     actions.sort(key=lambda action: action.at)
     return Plan(seed, brokers, orders, chance.choice((1, 2, 2)), tuple(actions))
 
 
-def _fault(chance: random.Random, brokers: int) -> Action:
-    kinds = list(FAULTS)
+def _fault(chance: random.Random, kinds: list[str], brokers: int) -> Action:
     kind = chance.choices(kinds, [FAULTS[each][0] for each in kinds])[0]
     longest_s = FAULTS[kind][1]
     broker, other = chance.sample(range(1, brokers + 1), 2)

@@ -193,7 +193,9 @@ async def _main(fd: int) -> None:
 
 async def run_candidate(link: Link) -> None:
     """Be the candidate of the broker at the other end, from its first message to its last."""
-    _, _, hello = await link.receive()
+    kind, _, hello = await link.receive()
+    if kind is Kind.STOP:
+        return  # The broker gave up before it knew what to run with.
     settings = orjson.loads(hello)
     config = BrokerConfig.from_properties(settings["properties"]).with_broker_id(
         settings["broker_id"]
