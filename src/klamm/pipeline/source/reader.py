@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -16,30 +15,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from klamm.pipeline.source.cluster import Cluster, Topics
-from klamm.pipeline.source.columns import OldFormatError
-from klamm.pipeline.source.consuming import consume
-from klamm.pipeline.source.fetching import RangeReader, can_fetch
 from klamm.pipeline.source.limits import ending_offsets, starting_offsets
 from klamm.pipeline.source.loss import report_loss
 from klamm.pipeline.source.offsets import RESERVED_KEY, Offsets, Partition, Position, listed
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange, behind, limit, split
-
-
-def read_range(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """What a task does."""
-    # Spark makes one task even if there is nothing to read, and gives it no range.
-    if not isinstance(partition, OffsetRange):
-        return
-    start = partition.start
-    if can_fetch(options.kafka):
-        with closing(RangeReader(partition, options)) as reader:
-            try:
-                yield from reader.rows()
-                return
-            except OldFormatError:
-                start = reader.position
-    yield from consume(partition, options, start)
 
 
 class TopicReader(DataSourceReader):
@@ -67,7 +47,7 @@ class TopicReader(DataSourceReader):
         return [*_tasks(topics.ids, start, end, options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(partition, self._options)
+        return _read(partition, self._options)
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -155,7 +135,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _tasks(ends.topic_ids, starts, readable, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(partition, self._options)
+        return _read(partition, self._options)
 
     @property
     def _reached(self) -> Cluster:
@@ -232,3 +212,10 @@ def _tasks(ids: Any, start: Offsets, end: Offsets, options: ReadOptions) -> list
         min_partitions=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
+
+
+def _read(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    # Drivers start a process for each query, and would spend half of its start on importing this.
+    from klamm.pipeline.source.tasks import read_range
+
+    return read_range(partition, options)
