@@ -50,7 +50,7 @@ def submitted(*arguments: str) -> list[str]:
 
 
 def succeed(command: Sequence[str], folder: Path) -> str:
-    """What the command printed; it must have gone well, and have left nothing beside its output."""
+    """What the command printed; it must have gone well."""
     done = subprocess.run(
         command,
         env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},

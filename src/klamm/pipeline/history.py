@@ -46,7 +46,7 @@ class Table:
 #: In an order in which each comes after its inputs. `min_isr` and `distinct` are not written.
 TABLES: Final = (
     Table("events", tables.events, ("distinct",)),
-    Table("gaps", tables.gaps, ("distinct",)),
+    Table("gaps", tables.gaps, ("events",)),
     Table("controller_terms", tables.controller_terms, ("events",)),
     Table("decisions", tables.decisions, ("distinct",)),
     Table("elections", tables.elections, ("decisions",)),

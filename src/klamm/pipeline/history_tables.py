@@ -57,13 +57,13 @@ def events(records: DataFrame) -> DataFrame:
     )
 
 
-def gaps(records: DataFrame) -> DataFrame:
+def gaps(events: DataFrame) -> DataFrame:
     """What is missing: a range of sequences, or (`last_seq` is null) a whole epoch.
 
     `missing` says what of it: `events`, `parts` of one event, or the `epoch`. It happened between
     the times `after` and `before`, each null where there is nothing on that side.
     """
-    seen = events(records).select(*EVENT, "at", "is_whole")
+    seen = events.select(*EVENT, "at", "is_whole")
     within = Window.partitionBy("controller_epoch").orderBy("seq")
     before = F.coalesce(F.lag("seq").over(within), F.lit(0))
     missing_events = (

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from klamm.controller.story import story
@@ -90,20 +90,31 @@ def gather(records: DataFrame, tables: Mapping[str, DataFrame]) -> Facts:
     )
     sessions = _rows(tables["broker_sessions"].orderBy("broker", "from"))
     shown = _brokers_shown(sessions)
-    kinds = tables["elections"].groupBy("kind", _bucket("at", since, until).alias("bucket")).count()
+    elections = _rows(
+        tables["elections"].groupBy("kind", _bucket("at", since, until).alias("bucket")).count()
+    )
+    topics = _rows(
+        tables["availability_by_topic"]
+        .withColumn("in_all", F.count("*").over(Window.partitionBy()))
+        .orderBy(F.desc("seconds"), "topic")
+        .limit(_TOPICS_MAX)
+    )
     worst = _worst(tables)
     return Facts(
         since=since,
         until=until,
-        counts=_counts(tables, span["events"]),
+        counts={
+            "events": span["events"],
+            **_election_counts(elections),
+            **_loss_counts(tables["unavailability"]),
+            "failures": sum(each["end"] == "failed" for each in sessions),
+        },
         terms=_rows(tables["controller_terms"].orderBy("controller_epoch")),
         sessions=[each for each in sessions if each["broker"] in shown],
         brokers_left_out=len({each["broker"] for each in sessions}) - len(shown),
-        topics=_rows(
-            tables["availability_by_topic"].orderBy(F.desc("seconds"), "topic").limit(_TOPICS_MAX)
-        ),
-        topics_in_all=tables["availability_by_topic"].count(),
-        elections=_rows(kinds),
+        topics=topics,
+        topics_in_all=topics[0]["in_all"] if topics else 0,
+        elections=elections,
         failovers=_failovers(tables["unavailability"]),
         latencies=_rows(tables["latencies"].where("measure = 'total'").orderBy("what", "kind")),
         stories=_stories(records, worst, gaps),
@@ -155,23 +166,22 @@ def _bucket(name: str, since: datetime, until: datetime) -> Column:
     return F.least(F.floor(passed / width), F.lit(BUCKETS - 1)).cast("int")
 
 
-def _counts(tables: Mapping[str, DataFrame], events: int) -> dict[str, int]:
-    (elections,) = _rows(
-        tables["elections"].agg(
-            F.count_if(F.col("kind") != "none").alias("elections"),
-            F.count_if(F.col("kind") == "unclean").alias("unclean"),
-        )
-    )
+def _election_counts(elections: Sequence[Row]) -> dict[str, int]:
+    held = [each for each in elections if each["kind"] != "none"]
+    return {
+        "elections": sum(each["count"] for each in held),
+        "unclean": sum(each["count"] for each in held if each["kind"] == "unclean"),
+    }
+
+
+def _loss_counts(unavailability: DataFrame) -> Row:
     (lost,) = _rows(
-        tables["unavailability"].agg(
+        unavailability.agg(
             F.countDistinct(*PARTITION).alias("affected"),
             F.count_if(F.col("until").isNull()).alias("without_leader"),
         )
     )
-    (failed,) = _rows(
-        tables["broker_sessions"].agg(F.count_if(F.col("end") == "failed").alias("failures"))
-    )
-    return {"events": events, **elections, **lost, **failed}
+    return lost
 
 
 def _brokers_shown(sessions: Sequence[Row]) -> set[int]:

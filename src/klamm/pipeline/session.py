@@ -22,6 +22,10 @@ _SETTINGS: Final = {
     # Other readers of the tables see moments in UTC then, not numbers that they have to know.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.log.level": "ERROR",
+    # Otherwise every call for a column asks the JVM five times more and walks the stack, so that
+    # Spark's errors can name the line; ours have sentences of their own.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
 }
 #: What is of use on a machine of one's own only.
 _LOCAL_SETTINGS: Final = {

@@ -40,6 +40,7 @@ _WANTED: Final[dict[str, dict[str, DataType]]] = {
         "bytes": LongType(),
     },
 }
+_ROWS_PER_FILE: Final = 250_000
 _NOT_FOUND: Final = frozenset({"PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"})
 
 
@@ -103,7 +104,10 @@ def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> None:
 
 def write_table(spark: SparkSession, table: pa.Table, path: str) -> None:
     """Write an Arrow table as Parquet."""
-    spark.createDataFrame(table).write.mode("overwrite").parquet(path)
+    # Spark makes a partition of every ten thousand rows, or of every chunk that is smaller.
+    frame = spark.createDataFrame(table.combine_chunks())
+    files = 1 + table.num_rows // _ROWS_PER_FILE
+    frame.coalesce(files).write.mode("overwrite").parquet(path)
 
 
 def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:

@@ -102,14 +102,15 @@ def test_gaps_are_ranges_of_sequences_parts_and_epochs(told, spark: SparkSession
         .withColumn("controller_epoch", F.expr("if(controller_epoch = 2, 4, controller_epoch)"))
         .withColumn("parts", F.expr("if(controller_epoch = 4 and seq = 7, 2, parts)"))
     )
-    found = gaps(kept).select("controller_epoch", "first_seq", "last_seq", "missing").collect()
+    of_kept = events(kept)
+    found = gaps(of_kept).select("controller_epoch", "first_seq", "last_seq", "missing").collect()
     assert sorted(tuple(row) for row in found if row["last_seq"] is not None) == [
         (1, 1, 1, "events"),
         (1, 4, 5, "events"),
         (4, 7, 7, "parts"),
     ]
     assert sorted(tuple(row)[:2] for row in found if row["last_seq"] is None) == [(2, 1), (3, 1)]
-    terms = {row["controller_epoch"]: row for row in controller_terms(events(kept)).collect()}
+    terms = {row["controller_epoch"]: row for row in controller_terms(of_kept).collect()}
     assert terms[1]["missing_events"] == 3
     assert terms[1]["takeover_us"] is None
 
