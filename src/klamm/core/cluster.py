@@ -408,15 +408,33 @@ class Cluster:
     def assignments(self, name: str) -> dict[int, Assignment]:
         """The same for each partition of a topic, by partition number."""
         topic = self.topics[name]
-        pairs = zip(topic.numbers.tolist(), topic.rows.tolist(), strict=True)
-        return {number: self.assignment(row) for number, row in pairs}
+        # All at once: while ten thousand partitions move, this is asked for again and again.
+        columns = topic.numbers, topic.rows, self.replicas[topic.rows]
+        adding, removing = self.adding.get, self.removing.get
+        return {
+            number: Assignment(
+                tuple([broker for broker in slots if broker != NO_BROKER]),
+                adding(row, ()),
+                removing(row, ()),
+            )
+            for number, row, slots in zip(*(c.tolist() for c in columns), strict=True)
+        }
 
     def set_assignment(self, row: int, assignment: Assignment) -> None:
-        """Replace a replica list.
+        """Replace a replica list; see the plural."""
+        self.set_assignments({row: assignment})
+
+    def set_assignments(self, assignments: Mapping[int, Assignment]) -> None:
+        """Replace replica lists.
 
         A replica that stays keeps its state, and so does one that is no longer assigned, until it
         is forgotten. A new one has no state yet.
         """
+        for row, assignment in assignments.items():
+            self._set_assignment(row, assignment)
+        self._recount(np.array(list(assignments), np.int32))
+
+    def _set_assignment(self, row: int, assignment: Assignment) -> None:
         states = {
             broker: ReplicaState(state)
             for broker, state in zip(
@@ -442,7 +460,6 @@ class Cluster:
         else:
             self.adding.pop(row, None)
             self.removing.pop(row, None)
-        self._recount(np.array([row], np.int32))
 
     def hosted_by(self, brokers: Iterable[int], rows: I32 | None = None) -> tuple[I32, I32]:
         """Replicas (row, broker) that the brokers are assigned, among the rows or among all."""

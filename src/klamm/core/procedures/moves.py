@@ -55,8 +55,8 @@ _NO_SUCH_PARTITION: Final[Verdict] = (
     Code.UNKNOWN_TOPIC_OR_PARTITION,
     "The partition does not exist.",
 )
-#: Moves that are handled together, so that other events need not wait for all of a large request.
-_TOGETHER: Final = 256
+#: Moves that go through the phases together: as many as a bulk write and an announcement take well.
+_TOGETHER: Final = 2048
 #: So many moves of one topic are each written by themselves.
 _ONE_BY_ONE: Final = 16
 
@@ -251,7 +251,7 @@ def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Proced
     unneeded = []
     for row in written:
         unneeded += [(row, broker) for broker in cluster.assignment(row).unneeded_by(moves[row])]
-        cluster.set_assignment(row, moves[row])
+    cluster.set_assignments({row: moves[row] for row in written})
     yield from _retire(ctx, unneeded)
     ready = [row for row in moves if row in written or row not in changed]
     cluster.being_reassigned.update(ready)
@@ -265,7 +265,7 @@ def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> P
     """Write topics' znodes; returns the rows that were accepted.
 
     Kafka writes a topic as a whole once for each row. That is followed while it costs little; with
-    ten thousand partitions it would be gigabytes, and the end of many a ZooKeeper.
+    ten thousand partitions it would be gigabytes, and the end of a ZooKeeper.
     """
     cluster = ctx.cluster
     if not assignments:
@@ -332,8 +332,7 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     moves = {row: cluster.assignment(row) for row in rows.tolist()}
     joined = _pairs((row, broker) for row, move in moves.items() for broker in move.adding)
     yield from move_replicas(ctx, *joined, ReplicaState.ONLINE)
-    for row, move in moves.items():
-        cluster.set_assignment(row, move.completed())
+    cluster.set_assignments({row: move.completed() for row, move in moves.items()})
     # The leader has to know the new list before others leave, or it would take them back.
     leader = cluster.leader[rows]
     is_target = (cluster.replicas[rows] == leader[:, None]).any(axis=1)
