@@ -96,7 +96,7 @@ def test_a_second_node_does_not_compete(lab: Lab):
     assert (lab.controller_id(), epoch(lab)) == (holder.id, before)
 
 
-@pytest.mark.rule("ELEC-11", "ELEC-13", "RESIGN-2", "FAILOVER-24")
+@pytest.mark.rule("ELEC-11", "ELEC-13", "RESIGN-2", "FAILOVER-24", "ZK-17")
 def test_the_role_is_taken_again_when_the_node_is_deleted(lab: Lab):
     lab.create_topic("again", {0: [1]})
     created_in = epoch(lab)

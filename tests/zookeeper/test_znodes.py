@@ -258,7 +258,7 @@ def test_a_state_is_written_as_kafka_does():
     )
 
 
-@pytest.mark.rule("ZK-16", "ZK-17", "VER-18")
+@pytest.mark.rule("ZK-16", "VER-18")
 @given(
     st.integers(-2, 2**31 - 1),
     st.integers(-1, 2**31 - 1),

@@ -220,7 +220,7 @@ def test_what_a_crash_left_marked_is_removed_after_the_start(world):
     assert [entry.name for entry in world.paths[0].iterdir() if entry.is_dir()] == []
 
 
-@pytest.mark.rule("REC-7", "LISR-1", "LISR-12")
+@pytest.mark.rule("REC-7", "LISR-1", "LISR-12", "REASG-A3")
 def test_one_directory_may_fail(world):
     manager = world.start()
     logs = {log.directory.path: log for log in (create(manager, partition=p) for p in range(2))}

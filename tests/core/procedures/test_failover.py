@@ -119,7 +119,7 @@ def test_brokers_hear_of_each_other_before_they_hear_of_partitions() -> None:
         assert (second.api, third.api) == ("LeaderAndIsr", "UpdateMetadata")
 
 
-@pytest.mark.rule("FAILOVER-24")
+@pytest.mark.rule("FAILOVER-24", "ZK-17")
 def test_healthy_partitions_are_told_again_and_not_rewritten() -> None:
     world = abandoned()
     world.take_office()

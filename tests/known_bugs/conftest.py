@@ -1,0 +1,33 @@
+"""One stage for all tests of the package that need one: starting its nodes takes a while."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from klamm.zookeeper.server import ZooKeeperServer
+from tests.controller.lab import Script
+from tests.known_bugs.stage import Stage
+
+
+@pytest.fixture(scope="package")
+def only_stage(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    with Stage(zookeeper_server, tmp_path_factory.mktemp("stage")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(only_stage: Stage) -> Iterator[Stage]:
+    """All brokers are there and one node is controller, whatever an earlier test has done."""
+    for broker in only_stage.brokers.values():
+        if not broker.is_registered:
+            broker.register()
+    only_stage.wait_registered(100, 101)
+    only_stage.holder()
+    yield only_stage
+    for proxy in only_stage.proxies.values():
+        proxy.restore()
+    for broker in only_stage.brokers.values():
+        broker.script = Script()
+        broker.release()
