@@ -62,17 +62,18 @@ class Broker:
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
         first_metadata = FirstMetadata()
+        self._control = ControlHandlers(
+            identity,
+            self.metadata,
+            NoReplicas() if self.data is None else self.data.replicas,
+            [first_metadata] if self.data is None else [self.data, first_metadata],
+        )
         parts = (
             cluster,
             FindCoordinatorHandlers(self.metadata, self._creation),
             ConfigHandlers(lambda: self.config, self.metadata, store),
             Relay(candidate),
-            ControlHandlers(
-                identity,
-                self.metadata,
-                NoReplicas() if self.data is None else self.data.replicas,
-                [first_metadata] if self.data is None else [self.data, first_metadata],
-            ),
+            self._control,
         )
         self._handlers: dict[ApiKey, Handler] = {
             key: handler for part in parts for key, handler in part.handlers().items()
@@ -91,6 +92,10 @@ class Broker:
         self.state = BrokerState.RECOVERING
         if self.data is not None:
             await self.data.load()
+
+    def registered(self) -> None:
+        """The broker has an epoch."""
+        self._control.registered()
 
     def start(self) -> None:
         """The broker is registered and its configuration is known."""

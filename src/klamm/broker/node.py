@@ -149,6 +149,7 @@ class Node:
             self._store, self._registration, previous_session=self._previous_session
         )
         self._identity.broker_epoch = epoch
+        self._broker.registered()
         self._previous_session = self._store.session_id
         log.info("[Broker id=%s] registered with epoch %s", self._identity.broker_id, epoch)
         if "controller" in self.config.klamm_roles:

@@ -63,6 +63,11 @@ class ControlHandlers:
         self._replicas = replicas
         self._listeners = listeners
         self._turn = asyncio.Lock()
+        self._has_epoch = asyncio.Event()
+
+    def registered(self) -> None:
+        """This broker has an epoch: from now on it can be told whom a request is meant for."""
+        self._has_epoch.set()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
@@ -72,12 +77,22 @@ class ControlHandlers:
             ApiKey.UPDATE_METADATA: self._update_metadata,
         }
 
+    async def _admit(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
+        """Whether a request is current; it waits until this broker is registered.
+
+        Before that it may be meant for who had this id until now, by a controller that has not
+        noticed yet. To refuse it would be wrong too: the controller can learn of a registration
+        before the broker does, and would not say again what was refused.
+        """
+        await self._has_epoch.wait()
+        return self._identity.admit_controller(controller_epoch, broker_epoch)
+
     # UpdateMetadata
 
     async def _update_metadata(self, call: Call) -> Body:
         request: UpdateMetadataRequest = call.body
         async with self._turn:
-            error = self._identity.admit_controller(request.controller_epoch, request.broker_epoch)
+            error = await self._admit(request.controller_epoch, request.broker_epoch)
             if error:
                 return {"error_code": error}
             update = MetadataUpdate(
@@ -100,7 +115,7 @@ class ControlHandlers:
     async def _leader_and_isr(self, call: Call) -> Body:
         request: LeaderAndIsrRequest = call.body
         async with self._turn:
-            error = self._identity.admit_controller(request.controller_epoch, request.broker_epoch)
+            error = await self._admit(request.controller_epoch, request.broker_epoch)
             if error:
                 return _refused(request, error)
             await self._replicas.prepare([topic.topic_name for topic in request.topic_states])
@@ -135,9 +150,7 @@ class ControlHandlers:
     async def _stop_replica(self, call: Call) -> Body:
         request = call.body
         async with self._turn:
-            error = self._identity.admit_controller(
-                int(request.controller_epoch), int(request.broker_epoch)
-            )
+            error = await self._admit(int(request.controller_epoch), int(request.broker_epoch))
             if error:
                 return {"error_code": error, "partition_errors": []}
             errors = [await self._stop(*each) for each in _partitions_to_stop(request)]
