@@ -153,6 +153,15 @@ class TestHighWatermark:
         assert leader.fetch(3, 4).high_watermark_rose
         assert leader.log.high_watermark == 4
 
+    def test_it_waits_until_a_replica_that_was_reassigned_away_has_left_the_isr(self):
+        # Broker 2 may not fetch any more, but could still be elected.
+        leader = Leader(isr=(1, 2, 3), replicas=(1, 3))
+        leader.append(5)
+        assert not leader.fetch(3, 5).high_watermark_rose
+        order = leader.order._replace(leader_epoch=6, isr=(1, 3), partition_epoch=11)
+        assert leader.partition.become_leader(order, leader.log, T0).high_watermark_rose
+        assert leader.log.high_watermark == 5
+
     @pytest.mark.rule("HW-1")
     def test_it_never_decreases_while_leading(self):
         leader = Leader()

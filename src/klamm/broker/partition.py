@@ -108,6 +108,8 @@ class Partition:
         self.isr: tuple[int, ...] = ()
         self.pending: IsrProposal | None = None
         self.maximal_isr: frozenset[int] = frozenset()
+        #: Whether somebody in the ISR is no replica any more, and about to be taken out of it.
+        self._isr_has_strangers = False
         self.followers: dict[int, FollowerState] = {}
         self._is_alive = is_alive
         self._max_lag_ms = replica_lag_time_max_ms
@@ -287,13 +289,18 @@ class Partition:
             isr,
             is_expansion=len(isr) > len(self.isr),
         )
-        self.maximal_isr = frozenset(self.isr) | frozenset(isr)
+        self._expect_of(frozenset(self.isr) | frozenset(isr))
         return self.pending
 
     def _commit_isr(self, isr: tuple[int, ...]) -> None:
         self.isr = isr
         self.pending = None
-        self.maximal_isr = frozenset(isr)
+        self._expect_of(frozenset(isr))
+
+    def _expect_of(self, maximal_isr: frozenset[int]) -> None:
+        self.maximal_isr = maximal_isr
+        known = self.followers.keys() | {self.broker_id}
+        self._isr_has_strangers = not maximal_isr <= known
 
     # High and low watermark
 
@@ -314,6 +321,10 @@ class Partition:
     def _raise_high_watermark(self, now_ms: int) -> bool:
         log = self.log
         if self.role is not Role.LEADER or not log or len(self.isr) < self.effective_min_isr:
+            return False
+        # Stricter than the reference: at the end of a reassignment a replica that goes is in the
+        # ISR for a moment longer than it may fetch, and could still be elected.
+        if self._isr_has_strangers:
             return False
         end_offset = candidate = log.end_offset
         for replica, follower in self.followers.items():
