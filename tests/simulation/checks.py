@@ -66,7 +66,7 @@ class Checks:
         self._office: int | None = None  # the session that won the last election
         self._checked_to: dict[Log, int] = {}
         self._broker_epochs: dict[tuple[Process, str, int], int] = {}
-        self._owners: dict[tuple[str, int, int], str] = {}
+        self._owners: dict[tuple[str, int, int, int], str] = {}
         #: By group, topic and partition: the generation, and what it was told is committed.
         self._commits: dict[tuple[str, str, int], tuple[int, int]] = {}
 
@@ -261,7 +261,8 @@ class Checks:
         if epoch < self._broker_epochs.get(key, -1):
             self.fail(f"b{broker}: the epoch of {story.name} goes back to {epoch}")
         self._broker_epochs[key] = epoch
-        if partition.name.topic in self.unclean_topics:
+        # Who hears late that it was to lead, under an epoch of the past, can commit nothing.
+        if partition.name.topic in self.unclean_topics or epoch < story.epoch:
             return
         if log.end_offset < story.acknowledged_end:
             self.fail(
@@ -283,6 +284,13 @@ class Checks:
                     f"{log.partition} of {CURRENT.get()} has {(last, crc, epoch)} at {base}, "
                     f"where {known} is committed"
                 )
+
+    def hosted_by(self, broker: int) -> list[Partition]:
+        """The partitions of a broker that runs."""
+        machine = self.world.machines.get(broker)
+        if machine is None or not machine.is_up or not hasattr(machine.node, "_broker"):
+            return []
+        return list(machine.node._broker.data.replicas)
 
     def log_of(self, broker: int, topic: str, partition: int) -> Log | None:
         """A broker's replica, if the broker runs and has it on a working disk."""
@@ -344,10 +352,16 @@ class Checks:
         if known != value or story.read.setdefault(offset, value or b"") != value:
             self.fail(f"{story.name}: {value!r} is read at {offset}, where {known!r} was before")
 
-    def on_assigned(self, group: str, generation: int, member: str, partitions: Any) -> None:
-        """A member of a group was given partitions."""
+    def on_assigned(
+        self, group: str, coordinator: int, generation: int, member: str, partitions: Any
+    ) -> None:
+        """A member of a group was given partitions.
+
+        A generation that was not committed when its coordinator died may come again elsewhere.
+        """
         for partition in partitions:
-            owner = self._owners.setdefault((group, generation, partition), member)
+            key = group, coordinator, generation, partition
+            owner = self._owners.setdefault(key, member)
             if owner != member:
                 self.fail(
                     f"{group}: partition {partition} belongs to two members in generation "

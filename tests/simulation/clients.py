@@ -180,11 +180,6 @@ class Producer(Client):
                 return
             if not self.idempotent and attempts >= 3:
                 return  # It may have been written, and it may not.
-            if self.is_stopping and attempts >= 40:
-                self.world.checks.fail(
-                    f"{self.name} cannot write to {self.topic}-{partition}: {error.name}"
-                )
-                return
             await asyncio.sleep(_PAUSE_S)
             await self.learn(self.topic)
 
@@ -311,7 +306,9 @@ class Member(Client):
         assigned: list[int] = json.loads(bytes(answer.assignment) or b"[]")
         self.world.operations += 1
         self.world.note(self.name, f"generation {self._generation}, assigned {assigned}")
-        self.world.checks.on_assigned(self.group, self._generation, self._member_id, assigned)
+        self.world.checks.on_assigned(
+            self.group, self._coordinator, self._generation, self._member_id, assigned
+        )
         return assigned
 
     def _on_error(self, error: int) -> None:

@@ -39,6 +39,7 @@ class Trouble:
             "kill the candidate at a write": self._kill_at_write,
             "pause the candidate at a write": self._pause_at_write,
             "depose the controller at a write": self._depose_at_write,
+            "delay the controller's word": self._delay_word,
             "lose an answer of zookeeper": self._lose_answer,
             "kill the candidate": self._kill_candidate,
             "pause the broker": self._pause_broker,
@@ -172,6 +173,24 @@ class Trouble:
             self._world.note(process.name, "reaches ZooKeeper again")
             self._world.zookeeper.see_again(process)
 
+    async def _delay_word(self, action: Action) -> None:
+        """What a controller announces reaches a broker after the word of its successor."""
+        network = self._world.network
+        other = f"b{action.broker}"
+
+        def act(process: Process) -> None:
+            self._world.note("network", f"CUT between {process} and {other}")
+            network.cut(process.node, other)
+
+        process = await self._next_writer(action, act)
+        if process is not None:
+            await asyncio.sleep(0.02)
+            self._world.note("operator", "DELETES /controller")
+            self._world.delete_controller()
+            await asyncio.sleep(action.seconds)
+            self._world.note("network", f"{process} and {other} reach each other again")
+            network.heal(process.node, other)
+
     async def _lose_answer(self, action: Action) -> None:
         def act(process: Process) -> None:
             self._world.note(process.name, "LOSES an answer of ZooKeeper")
@@ -294,10 +313,20 @@ class Trouble:
         machine.start()
 
     def _is_written_off(self, machine: Machine) -> bool:
-        """Whether its session has ended and nobody takes it for in sync any more."""
-        checks = self._world.checks
-        return not self._world.is_registered(machine.number) and not any(
-            machine.number in story.isr for story in checks.kept_stories()
+        """Whether its session has ended and nobody takes it for in sync any more.
+
+        A leader may also have asked for it to be taken into an ISR before, and go on asking: in
+        ZooKeeper mode nobody tells the incarnations of a broker apart then (KIP-903).
+        """
+        world, number = self._world, machine.number
+        return not (
+            world.is_registered(number)
+            or any(number in story.isr for story in world.checks.kept_stories())
+            or any(
+                number in partition.maximal_isr
+                for other in world.machines
+                for partition in world.checks.hosted_by(other)
+            )
         )
 
     async def _clock_jump(self, action: Action) -> None:
@@ -327,7 +356,9 @@ class Trouble:
     async def _move(self, action: Action) -> None:
         chance = self._chance(action)
         everybody = sorted(self._world.machines)
-        topic = chance.choice((ORDERS, ORDERS, TEMPORARY))
+        # A topic that is moved while it is to be deleted may be left behind, in Apache Kafka too.
+        is_deleted = any(each.kind == "delete" for each in self._plan.actions)
+        topic = ORDERS if is_deleted else chance.choice((ORDERS, ORDERS, TEMPORARY))
         partition = chance.randrange(2) if topic == ORDERS else 0
         # Never fewer replicas than the topic promises to keep in sync.
         replicas = chance.sample(everybody, chance.randint(2, 3))

@@ -22,9 +22,8 @@ def ailments(world: World) -> Iterator[str]:
             yield f"broker {number} is not registered"
     if "/controller" not in nodes:
         yield "there is no controller"
-    for path in ("/admin/delete_topics", "/admin/reassign_partitions"):
-        if path in nodes and (nodes[path].children or nodes[path].data):
-            yield f"{path} is not empty"
+    if "/admin/reassign_partitions" in nodes:
+        yield "/admin/reassign_partitions is still there"
     topics = sorted(nodes["/brokers/topics"].children)
     for topic in topics:
         assignment = znodes.decode_topic(topic, nodes[f"/brokers/topics/{topic}"].data)
@@ -32,6 +31,8 @@ def ailments(world: World) -> Iterator[str]:
             yield f"{topic} is being moved"
         for partition, replicas in assignment.partitions.items():
             yield from _of_partition(world, topic, partition, tuple(replicas))
+    if nodes["/admin/delete_topics"].children:
+        yield f"{sorted(nodes['/admin/delete_topics'].children)} are still to be deleted"
     yield from _of_disks(world, set(topics))
 
 

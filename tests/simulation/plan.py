@@ -56,6 +56,7 @@ FAULTS = {
     "kill the candidate at a write": (2, 0.0),
     "pause the candidate at a write": (2, 4.0),
     "depose the controller at a write": (3, 0.6),
+    "delay the controller's word": (3, 2.0),
     "lose an answer of zookeeper": (2, 0.5),
     "kill the candidate": (1, 0.0),
     "pause the broker": (2, 4.0),

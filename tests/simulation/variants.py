@@ -212,17 +212,32 @@ def _acks_early() -> Iterator[None]:
         yield
 
 
-@variant("forgets the proposed ISR", 500)
-def _forgets_proposed_isr() -> Iterator[None]:
-    """The high watermark does not wait for who may be in the ISR already."""
-    real = Partition._propose
+@variant("lets a follower join before it has caught up", 20)
+def _joins_early() -> Iterator[None]:
+    """Whoever fetches is in sync."""
 
-    def propose(self: Partition, isr: Any) -> Any:
-        proposal = real(self, isr)
-        self.maximal_isr = frozenset(self.isr)
-        return proposal
+    def expand(self: Partition, replica_id: int, follower: Any) -> Any:
+        if self.pending or replica_id in self.isr or not self.log:
+            return None
+        return self._propose((*self.isr, replica_id)) if self._is_alive(replica_id) else None
 
-    with patch.object(Partition, "_propose", propose):
+    with patch.object(Partition, "_expand", expand):
+        yield
+
+
+@variant("forgets what the previous leader had committed", 100)
+def _forgets_epoch_start() -> Iterator[None]:
+    """A follower joins that has all below the high watermark, which a new leader knows late."""
+    real = Partition._expand
+
+    def expand(self: Partition, replica_id: int, follower: Any) -> Any:
+        start, self.epoch_start_offset = self.epoch_start_offset, 0
+        try:
+            return real(self, replica_id, follower)
+        finally:
+            self.epoch_start_offset = start
+
+    with patch.object(Partition, "_expand", expand):
         yield
 
 
