@@ -1,6 +1,7 @@
 """`make sim`: histories from many seeds, on all cores; the first that fails is shrunk and told."""
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -64,8 +65,8 @@ def _many(seeds: range, variant: str | None) -> int:
 
 def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
     """What comes of each seed, in order, with a process for each core."""
-    # Histories share nothing, and a process that has had many is as good as new.
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    # What is loaded by now is not looked at again after each history.
+    with ProcessPoolExecutor(os.cpu_count(), initializer=gc.freeze) as pool:
         yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
 
 
@@ -76,7 +77,7 @@ def _outcome(variant: str | None, seed: str) -> Outcome:
 
 def _find_variants() -> int:
     """Look for each variant in as many seeds as it is promised to be found in."""
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), initializer=gc.freeze) as pool:
         missed = 0
         for name, (seed, failure) in zip(VARIANTS, pool.map(first_seed, VARIANTS), strict=True):
             within = FOUND_WITHIN[name]

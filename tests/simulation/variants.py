@@ -225,22 +225,6 @@ def _joins_early() -> Iterator[None]:
         yield
 
 
-@variant("forgets what the previous leader had committed", 100)
-def _forgets_epoch_start() -> Iterator[None]:
-    """A follower joins that has all below the high watermark, which a new leader knows late."""
-    real = Partition._expand
-
-    def expand(self: Partition, replica_id: int, follower: Any) -> Any:
-        start, self.epoch_start_offset = self.epoch_start_offset, 0
-        try:
-            return real(self, replica_id, follower)
-        finally:
-            self.epoch_start_offset = start
-
-    with patch.object(Partition, "_expand", expand):
-        yield
-
-
 @variant("does not truncate", 20)
 def _no_truncation() -> Iterator[None]:
     """A follower keeps what its leader does not have."""

@@ -129,6 +129,7 @@ class World:
     def __init__(self, seed: str, directory: Path, checks: Checks, brokers: int = 3) -> None:
         self.seed = seed
         self.directory = directory
+        self._home = f"{directory}/"
         self.checks = checks
         self.lines: list[str] = []
         self.network = Network(self.chance("network"), self._note_message)
@@ -153,6 +154,8 @@ class World:
 
     def note(self, who: str, what: str) -> None:
         """Something worth telling has happened."""
+        # Where the disks are is no part of the history.
+        what = what.replace(self._home, "")
         self.lines.append(f"{self.loop.time():9.4f} {who}: {what}")
 
     def _note_message(self, sender: str, receiver: str, label: str) -> None:
