@@ -15,7 +15,7 @@ from tests.simulation.story import tell
 from tests.simulation.variants import FOUND_WITHIN, VARIANTS
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Run what was asked for; 0 if all is well."""
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seed", help="one history, told as a story")
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="with this mistake in klamm")
     parser.add_argument("--variants", action="store_true", help="find every variant")
     parser.add_argument("--everything", action="store_true", help="leave nothing out of a story")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.variants:
         return _find_variants()
     if arguments.seed is not None:
