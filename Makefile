@@ -9,12 +9,14 @@ PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
 INTEROP ?=
 REPORT ?=
+MINUTES ?= 2
+ENSEMBLE ?=
 SEED ?=
 SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash sim spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash sim chaos spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -73,6 +75,10 @@ spark-test: setup ## Spark on a cluster of its own, killed and restarted, with b
 
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
+
+chaos: setup ## faults on real processes, and a check of what clients saw; MINUTES=2 SEED=7 ENSEMBLE=1
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ENSEMBLE),--zookeepers 3)
 
 sim: setup ## klamm's own code on simulated time, network, disks and ZooKeeper; SEED=7, or SEEDS=1000, or SIM=--variants
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS))) $(SIM)
