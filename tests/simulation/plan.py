@@ -87,7 +87,7 @@ REQUESTS = {
 def draw(seed: str) -> Plan:
     """The plan of a seed."""
     chance = random.Random(f"{seed}/plan")
-    brokers = 3
+    brokers = chance.choice((3, 3, 3, 4))
     everybody = range(1, brokers + 1)
     factor = chance.choice((2, 3, 3))
     orders = tuple(tuple(chance.sample(everybody, factor)) for _ in range(2))
