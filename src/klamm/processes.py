@@ -16,6 +16,7 @@ _PR_SET_PDEATHSIG: Final = 1
 #: How often a child looks whether its parent was stopped; SIGSTOP cannot be told to anybody.
 _LOOK_INTERVAL_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
+_LAST_WORDS: Final = 3
 
 #: Runs in a fresh interpreter, which then becomes another program. Between fork and exec there
 #: would be no need for that, but there a parent that has threads may hang.
@@ -85,6 +86,17 @@ def tied_klamm(*arguments: str) -> list[str]:
 def _interpreter(code: str) -> list[str]:
     # Whatever lies in the current directory must not be taken for a module (-P).
     return [sys.executable, "-P", "-c", code, str(os.getpid())]
+
+
+def last_words(output: Path) -> str:
+    """The end of what a process printed, which is where it says why it ended."""
+    with contextlib.suppress(OSError):
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        # A hint of Java's libraries that there is no logger is not the reason for anything.
+        said = [line.strip() for line in lines if line.strip() and not line.startswith("SLF4J")]
+        if said:
+            return " / ".join(said[-_LAST_WORDS:])
+    return "it said nothing."
 
 
 class Child:

@@ -48,12 +48,16 @@ def run_on_terminal(arguments: list[str], keys_at: str) -> tuple[int, str]:
         os.close(ours)
 
 
+def without_colours(shown: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown)
+
+
 @pytest.mark.real
 @pytest.mark.timeout(300)
 def test_the_tour_holds_and_waits_for_a_key_between_its_steps():
-    code, shown = run_on_terminal(["demo", "--step"], keys_at="(any key goes on)")
+    code, shown = run_on_terminal(["demo", "--step", "--no-spark"], keys_at="(any key goes on)")
     assert code == 0, shown
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown)
+    text = without_colours(shown)
     steps = re.findall(r"^(\d)\. (.*?)\r?$", text, re.MULTILINE)
     assert [int(number) for number, _ in steps] == list(range(1, 9))
     assert text.count("(any key goes on)") == len(steps) - 1
@@ -62,6 +66,18 @@ def test_the_tour_holds_and_waits_for_a_key_between_its_steps():
     assert re.search(r"broker \d\s+disappeared", text)
     assert re.search(r"none of \d+ acknowledged records is missing", text)
     assert re.search(r"All of it held: \d+ checks in 8 steps\.", text)
+
+
+@pytest.mark.real
+@pytest.mark.spark_heavy
+@pytest.mark.timeout(600)
+def test_a_spark_job_reads_through_the_whole_tour_which_ends_with_a_report(tmp_path):
+    code, shown = run_on_terminal(["demo", "--out", str(tmp_path)], keys_at="never")
+    assert code == 0, shown
+    text = without_colours(shown)
+    assert re.search(r"it has the same \d+ records in the same order", text)
+    assert re.search(r"All of it held: \d+ checks in 10 steps\.", text)
+    assert "<svg" in (tmp_path / "report.html").read_text()
 
 
 def test_a_claim_that_does_not_hold_ends_the_tour():

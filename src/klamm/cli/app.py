@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +72,13 @@ app.command(rich_help_panel=_RUNNING)(up)
 @app.command(rich_help_panel=_RUNNING)
 def demo(
     step: Annotated[bool, typer.Option("--step", help="Wait for a key between the steps.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the report goes; else to a new temporary folder."),
+    ] = None,
+    spark: Annotated[
+        bool, typer.Option(help="With a Spark job that reads along, and a report (needs Java 17).")
+    ] = True,
 ) -> None:
     """Take the tour: every step is carried out, shown and checked.
 
@@ -79,10 +87,11 @@ def demo(
     """
     from klamm.local.demo import run
 
-    if step:
-        run(_wait_for_key)
-    else:
-        run()
+    run(_wait_for_key if step else _go_on, out=out, spark=spark)
+
+
+def _go_on() -> None:
+    """Between the steps of a tour that does not wait."""
 
 
 def _wait_for_key() -> None:

@@ -1,19 +1,15 @@
 """One broker of a local cluster, as a process: its files, its signals, its last words."""
 
-import contextlib
 import signal
 import threading
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 from klamm.config.properties import format_properties
 from klamm.errors import KlammError, UnavailableError
 from klamm.local.ports import HOST
-from klamm.processes import Child, tied_klamm
-
-_LAST_WORDS: Final = 3
+from klamm.processes import Child, last_words, tied_klamm
 
 
 class State(StrEnum):
@@ -119,11 +115,7 @@ class BrokerProcess:
 
     def last_words(self) -> str:
         """The end of its log, which is where it says why it ended."""
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if lines := [line.strip() for line in lines if line.strip()]:
-                return " / ".join(lines[-_LAST_WORDS:])
-        return "it said nothing."
+        return last_words(self.log)
 
     def _running(self) -> Child:
         if self._child is None or self._child.ended.is_set():

@@ -5,8 +5,13 @@ Every claim that is printed was checked before; a claim that does not hold ends 
 
 from __future__ import annotations
 
+import json
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -17,8 +22,10 @@ from klamm.client.topics import Partition
 from klamm.errors import KlammError
 from klamm.local.cluster import Cluster
 from klamm.local.guide import Guide
+from klamm.local.spark_job import SparkReader
 from klamm.local.teller import Teller
 from klamm.local.traffic import Writer, read_all
+from klamm.processes import tied_klamm
 
 TOPIC: Final = "orders"
 RACKS: Final = {1: "a", 2: "b", 3: "c"}
@@ -26,14 +33,36 @@ _PATIENCE_S: Final = 60.0
 _LOOK_INTERVAL_S: Final = 0.2
 
 
-def run(pause: Callable[[], None] = lambda: None, console: Console | None = None) -> None:
-    """Take the tour; raises when something is not as it should be."""
+def run(
+    pause: Callable[[], None] = lambda: None,
+    console: Console | None = None,
+    *,
+    out: Path | None = None,
+    spark: bool = True,
+) -> None:
+    """Take the tour; raises when something is not as it should be.
+
+    With `spark`, a job reads along, and a report of what the controllers did goes to `out`, or to
+    a new folder for temporary files.
+    """
     guide = Guide(console or Console(highlight=False), pause)
-    cluster = Cluster(list(RACKS), racks=RACKS)
-    try:
-        Tour(guide, cluster).take()
-    finally:
-        cluster.close()
+    with closing(Cluster(list(RACKS), racks=RACKS)) as cluster, ExitStack() as stack:
+        tour = Tour(guide, cluster)
+        tour.see_cluster()
+        tour.create_topic()
+        reader = (
+            stack.enter_context(SparkReader(cluster.bootstrap_servers, TOPIC)) if spark else None
+        )
+        writer = Writer(cluster.bootstrap_servers, TOPIC)
+        tour.see_writing(writer)
+        tour.kill_leader()
+        tour.bring_back()
+        tour.stop_controller()
+        tour.move_replicas()
+        found = tour.count(writer)
+        if reader is not None:
+            tour.compare(reader, found)
+            tour.report(out or Path(tempfile.mkdtemp(prefix="klamm-demo-")))
     guide.conclude()
 
 
@@ -44,18 +73,6 @@ class Tour:
         self.guide = guide
         self.cluster = cluster
         self.teller = Teller(lambda: cluster.spools, TOPIC, lambda text: guide.say(text, "cyan"))
-
-    def take(self) -> None:
-        """All steps, with a stock client writing from the second to the last."""
-        self.see_cluster()
-        self.create_topic()
-        writer = Writer(self.cluster.bootstrap_servers, TOPIC)
-        self.see_writing(writer)
-        self.kill_leader()
-        self.bring_back()
-        self.stop_controller()
-        self.move_replicas()
-        self.count(writer)
 
     def see_cluster(self) -> None:
         with self.guide.step(f"A cluster of {len(RACKS)} brokers in {len(RACKS)} racks"):
@@ -183,7 +200,7 @@ class Tour:
                 all(new in each.isr and 1 not in each.isr for each in moved),
             )
 
-    def count(self, writer: Writer) -> None:
+    def count(self, writer: Writer) -> dict[int, list[int]]:
         with self.guide.step("The records are all there"):
             writer.stop()
             found = read_all(self.cluster.bootstrap_servers, TOPIC, len(RACKS))
@@ -198,6 +215,41 @@ class Tour:
                 all(each == sorted(each) for each in found.values()),
             )
             self.guide.check("the client was never refused", not writer.refused)
+        return found
+
+    def compare(self, reader: SparkReader, found: dict[int, list[int]]) -> None:
+        with self.guide.step("A Spark job has read the topic through it all"):
+            count = sum(map(len, found.values()))
+            self._wait_for(
+                lambda: not reader.is_alive or sum(map(len, reader.read().values())) >= count,
+                "the Spark job",
+            )
+            if not reader.is_alive:
+                raise KlammError(f"The Spark job ended: {reader.last_words()}")
+            self.guide.check(
+                f"it has the same {count} records in the same order, and none of them twice",
+                reader.read() == found,
+            )
+            reader.stop()
+
+    def report(self, out: Path) -> None:
+        with self.guide.step("What the controllers did, as a report"):
+            spools = [str(spool) for spool in self.cluster.spools]
+            done = subprocess.run(
+                tied_klamm("history", "--out", str(out), "--json", "--spool", *spools),
+                capture_output=True,
+                check=False,
+                text=True,
+            )
+            if done.returncode:
+                raise KlammError(f"The report was not made: {done.stderr.strip()}")
+            made = json.loads(done.stdout)
+            self.guide.check(
+                f"{made['events']} events and {made['elections']} elections are in its tables",
+                made["events"] > 0 and made["elections"] > 0,
+            )
+            self.guide.check("no event is missing from the history", not made["gaps"])
+            self.guide.say(f"The report: {made['report']}")
 
     # What the cluster is like
 

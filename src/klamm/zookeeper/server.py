@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import Final, Self
 
 from klamm.errors import ConfigError, UnavailableError
-from klamm.processes import Child, tied_command
+from klamm.processes import Child, last_words, tied_command
 from klamm.zookeeper.java import find_java
 
 #: The jars that a server loads classes from. Each one more would lengthen the start.
@@ -231,13 +231,7 @@ class ZooKeeperServer:
 
     def last_words(self) -> str:
         """The end of what the process printed, which is where it says why it ended."""
-        with contextlib.suppress(OSError):
-            lines = self._output_path.read_text(encoding="utf-8", errors="replace").splitlines()
-            # The hint that there is no logger is not the reason for anything.
-            lines = [line for line in lines if line.strip() and not line.startswith("SLF4J")]
-            if lines:
-                return " / ".join(lines[-3:])
-        return "it said nothing."
+        return last_words(self._output_path)
 
 
 class ZooKeeperEnsemble:
