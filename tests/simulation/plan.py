@@ -50,7 +50,7 @@ class Plan:
 
 #: How often each fault is chosen, and for how long it lasts at most.
 FAULTS = {
-    "crash": (5, 5.0),
+    "crash": (6, 6.0),
     "stop": (2, 4.0),
     "crash at a write": (4, 4.0),
     "kill the candidate at a write": (2, 0.0),
@@ -75,7 +75,7 @@ FAULTS = {
 #: How often each request of the administrator is chosen.
 REQUESTS = {
     "create": 4,
-    "delete": 4,
+    "delete": 5,
     "expand": 1,
     "move": 4,
     "cancel": 1,
@@ -106,7 +106,7 @@ def _fault(chance: random.Random, kinds: list[str], brokers: int) -> Action:
     longest_s = FAULTS[kind][1]
     broker, other = chance.sample(range(1, brokers + 1), 2)
     # Many short ones and some long ones: what lasts longer than a session is another matter.
-    seconds = longest_s * chance.random() ** 2 if longest_s else 0.0
+    seconds = longest_s * chance.random() ** 1.5 if longest_s else 0.0
     return Action(
         round(chance.uniform(FIRST_S, LAST_S), 3),
         kind,
