@@ -12,7 +12,7 @@ from tests.chaos.pipeline_view import make_view, read_view
 from tests.chaos.plan import Plan, make_plan
 from tests.chaos.recording import read_history
 from tests.chaos.report import Result, figures, write_report
-from tests.chaos.run import run
+from tests.chaos.run import run, spools
 
 _SHOWN_MAX = 20
 
@@ -26,7 +26,11 @@ def main() -> int:
         _run(plan, given, directory)
     history = read_history(directory / "history.jsonl")
     violations = check(history, Promises())
-    violations += compare(history, read_view(directory / "view"), Margins())
+    _say(f"{len(violations)} violations of what clients are promised; now for the history")
+    view = directory / "view"
+    shutil.rmtree(view, ignore_errors=True)
+    make_view(spools(directory), view)
+    violations += compare(history, read_view(view), Margins())
     result = Result(plan, _command(given), history, violations)
     write_report(result, directory)
     for what, how_much in figures(history).items():
@@ -43,7 +47,7 @@ def _run(plan: Plan, given: argparse.Namespace, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     (directory / "plan.txt").write_text(f"{plan}\n", encoding="utf-8")
-    spools = run(
+    run(
         plan,
         60 * given.minutes,
         directory,
@@ -51,7 +55,6 @@ def _run(plan: Plan, given: argparse.Namespace, directory: Path) -> None:
         zookeepers=given.zookeepers,
         say=_say,
     )
-    make_view(spools, directory / "view")
 
 
 def _say(text: str) -> None:

@@ -34,8 +34,8 @@ def run(
     brokers: int,
     zookeepers: int,
     say: Callable[[str], None],
-) -> list[Path]:
-    """Carry out a plan; the rows are in `history.jsonl`, and the spools of the brokers returned."""
+) -> None:
+    """Carry out a plan; the rows are in `history.jsonl`, the brokers in `cluster`."""
     with contextlib.ExitStack() as stack:
         recorder = Recorder(directory / "history.jsonl")
         stack.callback(recorder.close)
@@ -73,7 +73,11 @@ def run(
         for leader in world.leaders():
             recorder.add(leader)
         recorder.add(Ending(settled_s, world.topics(), tuple(ending), tuple(world.tracebacks())))
-        return world.spools
+
+
+def spools(directory: Path) -> list[Path]:
+    """The histories that the brokers of a run have written."""
+    return [spool for spool in sorted(directory.glob("cluster/*/history")) if any(spool.iterdir())]
 
 
 def _disturb(

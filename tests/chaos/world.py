@@ -138,10 +138,6 @@ class World:
     def bootstrap(self) -> str:
         return ",".join(process.address for process in self.brokers.values())
 
-    @property
-    def spools(self) -> list[Path]:
-        return [process.spool for process in self.brokers.values() if process.spool.is_dir()]
-
     def candidate_pid(self, broker: int) -> int | None:
         """The process in which a broker stands for controller."""
         pid = self.brokers[broker].pid
