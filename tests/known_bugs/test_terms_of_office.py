@@ -218,7 +218,7 @@ def test_what_waited_for_a_broker_is_not_told_to_its_next_life(stage: Stage):
     stage.wait_known("bounced")
     stage.wait_known("bounced", 1)
     later = broker.received[heard:]
-    assert {request.body.broker_epoch for request in later} == {broker.epoch}
+    assert {request.body.broker_epoch for request in later} <= {broker.epoch}
     assert broker.epoch > first_life
     # The new life is told everything: whom it follows, and what the others lead.
     told = broker.told(ApiKey.LEADER_AND_ISR, "bounced", 0)[-1]
