@@ -7,6 +7,7 @@ counted but shown by itself.
 """
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -18,8 +19,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from bench.pipeline import BROKERS, NEW, RACKS, rack_of, sample
+from bench.pipeline import BROKERS, NEW, RACKS, assign, rack_of, sample
 from klamm.cli.main import main as run_klamm
+from klamm.core.columns import contains
+from klamm.pipeline.arrow import rows_from_arrow
 from klamm.pipeline.session import open_session
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
@@ -69,11 +72,40 @@ async def fill(address: str, table: pa.Table) -> None:
     await store.close()
 
 
+def cpu_seconds() -> float:
+    """What this process and all below it have used: Spark's JVM and workers, ZooKeeper."""
+    parents, used = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        process = int(stat.parent.name)
+        parents[process] = int(fields[1])
+        used[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def is_ours(process: int) -> bool:
+        while process not in (0, os.getpid()):
+            process = parents.get(process, 0)
+        return process != 0
+
+    return sum(seconds for process, seconds in used.items() if is_ours(process))
+
+
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    start = time.perf_counter()
+    """Print how long it took, and how much of the processors, which others may be using too."""
+    start, cpu = time.perf_counter(), cpu_seconds()
     yield
-    print(f"{what:<44}{time.perf_counter() - start:>8.1f} s", flush=True)
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    print(f"{what:<36}{seconds:>8.1f} s{cpu:>8.1f} s of a core", flush=True)
+
+
+def moved_anew(table: pa.Table) -> int:
+    """What Kafka's own tool would move to old and new brokers: it assigns every topic anew."""
+    racks = {broker: rack_of(broker) for broker in (*RACKS, *NEW)}
+    anew = assign(racks, len(table), np.random.default_rng(11))
+    return int((~contains(rows_from_arrow(table["replicas"]), anew)).sum())
 
 
 def klamm(*arguments: str) -> None:
@@ -91,8 +123,9 @@ def main(partitions: int) -> None:
             spark = open_session()
         heap_mb = 512 + partitions * 5 // 2048
         with ZooKeeperServer(heap=f"{heap_mb}m") as server:
+            table = sample(partitions, np.random.default_rng(7))
             with timed("a ZooKeeper filled"):
-                asyncio.run(fill(server.address, sample(partitions, np.random.default_rng(7))))
+                asyncio.run(fill(server.address, table))
             with timed("klamm snapshot --zookeeper"):
                 klamm(
                     "snapshot", "--zookeeper", server.address, "--no-sizes", *out(folder, "taken")
@@ -110,7 +143,8 @@ def main(partitions: int) -> None:
         summary = orjson.loads(plan.with_name("summary.json").read_bytes())
         print(
             f"{summary['replicas_moved']:,} replicas moved, at least "
-            f"{summary['lower_bound_replicas']:,}, in {summary['waves']} waves"
+            f"{summary['lower_bound_replicas']:,}, in {summary['waves']} waves; "
+            f"kafka-reassign-partitions --generate would move {moved_anew(table):,}"
         )
         spark.stop()
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.pipeline.history.night import night
 from tests.pipeline.snapshot.test_snapshot_zookeeper import broker, fill
+from tests.pipeline.whatif.test_whatif_frames import make_snapshot
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
 
@@ -64,37 +65,54 @@ def succeed(command: Sequence[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(params=[directly, submitted], ids=lambda way: way.__name__)
+def klamm(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
+    """A command line, run either way in a folder of its own."""
+    return lambda *arguments: succeed(request.param(*arguments), tmp_path)
+
+
 @pytest.fixture
-def connect(zookeeper_server: ZooKeeperServer) -> str:
-    """Three brokers in three racks and six partitions, which broker 3 has nothing of."""
+def snapshot(tmp_path: Path) -> tuple[str, str]:
+    """Six brokers in three racks, of which each partition has three replicas."""
+    taken = make_snapshot(partitions=60)
+    for name in ("brokers", "topics", "partitions", "meta"):
+        (tmp_path / "snapshot" / name).mkdir(parents=True)
+        pq.write_table(getattr(taken, name), tmp_path / "snapshot" / name / "part.parquet")
+    return "--snapshot", "snapshot"
+
+
+def test_a_snapshot_is_taken(klamm, zookeeper_server: ZooKeeperServer, tmp_path: Path):
     connect = f"{zookeeper_server.address}/masters-{uuid.uuid4().hex}"
     nodes = {f"/brokers/ids/{each}": broker(each, f"r{each}") for each in (1, 2, 3)}
-    replicas = {p: [1 + p % 2, 2 - p % 2] for p in range(6)}
-    assignment = znodes.TopicAssignment(uuid.uuid4(), replicas)
+    assignment = znodes.TopicAssignment(uuid.uuid4(), {p: [1 + p % 3] for p in range(6)})
     nodes["/brokers/topics/orders"] = znodes.encode_topic(assignment)
-    for partition, (leader, other) in replicas.items():
-        state = znodes.encode_state(leader, 3, [leader, other], 1)
-        nodes[f"/brokers/topics/orders/partitions/{partition}/state"] = state
     fill(connect, nodes)
-    return connect
+    told = json.loads(klamm("snapshot", "--zookeeper", connect, "--out", "taken", "--json"))
+    assert (told["brokers"], told["partitions"]) == (3, 6)
+    assert pq.read_table(tmp_path / "taken" / "partitions").num_rows == 6
 
 
-@pytest.mark.parametrize("command", [directly, submitted])
-def test_every_command_runs_on_two_workers(command, connect: str, tmp_path: Path):
-    snapshot = ("--snapshot", "snapshot")
-    succeed(command("snapshot", "--zookeeper", connect, "--out", "snapshot"), tmp_path)
-    assert pq.read_table(tmp_path / "snapshot" / "partitions").num_rows == 6
+def test_failures_are_played_through(klamm, snapshot: tuple[str, str], tmp_path: Path):
+    asked = ("--fail", "racks:2", "--out", "whatif", "--json")
+    scenarios = json.loads(klamm("whatif", *snapshot, *asked))
+    assert {row["scenario"] for row in scenarios} == {
+        "racks:rack-0,rack-1",
+        "racks:rack-0,rack-2",
+        "racks:rack-1,rack-2",
+    }
+    assert (tmp_path / "whatif" / "report.html").exists()
 
-    answer = ("--fail", "brokers:2", "--out", "whatif", "--json")
-    scenarios = json.loads(succeed(command("whatif", *snapshot, *answer), tmp_path))
-    assert [row["leaderless"] for row in scenarios] == [6, 0, 0]
 
-    summary = json.loads(
-        succeed(command("plan", *snapshot, "--out", "plan.json", "--json"), tmp_path)
-    )
-    assert summary["balance"]["after"]["replicas"]["min"] >= 3
+def test_a_plan_is_made(klamm, snapshot: tuple[str, str], tmp_path: Path):
+    asked = ("--remove-brokers", "5", "--out", "plan.json", "--json")
+    summary = json.loads(klamm("plan", *snapshot, *asked))
+    assert summary["balance"]["before"]["brokers"]["5"]["replicas"] == 30
+    assert "5" not in summary["balance"]["after"]["brokers"]
+    assert (tmp_path / "summary.html").exists()
 
+
+def test_a_history_becomes_tables_and_a_report(klamm, tmp_path: Path):
     spools = map(str, night(tmp_path / "nodes").spools)
-    told = succeed(command("history", "--spool", *spools, "--out", "history", "--json"), tmp_path)
-    assert json.loads(told)["tables"]["events"] == 29
+    told = json.loads(klamm("history", "--spool", *spools, "--out", "history", "--json"))
+    assert told["tables"]["events"] == 29
     assert (tmp_path / "history" / "report.html").exists()

@@ -26,7 +26,7 @@ _PARTITIONS_SHOWN: Final = 40
 #: outcome: its name for people, and its colour.
 _OUTCOMES: Final = {
     "leaderless": ("without a leader", RED),
-    "unclean": ("records lost (unclean)", ORANGE),
+    "unclean": ("losing records (unclean)", ORANGE),
     "below_min_isr": ("below min ISR", SKY),
 }
 Row = Mapping[str, Any]

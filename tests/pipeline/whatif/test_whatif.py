@@ -99,7 +99,7 @@ def expected(rows, failures: Failures):
     ],
     ids=lambda failures: f"{failures.kind}:{failures.together} of {len(failures.units)}",
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(partition(), min_size=1, max_size=8))
 def test_every_scenario_is_as_if_it_had_been_tried_alone(failures, rows):
     sums, casualties = expected(rows, failures)
