@@ -58,7 +58,7 @@ def _no_fence() -> Iterator[None]:
         yield
 
 
-@variant("announces before it has written", 20)
+@variant("announces before it has written", 10)
 def _announces_early() -> Iterator[None]:
     """Brokers may hear of a decision that ZooKeeper never gets."""
     real = Interpreter._write
@@ -77,7 +77,7 @@ def _announces_early() -> Iterator[None]:
         yield
 
 
-@variant("elects without a new epoch", 20)
+@variant("elects without a new epoch", 10)
 def _no_new_epoch() -> Iterator[None]:
     """The new leader has the epoch of the old one."""
 
@@ -90,7 +90,7 @@ def _no_new_epoch() -> Iterator[None]:
         yield
 
 
-@variant("keeps the ISR after an unclean election", 100)
+@variant("keeps the ISR after an unclean election", 50)
 def _unclean_keeps_isr() -> Iterator[None]:
     """Replicas count as in sync with a leader that never had what they have."""
     real = partitions.elect_offline
@@ -123,7 +123,7 @@ def _always_unclean() -> Iterator[None]:
         yield
 
 
-@variant("takes the last replica out of an ISR", 50)
+@variant("takes the last replica out of an ISR", 20)
 def _empties_isr() -> Iterator[None]:
     """Nobody is left who is known to have everything."""
 
@@ -171,7 +171,7 @@ def _keeps_request() -> Iterator[None]:
         yield
 
 
-@variant("does not watch who is controller", 20)
+@variant("does not watch who is controller", 100)
 def _no_watch() -> Iterator[None]:
     """Who lost an election never hears that the winner is gone."""
     real = MemoryStore.exists
@@ -186,7 +186,7 @@ def _no_watch() -> Iterator[None]:
 # Brokers
 
 
-@variant("commits what the leader alone has", 20)
+@variant("commits what the leader alone has", 10)
 def _leader_commits_alone() -> Iterator[None]:
     """The high watermark does not wait for the ISR."""
 
@@ -201,7 +201,7 @@ def _leader_commits_alone() -> Iterator[None]:
         yield
 
 
-@variant("acknowledges before the ISR has it", 20)
+@variant("acknowledges before the ISR has it", 10)
 def _acks_early() -> Iterator[None]:
     """acks=all is answered like acks=1."""
 
@@ -236,7 +236,7 @@ def _no_truncation() -> Iterator[None]:
         yield
 
 
-@variant("truncates to the high watermark", 100)
+@variant("truncates to the high watermark", 20)
 def _truncates_to_high_watermark() -> Iterator[None]:
     """What Kafka did before leader epochs: a follower may cut what is committed."""
     real = ReplicaFetcher.add
@@ -252,7 +252,7 @@ def _truncates_to_high_watermark() -> Iterator[None]:
         yield
 
 
-@variant("serves whatever epoch asks", 500)
+@variant("serves whatever epoch asks", 50)
 def _ignores_epochs() -> Iterator[None]:
     """A leader serves followers that believe in another epoch, and they compare nothing."""
     real = Partition.view
@@ -265,7 +265,7 @@ def _ignores_epochs() -> Iterator[None]:
         yield
 
 
-@variant("obeys a controller of the past", 500)
+@variant("obeys a controller of the past", 200)
 def _obeys_old_controllers() -> Iterator[None]:
     """Neither the controller's epoch nor the leader's is looked at."""
     real = Partition.decide
@@ -283,7 +283,7 @@ def _obeys_old_controllers() -> Iterator[None]:
         yield
 
 
-@variant("takes duplicates", 100)
+@variant("takes duplicates", 20)
 def _takes_duplicates() -> Iterator[None]:
     """A retry of an idempotent producer is written once more."""
     with (
@@ -293,7 +293,7 @@ def _takes_duplicates() -> Iterator[None]:
         yield
 
 
-@variant("commits offsets without replicas", 200)
+@variant("commits offsets without replicas", 100)
 def _commits_offsets_alone() -> Iterator[None]:
     """A group is told that its offsets are safe when one broker has them."""
     real = GroupService._append
