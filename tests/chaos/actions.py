@@ -95,7 +95,8 @@ class Actions:
 
     def _create_topic(self, topic: str, partitions: int) -> None:
         self._topics[topic] = partitions
-        asked = NewTopic(topic, num_partitions=partitions, replication_factor=2 + partitions % 2)
+        replicas = min(2 + partitions % 2, len(self._world.brokers))
+        asked = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
         self._ask("create", topic, partitions, lambda: self._client.create_topics([asked])[topic])
 
     def _expand(self, chosen: int) -> None:
@@ -122,7 +123,7 @@ class Actions:
     def _reassign(self, chosen: int) -> None:
         partitions = [name for name in written() if name[0] == WANDERER]
         brokers = sorted(self._world.brokers)
-        orders = list(itertools.permutations(brokers, 2))
+        orders = list(itertools.permutations(brokers, min(2, len(brokers))))
         plan = {
             name: orders[(chosen + place * 7) % len(orders)]
             for place, name in enumerate(partitions)

@@ -99,6 +99,7 @@ _FAULTS: Final = {
 }
 #: Linux alone can limit what another process writes, and name its children.
 _LINUX_ONLY: Final = ("fill disk", "kill candidate")
+_FOR_SEVERAL: Final = ("part brokers", "kill several")
 _ACTIONS: Final = {
     "create": 4,
     "expand": 2,
@@ -115,7 +116,12 @@ KINDS: Final = tuple(_FAULTS)
 
 
 def _fault(chance: random.Random, brokers: int, zookeepers: int) -> Step:
-    possible = [kind for kind in _FAULTS if sys.platform == "linux" or kind not in _LINUX_ONLY]
+    possible = [
+        kind
+        for kind in _FAULTS
+        if (sys.platform == "linux" or kind not in _LINUX_ONLY)
+        and (brokers > 1 or kind not in _FOR_SEVERAL)
+    ]
     (what,) = chance.choices(possible, [_FAULTS[kind] for kind in possible])
     roles = ["controller", "leader", *(f"broker {n}" for n in range(1, brokers + 1))]
     (target,) = chance.choices(roles, [brokers, brokers, *[1] * brokers])

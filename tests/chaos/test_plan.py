@@ -30,10 +30,10 @@ def test_a_few_seeds_have_faults_of_every_kind():
     assert seen == set(KINDS)
 
 
-@pytest.mark.parametrize("zookeepers", [1, 3])
-def test_steps_fit_into_the_time_and_the_cluster(zookeepers: int):
+@pytest.mark.parametrize(("brokers", "zookeepers"), [(1, 1), (3, 1), (3, 3)])
+def test_steps_fit_into_the_time_and_the_cluster(brokers: int, zookeepers: int):
     for seed in range(50):
-        plan = make_plan(seed, 120, brokers=3, zookeepers=zookeepers)
+        plan = make_plan(seed, 120, brokers, zookeepers)
         for steps in (plan.faults, plan.actions):
             assert steps
             assert sum(step.after_s + step.seconds for step in steps) <= 120
@@ -41,6 +41,8 @@ def test_steps_fit_into_the_time_and_the_cluster(zookeepers: int):
             assert step.seconds <= 2 * SESSION_S
             if step.what == "part brokers":
                 assert step.target != step.other
+            if "broker " in step.target:
+                assert 1 <= int(step.target.split()[-1]) <= brokers
             if step.target.startswith("number"):
                 assert 1 <= int(step.target.split()[-1]) <= zookeepers
 

@@ -37,7 +37,6 @@ _SETTINGS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "3",
-    "offsets.topic.replication.factor": "3",
     "leader.imbalance.check.interval.seconds": "15",
     "auto.create.topics.enable": "false",
     # Small, so that segments are rolled, and full disks met, within minutes.
@@ -118,17 +117,22 @@ class World:
             "zookeeper.connect": ",".join(gates),
             "log.dirs": ",".join(str(directory / disk) for disk in ("disk-a", "disk-b")),
             "klamm.history.dir": str(directory / "history"),
+            "offsets.topic.replication.factor": str(min(3, self._count)),
             **_SETTINGS,
         }
         return BrokerProcess(broker, clients, directory, settings)
 
     def _create_topics(self) -> None:
-        for name, config, replicas in (
-            (LEDGER, {"min.insync.replicas": "2"}, 3),
-            (WANDERER, {}, 2),
-        ):
+        """One topic that may lose a broker and be written to, and one that is easily moved."""
+        for name, replicas, in_sync in ((LEDGER, 3, 2), (WANDERER, 2, 1)):
             topics.create(
-                self.admin, topics.NewTopic(name, _PARTITIONS[name], replicas, (), config)
+                self.admin,
+                topics.NewTopic(
+                    name,
+                    _PARTITIONS[name],
+                    min(replicas, self._count),
+                    config={"min.insync.replicas": str(min(in_sync, self._count))},
+                ),
             )
         self.wait_whole(_PARTITIONS, _START_S)
 
