@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from klamm import Cluster
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import State
 from klamm.local.cluster import ConditionNotMetError
+from klamm.local.traffic import Writer, read_all
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -89,6 +91,39 @@ def test_a_broker_that_is_cut_from_zookeeper_is_forgotten_until_it_rejoins(
     assert klamm_cluster.broker(2).state is State.RUNNING
     klamm_cluster.rejoin_zookeeper(2)
     wait_until(lambda: klamm_cluster.registered() == {1, 2, 3}, "broker 2 to register again")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.rule("DUR-1", "DUR-7", "DUR-2", "IDEM-5")
+def test_a_leader_that_is_cut_from_zookeeper_acknowledges_nothing_that_is_lost(
+    klamm_cluster: Cluster, klamm_topic_prefix: str
+):
+    topic = klamm_topic_prefix + "orders"
+    klamm_cluster.create_topic(topic, config={"min.insync.replicas": "2"})
+    writer = Writer(klamm_cluster.bootstrap_servers, topic)
+    wait_until(lambda: len(writer.acknowledged) >= 50, "acknowledged records")
+    leader = klamm_cluster.wait_leader(topic)
+    # It still reaches its clients and the other brokers; only ZooKeeper does not hear of it.
+    klamm_cluster.cut_from_zookeeper(leader)
+    successor = klamm_cluster.wait_leader(topic, other_than=leader)
+
+    def known_leader() -> int:
+        (asked,) = klamm_cluster.admin.metadata_of(successor, [topic]).topics
+        return int(asked.partitions[0].leader_id)
+
+    # Whoever asks the old leader is told that it leads, and waits for replicas that have left it.
+    wait_until(lambda: known_leader() == successor, "the new leader to know")
+    other = Writer(klamm_cluster.broker(successor).address, topic)
+    wait_until(lambda: len(other.acknowledged) >= 50, "records at the new leader")
+    klamm_cluster.rejoin_zookeeper(leader)
+    klamm_cluster.wait_isr(topic, 0, {1, 2, 3})
+    before = len(writer.acknowledged)
+    wait_until(lambda: len(writer.acknowledged) > before, "the first client to find the new leader")
+    for each in (writer, other):
+        each.stop()
+        assert not each.refused
+    found = read_all(klamm_cluster.bootstrap_servers, topic, 1)[0]
+    assert Counter(found) == Counter(writer.acknowledged + other.acknowledged)
 
 
 def test_brokers_are_added_and_removed(klamm_cluster: Cluster):
