@@ -1,4 +1,4 @@
-"""Histories of real clusters: from the spools of their nodes, and streamed from their topic."""
+"""Histories of real clusters, streamed from their topic."""
 
 import contextlib
 import os
@@ -17,33 +17,16 @@ from klamm import Cluster
 from klamm.controller.spool import read_spool
 from klamm.controller.story import DEFAULT_TOPIC
 from klamm.errors import ConfigError
-from klamm.pipeline.history import Topic, make_tables, read_records, write_tables
-from klamm.pipeline.history_input import read_spools
+from klamm.pipeline.history import Topic, read_records, write_tables
 from klamm.pipeline.report import write_report
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(600)]
 
 ATTEMPTS_MAX = 20
 #: A Spark that starts on a busy machine, and makes all tables.
 LONG_S = 240.0
 Key = tuple[int, int, int]
-
-
-def test_a_killed_leader_is_in_the_spools_with_its_successor(spark: SparkSession):
-    with Cluster(brokers=3) as cluster:
-        cluster.create_topic("orders", partitions=3)
-        lost = cluster.leader("orders")
-        cluster.kill(lost)
-        successor = cluster.wait_leader("orders", other_than=lost)
-        cluster.stop_brokers()
-        tables = make_tables(read_spools(spark, cluster.spools))
-        chosen = tables["elections"].where("topic = 'orders' and partition = 0 and kind = 'clean'")
-        elected = [row.asDict() for row in chosen.collect()]
-        away = tables["unavailability"].where(f"topic = 'orders' and lost_leader = {lost}")
-        lengths = {row["partition"]: row["seconds"] for row in away.collect()}
-    assert [(row["old_leader"], row["new_leader"]) for row in elected][:1] == [(lost, successor)]
-    assert 0 < lengths[0] < 60
 
 
 def history_topic(cluster: Cluster) -> Topic:
@@ -61,7 +44,6 @@ def history_topic(cluster: Cluster) -> Topic:
     return topic
 
 
-@pytest.mark.spark_heavy
 def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
     spark: SparkSession, tmp_path: Path
 ):
@@ -128,7 +110,6 @@ def has_started(out: Path, broker: int) -> bool:
     return any((row["broker"], row["start"]) == (broker, "started") for row in sessions)
 
 
-@pytest.mark.spark_heavy
 def test_following_goes_on_where_it_was_killed_and_gets_what_comes_late(
     spark: SparkSession, tmp_path: Path
 ):

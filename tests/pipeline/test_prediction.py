@@ -1,13 +1,16 @@
-"""A prediction about a real cluster, and what then happens to it."""
+"""A prediction about a real cluster, what then happens to it, and what its history says of that."""
 
 import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 from klamm.local.cluster import Cluster
 from klamm.pipeline.arrow import partitions_from_arrow
+from klamm.pipeline.history import make_tables
+from klamm.pipeline.history_input import read_spools
 from klamm.pipeline.snapshot import Snapshot
 from klamm.pipeline.snapshot_admin import snapshot_from_brokers
 from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
@@ -17,6 +20,7 @@ TOPICS = {
     "safe": {"min.insync.replicas": "2"},
     "eager": {"unclean.leader.election.enable": "true"},
 }
+VICTIM = 2
 Name = tuple[str, int]
 
 
@@ -43,8 +47,8 @@ def settled(read: Callable[[], Snapshot], expected: Mapping[Name, int]) -> dict[
 
 
 @pytest.mark.real
-@pytest.mark.timeout(240)
-def test_leaders_go_where_the_snapshot_says_they_will():
+@pytest.mark.timeout(300)
+def test_leaders_go_where_the_snapshot_says_they_will_and_the_history_tells_so(spark: SparkSession):
     with Cluster(brokers=4, racks=["a", "b"]) as cluster:
         for topic, config in TOPICS.items():
             cluster.create_topic(topic, partitions=12, replication_factor=2, config=config)
@@ -55,10 +59,18 @@ def test_leaders_go_where_the_snapshot_says_they_will():
         assert through_brokers.partitions.select(columns) == snapshot.partitions.select(columns)
         assert through_brokers.brokers == snapshot.brokers
         assert snapshot.partitions["bytes"].null_count == 0
-        victim = 2
-        expected = predicted(snapshot, victim)
-        assert expected != leaders(snapshot)
-        assert -1 in expected.values(), "the partitions without a second replica lose their leader"
-        cluster.kill(victim)
+        before, expected = leaders(snapshot), predicted(snapshot, VICTIM)
+        lost = {name: leader for name, leader in expected.items() if before[name] == VICTIM}
+        assert -1 in lost.values(), "the partitions without a second replica lose their leader"
+        assert len(set(lost.values())) > 1
+        cluster.kill(VICTIM)
         read = lambda: snapshot_from_zookeeper(cluster.zookeeper, with_sizes=False)  # noqa: E731
         assert settled(read, expected) == expected
+        cluster.stop_brokers()
+        tables = make_tables(read_spools(spark, cluster.spools))
+        away = tables["unavailability"].where(f"lost_leader = {VICTIM}").collect()
+    assert {(row["topic"], row["partition"]) for row in away} == set(lost)
+    for row in away:
+        leader = lost[row["topic"], row["partition"]]
+        assert row["new_leader"] == (None if leader == -1 else leader)
+        assert row["seconds"] is None if leader == -1 else 0 < row["seconds"] < 60
