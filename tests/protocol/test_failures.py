@@ -32,3 +32,57 @@ def test_every_request_can_be_told_that_it_failed(key, version, data):
         return
     assert answer is not None
     assert decode_response(header, encode_response(header, answer)[4:]) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "asked", "field"),
+    [
+        (
+            ApiKey.CREATE_TOPICS,
+            version,
+            {
+                "topics": [
+                    {
+                        "name": "t",
+                        "num_partitions": 1,
+                        "replication_factor": 1,
+                        "assignments": [],
+                        "configs": [],
+                    }
+                ],
+                "timeout": 0,
+                "validate_only": False,
+            },
+            "topics",
+        )
+        for version in (2, 5, 7)
+    ]
+    + [
+        (ApiKey.DELETE_TOPICS, 5, {"topic_names": ["t"], "timeout": 0}, "responses"),
+        (
+            ApiKey.DELETE_TOPICS,
+            6,
+            {"topics": [{"name": "t", "topic_id": None}], "timeout": 0},
+            "responses",
+        ),
+        (
+            ApiKey.CREATE_PARTITIONS,
+            3,
+            {
+                "topics": [{"name": "t", "count": 2, "assignments": None}],
+                "timeout": 0,
+                "validate_only": False,
+            },
+            "results",
+        ),
+    ],
+)
+@pytest.mark.rule("FRM-7")
+def test_every_topic_of_a_failed_request_is_named_with_the_error(key, version, asked, field):
+    header = RequestHeader(key, version, 1, "")
+    request = decode_request(encode_request(header, asked)[4:])
+    answer = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert answer is not None
+    decoded = decode_response(header, encode_response(header, answer)[4:])
+    (topic,) = getattr(decoded, field)
+    assert (topic.name, topic.error_code) == ("t", ErrorCode.UNKNOWN_SERVER_ERROR)

@@ -6,6 +6,7 @@ that is not controller each gets its own form of NOT_CONTROLLER.
 
 import asyncio
 import itertools
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
@@ -27,12 +28,15 @@ from klamm.core.events import (
     UpdateFeatures,
     UpgradeType,
 )
-from klamm.errors import KlammError
+from klamm.errors import KlammError, SessionLostError
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.failures import failure
 from klamm.protocol.frames import Request, decode_request, encode_response
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import BadVersionError, Store
+
+log = logging.getLogger("klamm.controller.requests")
 
 Body = dict[str, Any]
 _INT64_MAX: Final = (1 << 63) - 1
@@ -61,8 +65,22 @@ class ControllerRequests:
     async def handle(self, frame: bytes) -> bytes:
         """The whole answer to a request frame."""
         request = decode_request(frame)
-        body = await self._handlers[request.header.api_key](request)
+        try:
+            body: Mapping[str, Any] = await self._handlers[request.header.api_key](request)
+        except Exception as error:
+            body = self._failed(request, error)
         return encode_response(request.header, body)
+
+    def _failed(self, request: Request, error: Exception) -> Mapping[str, Any]:
+        """An answer that says so: a part may have been carried out, so nobody is to try it again
+        on the client's behalf."""
+        name = APIS[request.header.api_key].name
+        # A lost session is an event like any other, and no reason to show where it was noticed.
+        trace = None if isinstance(error, SessionLostError) else error
+        log.error("%s of %r failed: %s", name, request.header.client_id, error, exc_info=trace)
+        body = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert body is not None, "every request for the controller expects an answer"
+        return body
 
     async def _ask(self, event: Event, request: Request) -> Any:
         """Queue the event and wait for its answer."""

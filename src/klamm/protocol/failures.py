@@ -140,6 +140,38 @@ def _delete_groups(body: Any, code: ErrorCode) -> Values:
     return {"results": [{"group_id": group, "error_code": code} for group in body.groups_names]}
 
 
+def _create_topics(body: Any, code: ErrorCode) -> Values:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "error_code": code,
+                "error_message": code.message,
+                "num_partitions": -1,
+                "replication_factor": -1,
+                "configs": [],
+            }
+            for topic in body.topics
+        ]
+    }
+
+
+def _delete_topics(body: Any, code: ErrorCode) -> Values:
+    by_name: Iterable[str] = getattr(body, "topic_names", ())
+    wanted: list[Values] = [{"name": name} for name in by_name]
+    # From version 6 on topics can be named by their ids.
+    wanted += [
+        {"name": each.name, "topic_id": each.topic_id} for each in getattr(body, "topics", ())
+    ]
+    failed = {"error_code": code, "error_message": code.message}
+    return {"responses": [{**topic, **failed} for topic in wanted]}
+
+
+def _create_partitions(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    return {"results": [{"name": topic.name, **failed} for topic in body.topics]}
+
+
 def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
     def make(body: Any, code: ErrorCode) -> Values:
         return {
@@ -179,6 +211,9 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.OFFSET_FOR_LEADER_EPOCH: _each_partition(
             "topics", "topic", "partition", "topics", "partition"
         ),
+        ApiKey.CREATE_TOPICS: _create_topics,
+        ApiKey.DELETE_TOPICS: _delete_topics,
+        ApiKey.CREATE_PARTITIONS: _create_partitions,
         ApiKey.DESCRIBE_CONFIGS: _resources("results"),
         ApiKey.ALTER_CONFIGS: _resources("responses"),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses"),
