@@ -367,3 +367,16 @@ def test_a_log_whose_files_contradict_a_clean_stop_is_read_from_its_start(world)
     third = len(content) // 3
     path.write_bytes(content[: 2 * third] + bytes(third))
     assert world.start().get(TopicPartition("t", 0)).end_offset == 10
+
+
+def test_a_log_that_could_not_be_created_is_not_begun_on_another_disk(world):
+    manager = world.start()
+    world.files.broken = world.paths[0]
+    with pytest.raises(StorageError):
+        create(manager)
+    # The controller says it again; what there is of the log is still on the first disk.
+    with pytest.raises(StorageError):
+        create(manager)
+    manager.release()
+    world.files.broken = None
+    assert create(world.start()).end_offset == 0

@@ -301,7 +301,12 @@ class LogManager:
         if log is None:
             raise disk.directory.refusal()
         if topic_id is not None:
-            log.assign_topic_id(topic_id)
+            try:
+                log.assign_topic_id(topic_id)
+            except StorageError:
+                # What there is of it is on that disk, and must not be begun again on another.
+                self._lost.add(partition)
+                raise
         self._add(disk, log)
         return log
 
