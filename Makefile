@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Settings for single runs: make test PYTEST="-k listeners", make bench BENCH=kernels
-PYTEST ?= -n auto --maxprocesses 4
+PYTEST ?= -n auto --maxprocesses 4 --dist loadgroup
 BENCH ?=
 INTEROP ?=
 REPORT ?=
@@ -71,7 +71,7 @@ interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="
 		$(BIN)/python -m pytest -m interop $(INTEROP)
 
 spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
-	@$(BIN)/python -m pytest -m spark_heavy tests/pipeline
+	@$(BIN)/python -m pytest -m spark_heavy
 
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
