@@ -2,6 +2,7 @@
 
 import itertools
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,15 @@ def test_after_an_error_or_divergence_the_partition_is_in_the_next_answer_too(tr
     assert server.fetch(100, 1, results={0: trouble})[1] == [0]
     assert server.fetch(100, 2)[1] == [0]
     assert server.fetch(100, 3)[1] == []
+
+
+def test_a_partition_asked_for_under_another_epoch_is_in_the_answer_once_more():
+    # Its last answer met a follower that had been told of another leadership meanwhile.
+    server = Server()
+    server.fetch(0, 0, want(0), want(1))
+    again = replace(want(0), position=FetchPosition(0, current_leader_epoch=7))
+    assert server.fetch(100, 1, again)[1] == [0]
+    assert server.fetch(100, 2)[1] == []
 
 
 @pytest.mark.rule("SESS-6")

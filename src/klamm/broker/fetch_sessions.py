@@ -77,6 +77,11 @@ class _Cached:
         self.high_watermark = UNKNOWN_OFFSET
         self.start_offset = UNKNOWN_OFFSET
 
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch under which the client asks."""
+        return self.requested.position.current_leader_epoch
+
     def remember(self, response: FetchPartitionResponse) -> bool:
         """Take in a result; whether it is news to the client."""
         is_news = (
@@ -127,6 +132,10 @@ class FetchSession:
         for requested in request.partitions:
             cached = self.partitions.get(requested.key)
             if cached:
+                if requested.position.current_leader_epoch != cached.leader_epoch:
+                    # A follower drops the answer that meets it under another epoch. Without this
+                    # it would not hear of the high watermark again before that moves on.
+                    cached.high_watermark = UNKNOWN_OFFSET
                 cached.requested = requested
             else:
                 self.partitions[requested.key] = _Cached(requested)
