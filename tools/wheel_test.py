@@ -20,7 +20,10 @@ _IMPORT_EVERYTHING: Final = """
 import importlib, pathlib, pkgutil, sys
 import klamm
 assert pathlib.Path(klamm.__file__).is_relative_to(sys.prefix), klamm.__file__
-names = [module.name for module in pkgutil.walk_packages(klamm.__path__, "klamm.")]
+# One runs the console script, and one is for pytest to import, which not everybody has.
+left_out = {"klamm.__main__", "klamm.pytest_plugin"}
+found = {module.name for module in pkgutil.walk_packages(klamm.__path__, "klamm.")}
+names = sorted(found - left_out) + ["pyspark_klamm"]
 for name in names:
     importlib.import_module(name)
 print(f"{len(names)} modules import from {sys.prefix}")
