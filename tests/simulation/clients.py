@@ -333,7 +333,9 @@ class Member(Client):
             for each in topic.partitions:
                 offset = int(each.committed_offset)
                 self.positions[int(each.partition_index)] = max(offset, 0)
-        self.world.checks.on_committed_seen(self.group, self.topic, promised, self.positions)
+        self.world.checks.on_committed_seen(
+            self.group, self._coordinator, self.topic, promised, self.positions
+        )
         return True
 
     async def _consume(self) -> None:
