@@ -201,29 +201,32 @@ def shown(to: int, request: Received) -> Request:
 def test_a_recorded_situation_ends_the_same_on_real_nodes(
     path: Path, zookeeper_server: ZooKeeperServer, tmp_path: Path
 ):
-    recording = json.loads(path.read_text())
     with Lab(zookeeper_server.address, tmp_path) as lab:
-        stage = Stage(lab, recording)
-        stage.set_up()
-        stage.heard = {b.id: len(b.received) for b in lab.brokers.values()}
-        recorded: list[Request] = []
-        for step in recording["steps"][: STOP_BEFORE.get(path.stem)]:
-            answer = cause(stage, step)
-            for write in step["writes"]:
-                apply_write(stage.expected, write)
-            # Of all steps so far: a repetition may arrive when the next step has begun.
-            recorded += map(recorded_request, step["requests"])
-            wanted = told(recorded)
-            try:
-                wait_until(
-                    lambda: contents(stage.found()) == contents(stage.expected), timeout_s=10
-                )
-                wait_until(lambda wanted=wanted: told(stage.requests()) == wanted, timeout_s=10)
-            except TimeoutError:
-                assert contents(stage.found()) == contents(stage.expected), step["cause"]
-                assert told(stage.requests()) == wanted, step["cause"]
-            if answer is not None:
-                assert answer == step["answer"], step["cause"]
+        replay(lab, path)
+
+
+def replay(lab: Lab, path: Path) -> None:
+    """Cause again what was recorded, and compare what comes of it, step by step."""
+    recording = json.loads(path.read_text())
+    stage = Stage(lab, recording)
+    stage.set_up()
+    stage.heard = {b.id: len(b.received) for b in lab.brokers.values()}
+    recorded: list[Request] = []
+    for step in recording["steps"][: STOP_BEFORE.get(path.stem)]:
+        answer = cause(stage, step)
+        for write in step["writes"]:
+            apply_write(stage.expected, write)
+        # Of all steps so far: a repetition may arrive when the next step has begun.
+        recorded += map(recorded_request, step["requests"])
+        wanted = told(recorded)
+        try:
+            wait_until(lambda: contents(stage.found()) == contents(stage.expected), timeout_s=10)
+            wait_until(lambda wanted=wanted: told(stage.requests()) == wanted, timeout_s=10)
+        except TimeoutError:
+            assert contents(stage.found()) == contents(stage.expected), step["cause"]
+            assert told(stage.requests()) == wanted, step["cause"]
+        if answer is not None:
+            assert answer == step["answer"], step["cause"]
 
 
 def cause(stage: Stage, step: Mapping[str, Any]) -> Any:
