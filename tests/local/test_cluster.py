@@ -86,8 +86,12 @@ def test_a_paused_controller_is_replaced_and_steps_back(klamm_cluster: Cluster):
 def test_a_broker_that_is_cut_from_zookeeper_is_forgotten_until_it_rejoins(
     klamm_cluster: Cluster,
 ):
+    def known() -> set[int]:
+        return {each.node_id for each in klamm_cluster.admin.metadata_of(1, []).brokers}
+
     klamm_cluster.cut_from_zookeeper(2)
     wait_until(lambda: klamm_cluster.registered() == {1, 3}, "broker 2 to be forgotten")
+    wait_until(lambda: known() == {1, 3}, "the others to have heard of it")
     assert klamm_cluster.broker(2).state is State.RUNNING
     klamm_cluster.rejoin_zookeeper(2)
     wait_until(lambda: klamm_cluster.registered() == {1, 2, 3}, "broker 2 to register again")
