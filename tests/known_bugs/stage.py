@@ -42,11 +42,6 @@ class Stage(Lab):
         """The node that is controller now."""
         return self.nodes[self.wait_controller(100, 101)]
 
-    def expire(self, node: Node) -> Node:
-        """End the node's sessions; returns its rival, which is controller then."""
-        self.proxies[node.id].expire()
-        return self.nodes[self.wait_controller(201 - node.id)]
-
     @contextlib.contextmanager
     def nobody_in_office(self) -> Iterator[None]:
         """The role is somebody's who does not exist, until the block ends."""
