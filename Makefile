@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Settings for single runs: make test PYTEST="-k listeners", make bench BENCH=kernels
-PYTEST ?= -n auto --maxprocesses 4 --dist loadgroup
+PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
 INTEROP ?=
 REPORT ?=

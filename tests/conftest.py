@@ -1,10 +1,14 @@
-"""How the tests are run: hypothesis profiles, chosen with `HYPOTHESIS_PROFILE`; one ZooKeeper."""
+"""How the tests are run: hypothesis profiles, chosen with `HYPOTHESIS_PROFILE`; one ZooKeeper for
+each process, and Spark in one of them only.
+"""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from klamm.zookeeper.server import ZooKeeperServer
 
@@ -14,6 +18,17 @@ settings.register_profile("dev", PATIENT)
 settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("nightly", PATIENT, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+class SparkInOneProcess(LoadScopeScheduling):
+    """Test by test to whoever is free; but a second Spark would cost a minute of everybody's."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/pipeline/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkInOneProcess:
+    return SparkInOneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
