@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
@@ -367,8 +367,17 @@ def test_progress_says_how_far_behind_the_stream_is(cluster, topic):
 
 def recreate(cluster: RealCluster, topic: str) -> None:
     cluster.admin.delete_topics([topic])[topic].result(PATIENCE_S)
-    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, f"{topic} is deleted")
-    cluster.create(topic, factor=1)
+
+    def is_created() -> bool:
+        try:
+            cluster.create(topic, factor=1)
+        except KafkaException as error:
+            # While the last of it is being deleted, it still exists.
+            assert error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+            return False
+        return True
+
+    wait_until(is_created, f"{topic} is deleted and created again")
 
 
 def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, topic):
