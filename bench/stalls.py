@@ -88,12 +88,15 @@ def main() -> None:
             node = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         wait_port(port, 60)
         stubs.quiet(seconds=3)
+        with Client(port) as client:
+            time.sleep(3)
+        client.report("at rest")
         for name, cause in (
-            ("at rest", lambda: None),
             ("failover", lambda: admin.delete("/controller")),
             ("failure", lambda: stubs.say("kill 1")),
             ("return", lambda: stubs.say("start 1")),
         ):
+            stubs.say("reset")  # or it would be quiet before anything has happened
             with Client(port) as client:
                 cause()
                 stubs.quiet(seconds=3)

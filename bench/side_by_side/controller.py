@@ -39,6 +39,7 @@ from bench.side_by_side.zkraw import (
     op_get,
     read_results,
 )
+from klamm.processes import tied_command
 
 
 def topic_id():
@@ -118,7 +119,7 @@ class Stubs:
     def __init__(self, zookeeper, brokers, base):
         self.control = base
         self.proc = subprocess.Popen(
-            [
+            tied_command(
                 sys.executable,
                 str(Path(__file__).parent / "stub_brokers.py"),
                 "--zookeeper",
@@ -129,7 +130,7 @@ class Stubs:
                 str(base),
                 "--control",
                 str(base),
-            ],
+            ),
             stdout=subprocess.PIPE,
             text=True,
         )
