@@ -1,8 +1,10 @@
 """One stage for all tests of the package that need one: starting its nodes takes a while."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+from kazoo.exceptions import NoNodeError
 
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.controller.lab import Script
@@ -31,3 +33,7 @@ def stage(only_stage: Stage) -> Iterator[Stage]:
     for broker in only_stage.brokers.values():
         broker.script = Script()
         broker.release()
+    # What a failing test has left must not fail the next.
+    for request in ("reassign_partitions", "preferred_replica_election"):
+        with contextlib.suppress(NoNodeError):
+            only_stage.zk.delete(f"/admin/{request}")

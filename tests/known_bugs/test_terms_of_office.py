@@ -192,6 +192,8 @@ def test_a_move_is_resumed_by_a_successor_with_another_target(stage: Stage):
             for stop in stage.brokers[3].told(ApiKey.STOP_REPLICA, "retargeted", 0)
         )
     )
+    # After the replica has been stopped, the epoch rises: in the same event.
+    stage.settle()
     answer = stage.alter_partition(stage.holder(), "retargeted", 0, [1, 2, 4])
     assert answer.error_code == E.NONE
     wait_until(lambda: stage.lists("retargeted") == ([4, 2], [], []))
