@@ -44,7 +44,7 @@ recording: setup ## run the tour and keep what it shows in docs/demo.svg
 	@$(BIN)/python -m tools.record_demo
 
 test: lint types ## the linter, the type checker and the tests
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m tools.run_tests $(PYTEST)
 
 fmt: setup ## format the code and mend what the linter can
 	@$(BIN)/ruff format
