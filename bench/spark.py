@@ -41,7 +41,7 @@ CODECS = ("none", "lz4")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=2_000_000, help="of 1 KB a tenth of that")
+    parser.add_argument("--records", type=int, default=2_000_000, help="of each size")
     parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES)
     parser.add_argument("--codecs", nargs="+", default=CODECS, choices=CODECS)
@@ -51,16 +51,17 @@ def main():
     with ExitStack() as stack:
         bootstrap = asked.bootstrap_server or stack.enter_context(one_broker())
         for size in asked.sizes:
-            records = asked.records * SIZES[0] // size
             for codec in asked.codecs:
-                topic = fill(bootstrap, size, records, codec)
-                print(f"{records:,} records of {size} bytes, {codec}", flush=True)
+                topic = fill(bootstrap, size, asked.records, codec)
+                print(f"{asked.records:,} records of {size} bytes, {codec}", flush=True)
                 sides = {
                     "connector": (python, "kafka", jars),
                     "klamm": (Path(sys.executable), "klamm", ()),
                 }
                 for name, side in sides.items():
-                    show(name, run(*side, bootstrap, topic, records, asked.rounds), records)
+                    figures = run(*side, bootstrap, topic, asked.records, asked.rounds)
+                    show(name, figures, asked.records)
+                delete(bootstrap, topic)
 
 
 def connector():
@@ -129,6 +130,11 @@ def create(bootstrap, topic):
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
 
 
+def delete(bootstrap, topic):
+    """Make room: gigabytes that wait to be written to the disk would slow down what follows."""
+    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([topic])[topic].result(30)
+
+
 def run(python, form, jars, bootstrap, topic, records, rounds):
     target = f"{topic}-{form}"
     create(bootstrap, target)
@@ -142,6 +148,7 @@ def run(python, form, jars, bootstrap, topic, records, rounds):
     )
     if finished.returncode:
         sys.exit(finished.stderr[-3000:])
+    delete(bootstrap, target)
     return json.loads(finished.stdout.splitlines()[-1])
 
 

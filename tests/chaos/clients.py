@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -15,6 +15,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from klamm.protocol.records import iterate_batches
+from tests.broker.raw import Raw
 from tests.chaos.recording import GroupOffset, Kept, Name, Read, Recorder, Stall, Write
 from tests.chaos.world import LEDGER, WANDERER
 
@@ -295,16 +297,21 @@ class StallWatch:
             before = now
 
 
-def read_everything(bootstrap: str, partitions: Sequence[Name]) -> list[Kept]:
-    """All records that partitions hold."""
+def read_everything(bootstrap: str, ports: Mapping[Name, int]) -> list[Kept]:
+    """All records of partitions, whose leaders have these ports."""
+    written_as = {
+        (name, offset): producer
+        for name, port in ports.items()
+        for offset, producer in _read_producers(port, *name)
+    }
     consumer = Consumer(
         settings(bootstrap, group_id="chaos-reader", enable_auto_commit=False)
         | {"enable.partition.eof": True}
     )
     kept: list[Kept] = []
     try:
-        consumer.assign([TopicPartition(*name, 0) for name in partitions])
-        left = set(partitions)
+        consumer.assign([TopicPartition(*name, 0) for name in ports])
+        left = set(ports)
         deadline = time.monotonic() + _READ_S
         while left:
             if time.monotonic() > deadline:
@@ -313,12 +320,39 @@ def read_everything(bootstrap: str, partitions: Sequence[Name]) -> list[Kept]:
                 error = message.error()
                 name, offset = _place(message)
                 if error is None:
-                    kept.append(Kept(*name, offset, message.leader_epoch(), *_parsed(message)))
+                    epoch = message.leader_epoch()
+                    producer = written_as.get((name, offset))
+                    kept.append(Kept(*name, offset, epoch, *_parsed(message), producer))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(name)
     finally:
         consumer.close()
     return kept
+
+
+def _read_producers(port: int, topic: str, partition: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Offsets with the producer id and epoch of their batch, of which consumers tell nothing."""
+    with Raw(port) as leader:
+        topic_id = leader.topic_id(topic)
+        offset = 0
+        while True:
+            answer = leader.fetch(topic_id, offset, partition=partition)
+            headers = [
+                batch.header
+                for batch in iterate_batches(
+                    memoryview(answer.topics[0].partitions[0].records or b""), may_end_early=True
+                )
+            ]
+            if not headers:
+                return
+            for header in headers:
+                if header.producer_id >= 0:
+                    producer = header.producer_id, header.producer_epoch
+                    yield from (
+                        (each, producer)
+                        for each in range(header.base_offset, header.last_offset + 1)
+                    )
+            offset = headers[-1].last_offset + 1
 
 
 def _place(message: Message) -> tuple[Name, int]:

@@ -63,7 +63,10 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A record that the cluster holds when all is over, and the leader epoch it was written in."""
+    """A record that the cluster holds when all is over, and the leader epoch it was written in.
+
+    `written_as` are the id and the epoch of an idempotent producer, as its batch has them.
+    """
 
     topic: str
     partition: int
@@ -71,6 +74,7 @@ class Kept:
     epoch: int | None
     producer: str
     number: int
+    written_as: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

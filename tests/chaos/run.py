@@ -67,7 +67,7 @@ def run(
             if left:
                 ending.append(f"{name} was not told what became of {left} records")
         settled_s = time.monotonic() - began_at
-        for kept in read_everything(world.bootstrap, written()):
+        for kept in read_everything(world.bootstrap, world.leader_ports()):
             recorder.add(kept)
         _wait_read(recorder.history, tell)
         for leader in world.leaders():

@@ -91,6 +91,48 @@ def test_a_second_copy_is_allowed_to_a_producer_that_is_not_idempotent():
     assert found(history) == []
 
 
+def sent_again(first: int = 9, *, acknowledged: int | None = 10) -> History:
+    """The client began a new epoch while it had no acknowledgement of the last records."""
+    history = sound()
+    history.kept = [replace(row, written_as=(7, 0)) for row in history.kept]
+    for number in range(first, 10):
+        offset = len(history.kept)
+        history.kept.append(Kept("t", 0, offset, 0, "p", number, (7, 1)))
+        history.reads.append(Read("g", "m", 1, "t", 0, offset, "p", number, 10))
+        history.writes[number] = replace(history.writes[number], offset=offset)
+    history.writes[9] = replace(history.writes[9], offset=acknowledged)
+    return history
+
+
+def test_what_a_client_sends_again_under_a_new_epoch_of_its_own_may_be_there_twice():
+    assert found(sent_again()) == []
+    assert found(sent_again(8, acknowledged=11)) == []
+    assert found(sent_again(acknowledged=None)) == []
+
+
+def test_what_was_acknowledged_under_the_old_epoch_is_a_duplicate():
+    assert found(sent_again(acknowledged=9)) == ["duplicated"]
+
+
+def test_what_other_records_of_the_old_epoch_come_after_is_a_duplicate():
+    history = sent_again(8, acknowledged=None)
+    del history.kept[11], history.reads[11]
+    assert found(history) == ["duplicated"]
+
+
+@pytest.mark.parametrize("written_as", [(7, 0), (8, 1), None])
+def test_a_copy_under_the_same_epoch_or_another_id_is_a_duplicate(written_as):
+    history = sent_again()
+    history.kept[10] = replace(history.kept[10], written_as=written_as)
+    assert found(history) == ["duplicated"]
+
+
+def test_a_copy_in_another_partition_is_a_duplicate():
+    history = sent_again(acknowledged=None)
+    history.kept[10] = replace(history.kept[10], partition=1, offset=0)
+    assert "duplicated" in found(history)
+
+
 def test_records_in_another_order_than_sent_are_reordered():
     history = sound()
     history.kept[3], history.kept[4] = (

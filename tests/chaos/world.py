@@ -221,6 +221,15 @@ class World:
                 found.append(Leader(*name, leader, state.leader_epoch))
         return found
 
+    def leader_ports(self) -> dict[Name, int]:
+        """Where clients find the leader of each partition that they write to."""
+        ports = {broker: process.port for broker, process in self.brokers.items()}
+        return {
+            (each.topic, each.partition): ports[each.leader]
+            for each in self.leaders()
+            if each.leader in ports
+        }
+
     def topics(self) -> dict[str, int]:
         """The topics there are, and how many partitions each has."""
         return {each.topic: len(each.partitions) for each in topics.describe(self.admin).topics}

@@ -4,6 +4,7 @@ import pytest
 
 from klamm.core import events
 from klamm.core.codes import Code
+from klamm.core.columns import NO_BROKER
 from tests.core.ensemble import DELETIONS, TOPICS, state_path
 from tests.core.world import World, steady
 
@@ -80,6 +81,29 @@ def test_a_successor_finds_a_topic_of_which_a_part_is_deleted(left: list[int]) -
     world.take_office()
     world.settle()
     assert is_gone(world)
+
+
+@pytest.mark.rule("FAILOVER-13", "FAILOVER-18", "DEL-7", "DEL-27", "DEL-33")
+@pytest.mark.parametrize("silent", [1, 2, 3])
+def test_a_successor_does_not_wait_for_the_move_of_a_topic_of_which_a_part_is_deleted(
+    silent: int,
+) -> None:
+    """So it is left in 3.9.1: without a leader a move never ends, and its topic waits for it."""
+    world = steady([1, 2, 3], {"t": {0: [1, 2]}})
+    world.ask(events.ApiReassignment({T0: [1, 3]}))
+    world.request_deletion("t")
+    world.settle()
+    world.silent.add(silent)
+    world.bounce(3)
+    world.settle()
+    assert world.state("t")[0] == NO_BROKER
+    assert not is_gone(world)
+    world.silent.clear()
+    world.take_office()
+    world.settle()
+    assert is_gone(world)
+    assert not any(T0 in view.replicas for view in world.views.values())
+    assert world.disagreements() == []
 
 
 @pytest.mark.rule("TOPIC-14", "TOPIC-15", "DEL-7")

@@ -356,9 +356,7 @@ class Trouble:
     async def _move(self, action: Action) -> None:
         chance = self._chance(action)
         everybody = sorted(self._world.machines)
-        # A topic that is moved while it is to be deleted may be left behind, in Apache Kafka too.
-        is_deleted = any(each.kind == "delete" for each in self._plan.actions)
-        topic = ORDERS if is_deleted else chance.choice((ORDERS, ORDERS, TEMPORARY))
+        topic = chance.choice((ORDERS, ORDERS, TEMPORARY))
         partition = chance.randrange(2) if topic == ORDERS else 0
         # Never fewer replicas than the topic promises to keep in sync.
         replicas = chance.sample(everybody, chance.randint(2, 3))

@@ -121,7 +121,7 @@ class FetchReader:
         at_least_one: bool,
         is_first: bool,
     ) -> FetchPartitionResponse:
-        name = requested.name or self._resolve(requested)
+        name = requested.name or self._resolve(terms.reader, requested)
         if name is None:
             return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
         partition = self._replicas.find(name)
@@ -164,11 +164,15 @@ class FetchReader:
         except StorageError:
             return self._failed(terms, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
 
-    def _resolve(self, requested: RequestedPartition) -> TopicPartition | None:
+    def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
         """The name behind an id that was not known when it was first met."""
         if requested.topic_id is None:
             return None
         topic = self._metadata.snapshot.topic_name(requested.topic_id)
+        if topic is None and reader.is_follower:
+            # A topic that is to be deleted leaves the metadata at once, but a move that its
+            # deletion waits for has to come to its end.
+            topic = self._replicas.topic_name(requested.topic_id)
         if topic is not None:
             requested.name = TopicPartition(topic, requested.partition)
         return requested.name

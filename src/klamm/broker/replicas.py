@@ -91,6 +91,8 @@ class ReplicaManager:
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: set[TopicPartition] = set()
         self._hosted: Counter[str] = Counter()  # partitions by topic
+        self._topic_ids: dict[str, uuid.UUID] = {}
+        self._topic_names: dict[uuid.UUID, str] = {}
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._partitions.values()))
@@ -113,6 +115,10 @@ class ReplicaManager:
         if self._metadata.snapshot.knows(name):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def topic_name(self, topic_id: uuid.UUID) -> str | None:
+        """The topic with this id, if a partition of it is hosted here, known to clients or not."""
+        return self._topic_names.get(topic_id)
 
     # Orders of the controller
 
@@ -194,6 +200,9 @@ class ReplicaManager:
         )
         if topic_id is not None and replica.topic_id is None:
             replica.assign_topic_id(topic_id)
+        if replica.topic_id is not None:
+            self._topic_ids[name.topic] = replica.topic_id
+            self._topic_names[replica.topic_id] = name.topic
         return replica
 
     def _lead(self, partition: Partition, order: Order, replica: Log) -> None:
@@ -232,6 +241,8 @@ class ReplicaManager:
 
     def _forget_topic(self, topic: str) -> None:
         del self._hosted[topic]
+        if topic in self._topic_ids:
+            del self._topic_names[self._topic_ids.pop(topic)]
         self.topics.forget(topic)
         self.leader_throttle.forget_topics([topic])
         self._fetchers.throttle.forget_topics([topic])

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.cluster import Broker, TopicPartition, TopicRead
+from klamm.core.columns import NO_BROKER
 from klamm.core.context import FIRST_REBALANCE_DELAY_S, Context, Level, Log
 from klamm.core.effects import (
     ChangeChannels,
@@ -28,7 +29,7 @@ from klamm.core.events import AutoRebalance
 from klamm.core.procedures.brokers import fit_brokers, send_metadata
 from klamm.core.procedures.deletion import mark_ineligible, resume_deletions
 from klamm.core.procedures.leaders import elect_requested
-from klamm.core.procedures.moves import resume_moves, take_up_request
+from klamm.core.procedures.moves import give_up_moves, resume_moves, take_up_request
 from klamm.core.procedures.partitions import start_partition_machine
 from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
@@ -123,7 +124,11 @@ def _read_deletions(ctx: Context) -> Procedure[None]:
     is_down = (cluster.replicas[rows] >= 0) & ~cluster.online(rows)
     mark_ineligible(ctx, cluster.topic_names_of(rows[is_down.any(axis=1)]), "offline replicas")
     moving = rows[np.isin(rows, list(cluster.being_reassigned))]
-    mark_ineligible(ctx, cluster.topic_names_of(moving), "reassignment in progress")
+    is_led = cluster.has_leadership[moving] & (cluster.leader[moving] != NO_BROKER)
+    mark_ineligible(ctx, cluster.topic_names_of(moving[is_led]), "reassignment in progress")
+    # A deletion had begun here. It leaves nobody to learn from, and no leader is elected any more
+    # (DEL-7): such a move would never end, and if resumed bring back what is deleted already.
+    give_up_moves(cluster, moving[~is_led])
 
 
 def _place_new_partitions(ctx: Context) -> Procedure[None]:

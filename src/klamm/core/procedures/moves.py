@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.batch import Batch
-from klamm.core.cluster import TopicPartition
+from klamm.core.cluster import Cluster, TopicPartition
 from klamm.core.codes import Code
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, Log
@@ -196,6 +196,16 @@ def resume_moves(
     failed = yield from reassign(ctx, moves)
     text = "moves that could not be resumed"
     ctx.say_of(Log.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
+
+
+def give_up_moves(cluster: Cluster, rows: I32) -> None:
+    """Leave moves where they are: all replicas, old and new, count as the partition's own.
+
+    ZooKeeper is not told, since these go with their topic.
+    """
+    replicas = {row: cluster.assignment(row).replicas for row in rows.tolist()}
+    cluster.set_assignments({row: Assignment(each) for row, each in replicas.items()})
+    cluster.being_reassigned -= replicas.keys()
 
 
 def complete_moves(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
