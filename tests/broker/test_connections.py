@@ -250,7 +250,7 @@ def test_idle_connections_are_closed(start_cluster: Callable[..., RealCluster]) 
 @pytest.mark.rule(
     "CTRL-2", "CTRL-3", "CTRL-5", "LISR-3", "LISR-4", "LISR-6", "LISR-10", "LISR-14", "API-12"
 )
-@pytest.mark.rule("STOP-1", "STOP-2", "STOP-5", "FENCE-13")
+@pytest.mark.rule("STOP-1", "STOP-2", "STOP-5", "FENCE-13", "REPL-11", "FETCH-12")
 def test_orders_are_carried_out_unless_they_are_stale_or_strange(
     cluster: RealCluster, raw: Raw
 ) -> None:
@@ -299,10 +299,18 @@ def test_orders_are_carried_out_unless_they_are_stale_or_strange(
     elsewhere = of_partition(order(epoch, -1, [2]))
     assert elsewhere == (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert raw.list_offset("ghost", -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert of_partition(order(epoch, -1, [1])) == (ErrorCode.NONE, ErrorCode.NONE)
+    assert of_partition(order(epoch, -1, [1, 2])) == (ErrorCode.NONE, ErrorCode.NONE)
     # Led at once, though marked as recovering; the same order again is old.
     assert raw.list_offset("ghost", -1).offset == 0
-    assert of_partition(order(epoch, -1, [1])) == (ErrorCode.NONE, stale)
+    assert of_partition(order(epoch, -1, [1, 2])) == (ErrorCode.NONE, stale)
+
+    def fetched_by(replica: int) -> int:
+        answer = raw.fetch(uuid.UUID(int=5), 0, epoch=0, replica_id=replica)
+        return int(answer.topics[0].partitions[0].error_code)
+
+    # A topic that is to be deleted is like this: in no metadata, and yet its moves have to end.
+    assert fetched_by(-1) == ErrorCode.UNKNOWN_TOPIC_ID
+    assert fetched_by(2) == ErrorCode.NONE
 
     def stop(leader_epoch: int) -> tuple[int, int]:
         answer = raw.ask(
@@ -330,6 +338,7 @@ def test_orders_are_carried_out_unless_they_are_stale_or_strange(
     assert replica.exists()
     assert stop(-2) == (ErrorCode.NONE, ErrorCode.NONE)
     assert not replica.exists(), "it is renamed before the answer"
+    assert fetched_by(2) == ErrorCode.UNKNOWN_TOPIC_ID
     assert stop(-2) == (ErrorCode.NONE, ErrorCode.NONE), "what is not here is stopped already"
 
 
