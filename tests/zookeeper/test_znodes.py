@@ -258,6 +258,18 @@ def test_a_state_is_written_as_kafka_does():
     )
 
 
+@pytest.mark.rule("ZK-16")
+def test_columns_of_states_are_written_row_by_row_without_what_fills_their_isrs_up():
+    assert list(
+        znodes.encode_states([1, -1, 1], [4, 5, 6], [(1, -1), (2, -1), (1, -1)], [0, 1, 0], 7)
+    ) == [
+        b'{"controller_epoch":7,"leader":1,"version":1,"leader_epoch":4,"isr":[1]}',
+        b'{"controller_epoch":7,"leader":-1,"version":1,"leader_recovery_state":1,'
+        b'"leader_epoch":5,"isr":[2]}',
+        b'{"controller_epoch":7,"leader":1,"version":1,"leader_epoch":6,"isr":[1]}',
+    ]
+
+
 @pytest.mark.rule("ZK-16", "VER-18")
 @given(
     st.integers(-2, 2**31 - 1),

@@ -563,15 +563,13 @@ _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 
 
 def _encoded(states: States, controller_epoch: int) -> Iterator[bytes]:
     """The znode data of states, row by row."""
-    for leader, leader_epoch, isr, recovery in zip(
+    return znodes.encode_states(
         states.leader.tolist(),
         states.leader_epoch.tolist(),
-        states.isr.tolist(),
+        (tuple(isr) for isr in states.isr.tolist()),
         states.recovery.tolist(),
-        strict=True,
-    ):
-        members = [broker for broker in isr if broker != NO_BROKER]
-        yield znodes.encode_state(leader, leader_epoch, members, controller_epoch, recovery)
+        controller_epoch,
+    )
 
 
 def _fill(states: States, position: I64, columns: znodes.PartitionStates, version: I32) -> States:

@@ -118,9 +118,11 @@ def encode_multi(ops: Iterable[Op], chroot: str) -> bytes:
     parts: list[bytes] = []
     pack = _INT.pack
     for op in ops:
-        path = full_path(chroot, op.path).encode()
+        path = (chroot + op.path if op.path != "/" else chroot or "/").encode()
         if type(op) is SetData:
-            parts += (_SET_DATA, pack(len(path)), path, _buffer(op.data), pack(op.version))
+            data = op.data
+            size = _NO_DATA if data is None else pack(len(data))
+            parts += (_SET_DATA, pack(len(path)), path, size, data or b"", pack(op.version))
         elif type(op) is Create:
             flags = _FLAGS[_EPHEMERAL * op.ephemeral | _SEQUENTIAL * op.sequential]
             parts += (_CREATE, pack(len(path)), path, _buffer(op.data), _OPEN_ACL, flags)

@@ -9,7 +9,7 @@ raise `MalformedZnodeError`, which names the path, on anything else. Where a rul
 import base64
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
@@ -359,12 +359,35 @@ def encode_state(
     leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int, recovery: int = 0
 ) -> bytes:
     """A partition's state (ZK-16)."""
-    json: Json = {"controller_epoch": controller_epoch, "leader": leader, "version": 1}
-    if recovery:
-        json["leader_recovery_state"] = recovery
-    json["leader_epoch"] = leader_epoch
-    json["isr"] = isr
-    return orjson.dumps(json)
+    (data,) = encode_states([leader], [leader_epoch], [tuple(isr)], [recovery], controller_epoch)
+    return data
+
+
+def encode_states(
+    leaders: Iterable[int],
+    leader_epochs: Iterable[int],
+    isrs: Iterable[tuple[int, ...]],
+    recoveries: Iterable[int],
+    controller_epoch: int,
+) -> Iterator[bytes]:
+    """Many states, from columns.
+
+    Negative ids, with which an ISR is filled up to the width of its column, are left out.
+    """
+    # Hundreds of thousands of these are written when a broker fails, so they are put together as
+    # text, and the text of an ISR is made once.
+    start = f'{{"controller_epoch":{controller_epoch},"leader":'
+    texts: dict[tuple[int, ...], str] = {}
+    for leader, leader_epoch, isr, recovery in zip(
+        leaders, leader_epochs, isrs, recoveries, strict=True
+    ):
+        members = texts.get(isr)
+        if members is None:
+            members = texts[isr] = ",".join([str(broker) for broker in isr if broker >= 0])
+        state = f',"leader_recovery_state":{recovery}' if recovery else ""
+        yield (
+            f'{start}{leader},"version":1{state},"leader_epoch":{leader_epoch},"isr":[{members}]}}'
+        ).encode()
 
 
 def decode_state(path: str, data: bytes | None) -> PartitionState | None:
