@@ -218,16 +218,72 @@ def test_a_slow_reader_holds_up_nobody_else(cluster: RealCluster, topic: str) ->
             assert len(slow.receive()) > 17_000_000
 
 
-def test_a_thousand_idle_connections_cost_little(cluster: RealCluster, raw: Raw) -> None:
-    def memory_kb() -> int:
-        status = Path(f"/proc/{cluster[1].pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+@pytest.mark.rule("FRM-1")
+def test_a_client_that_goes_in_the_middle_of_its_answer_harms_nobody(
+    cluster: RealCluster, raw: Raw, topic: str
+) -> None:
+    cluster.create(topic, assignment=[[1]])
+    cluster.produce(topic, [b"x" * 900_000 for _ in range(20)])
+    limits = {"max_bytes": 50 << 20, "partition_max_bytes": 50 << 20}
+    values = fetch_values(raw.topic_id(topic), 0, **limits)
+    for is_reset in (False, True):
+        with Raw(cluster[1].port) as leaving:
+            leaving.send(ApiKey.FETCH, 13, **values)
+            leaving.socket.recv(1000)
+            if is_reset:
+                linger = struct.pack("ii", 1, 0)
+                leaving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert len(raw.fetch(raw.topic_id(topic), 0, **limits).topics) == 1
 
-    before = memory_kb()
+
+@pytest.mark.rule("FRM-1")
+def test_requests_may_arrive_in_any_pieces(cluster: RealCluster, raw: Raw, topic: str) -> None:
+    cluster.create(topic, assignment=[[1]], config={"max.message.bytes": "3000000"})
+
+    def request(number: int, records: bytes) -> bytes:
+        header = RequestHeader(ApiKey.PRODUCE, 9, number, "pieces")
+        return encode_request(header, produce_values(topic, records))
+
+    small, large = request(1, batch(b"x")), request(2, batch(b"x" * 2_500_000))
+    stream = small + large + small + request(3, batch(b"x" * 400_000)) + small
+    cuts = random.Random(7)
+    at = 0
+    while at < len(stream):
+        # Single bytes around the places where one request ends and another begins.
+        is_near = min(abs(at - end) for end in (0, len(small), len(small + large))) < 40
+        size = 1 if is_near else cuts.randint(1, 200_000)
+        raw.socket.sendall(stream[at : at + size])
+        at += size
+    answers = [struct.unpack(">i", raw.receive()[:4])[0] for _ in range(5)]
+    assert answers == [1, 2, 1, 3, 1]
+    assert raw.list_offset(topic, -1).offset == 5
+
+
+@pytest.mark.rule("FRM-1")
+def test_announcing_a_large_request_costs_nothing(cluster: RealCluster, raw: Raw) -> None:
+    before = memory_kb(cluster[1].pid)
+    crowd = [socket.create_connection(("127.0.0.1", cluster[1].port)) for _ in range(30)]
+    try:
+        for each in crowd:
+            each.sendall(struct.pack(">i", 100 << 20) + _header(ApiKey.PRODUCE, 9))
+        assert raw.metadata().controller_id >= 0
+        assert memory_kb(cluster[1].pid) - before < 100_000
+    finally:
+        for each in crowd:
+            each.close()
+
+
+def memory_kb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def test_a_thousand_idle_connections_cost_little(cluster: RealCluster, raw: Raw) -> None:
+    before = memory_kb(cluster[1].pid)
     crowd = [socket.create_connection(("127.0.0.1", cluster[1].port)) for _ in range(1000)]
     try:
         assert raw.metadata().controller_id >= 0
-        assert memory_kb() - before < 20_000
+        assert memory_kb(cluster[1].pid) - before < 20_000
     finally:
         for each in crowd:
             each.close()

@@ -1,9 +1,7 @@
-"""The life of a node: registration, roles, metrics, failing disks."""
+"""The life of a node: registration, roles, failing disks."""
 
-import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,59 +10,12 @@ import pytest
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from tests.broker.cluster import RealCluster, free_port, wait_until
+from tests.broker.page import read_metrics
 from tests.broker.raw import Raw, batch
 
 pytestmark = pytest.mark.real
 
 Start = Callable[..., RealCluster]
-SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "broker.md"
-
-
-def metrics(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in samples}
-
-
-def specified(rule: str) -> set[str]:
-    """The metrics that a rule of section 13 lists, as they are named here."""
-    _, _, text = SPECIFICATION.read_text(encoding="utf-8").partition(f"- **{rule}** ")
-    text = re.sub(r"\([^)]*\)", "", text.partition("\n- ")[0])
-    listed = re.findall(r"`([\w.]+):type=(\w+),name=(\w*)`([^`]*)", text)
-    return {
-        f"{group}_{kind}_{name}".replace(".", "_")
-        for group, kind, one, many in listed
-        for name in ([one] if one else re.findall(r"\w+", many))
-    }
-
-
-@pytest.mark.rule("BMET-1", "BMET-7", "BMET-9", "BMET-10", "BMET-11", "LIFE-12")
-def test_a_broker_counts_what_it_does(start_cluster: Start, topic: str) -> None:
-    port = free_port()
-    cluster = start_cluster(brokers=1, settings={"klamm.metrics.port": str(port)})
-    cluster.create(topic, factor=1)
-    cluster.produce(topic, [b"x" * 100] * 10)
-    found = metrics(port)
-    shown = {re.sub(r"_(total|count)$", "", name.partition("{")[0]) for name in found}
-    for rule in ("BMET-1", "BMET-7", "BMET-9", "BMET-10", "BMET-11"):
-        assert specified(rule) - shown == set()
-    assert found["kafka_server_KafkaServer_BrokerState"] == 3
-    assert found["kafka_server_ReplicaManager_LeaderCount"] == 1
-    assert found["kafka_server_ReplicaManager_UnderReplicatedPartitions"] == 0
-    assert found["kafka_server_BrokerTopicMetrics_MessagesInPerSec_total"] == 10
-    of_topic = f'kafka_server_BrokerTopicMetrics_BytesInPerSec_total{{topic="{topic}"}}'
-    assert found[of_topic] > 1000
-    labels = f'{{topic="{topic}",partition="0"}}'
-    assert found[f"kafka_log_Log_LogEndOffset{labels}"] == 10
-    assert found[f"kafka_cluster_Partition_InSyncReplicasCount{labels}"] == 1
-    assert found["kafka_server_ReplicaFetcherManager_MaxLag"] == 0
-    waiting = 'kafka_server_DelayedOperationPurgatory_PurgatorySize{delayedOperation="Produce"}'
-    assert found[waiting] == 0
-    # The candidate's are on the same page.
-    assert found["kafka_controller_KafkaController_ActiveControllerCount"] == 1
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
 
 
 @pytest.mark.rule("LIFE-6", "LIFE-7", "LIFE-2", "LIFE-3")
@@ -128,14 +79,15 @@ def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic:
         assert raw.is_closed_by_peer()
 
 
-@pytest.mark.rule("REC-7", "LISR-1", "LISR-12", "UMD-9")
+@pytest.mark.rule("REC-7", "LISR-1", "LISR-12", "UMD-9", "BMET-8")
 def test_a_failed_log_directory_takes_its_replicas_offline(
     start_cluster: Start, tmp_path: Path
 ) -> None:
     cluster = start_cluster(brokers=2, settings={"controlled.shutdown.enable": "false"})
     first, second = tmp_path / "first", tmp_path / "second"
     cluster[1].stop()
-    cluster[1].start(log_dirs=f"{first},{second}")
+    port = free_port()
+    cluster[1].start(log_dirs=f"{first},{second}", klamm_metrics_port=str(port))
     cluster.wait_ready()
     names = [cluster.create(f"t{each}", assignment=[[1, 2]]) for each in range(4)]
     for name in names:
@@ -160,3 +112,8 @@ def test_a_failed_log_directory_takes_its_replicas_offline(
         }
     assert cluster.wait_leader(lost, other_than=1) == 2
     assert cluster.leader(kept) == 1
+    shown = read_metrics(port)
+    assert shown["kafka_log_LogManager_OfflineLogDirectoryCount"] == 1
+    offline = "kafka_log_LogManager_LogDirectoryOffline"
+    assert shown[f'{offline}{{logDirectory="{first}"}}'] == 1
+    assert shown[f'{offline}{{logDirectory="{second}"}}'] == 0

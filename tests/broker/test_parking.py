@@ -45,13 +45,13 @@ def test_a_rise_of_the_high_watermark_completes_a_produce() -> None:
         await asyncio.sleep(0)
         parking.on_high_watermark(OTHER)
         parking.on_high_watermark(ONE)
-        assert count_waiting(parking)["Produce"] == 1, "not committed yet"
+        assert count_waiting(parking)["Produce"] == (1, 1), "not committed yet"
         partitions.answer = ErrorCode.NONE
         parking.on_append(ONE)
         assert not waiting.done()
         parking.on_high_watermark(ONE)
         assert await waiting
-        assert count_waiting(parking)["Produce"] == 0
+        assert count_waiting(parking)["Produce"] == (0, 0)
         parking.close()
 
     run(test())
@@ -79,11 +79,11 @@ def test_a_client_that_goes_away_takes_its_request_along() -> None:
         parking = Parking(SystemClock())
         waiting = wait(parking, Partitions())
         await asyncio.sleep(0)
-        assert count_waiting(parking)["Produce"] == 1
+        assert count_waiting(parking)["Produce"] == (1, 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert count_waiting(parking)["Produce"] == 0
+        assert count_waiting(parking)["Produce"] == (0, 0)
         parking.close()
 
     run(test())

@@ -1,5 +1,6 @@
 """Rows 2 to 5 of the test matrix: what stock clients produce, stock clients consume."""
 
+import select
 import threading
 import time
 import uuid
@@ -9,6 +10,7 @@ import pytest
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
+from klamm.protocol.frames import decode_response
 from klamm.protocol.records import iterate_batches
 from tests.broker.clients import CLIENTS, Client, Record
 from tests.broker.cluster import RealCluster, wait_until
@@ -113,6 +115,28 @@ def test_bad_batches_are_refused_and_leave_nothing(led: Raw, topic: str) -> None
     assert led.list_offset(topic, -1).offset == 0
     assert led.produce(topic, good, partition=7).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert led.produce(topic, good).base_offset == 0
+
+
+@pytest.mark.rule("PROD-4")
+def test_a_batch_of_very_many_records_holds_up_nobody(
+    cluster: RealCluster, led: Raw, topic: str
+) -> None:
+    count = 100_000
+    records = batch(*[b""] * count, codec=Codec.ZSTD)
+    with Raw(cluster[cluster.leader(topic)].port) as other:
+        header = led.send(ApiKey.PRODUCE, **produce_values(topic, records))
+        answered = 0
+        while not select.select([led.socket], [], [], 0)[0]:
+            other.ask(ApiKey.API_VERSIONS, 0)
+            answered += 1
+        assert answered > 5, "others are served meanwhile"
+        answer = decode_response(header, led.receive())
+        (entry,) = answer.responses[0].partition_responses
+        assert (entry.error_code, entry.base_offset) == (ErrorCode.NONE, 0)
+        other.produce(topic, batch(b"next"))
+        assert other.list_offset(topic, -1).offset == count + 1
+        nonsense = batch(*[b""] * 51_000, base_offset=3)
+        assert other.produce(topic, nonsense).error_code == ErrorCode.INVALID_RECORD
 
 
 @pytest.mark.rule("PROD-2")

@@ -360,7 +360,9 @@ class _Served(asyncio.Protocol):
         if self._task is None:
             self._transport.resume_reading()
 
-    def _send(self, parts: Any) -> None:
+    def _send(self, answer: Any) -> None:
+        parts, meter, unsent = answer
+        meter.note(unsent)
         if parts is not None:
             self._transport.writelines(
                 part if isinstance(part, bytes | memoryview) else _content(part) for part in parts

@@ -68,11 +68,12 @@ class Broker:
             NoReplicas() if self.data is None else self.data.replicas,
             [first_metadata] if self.data is None else [self.data, first_metadata],
         )
+        self.relay = Relay(candidate)
         parts = (
             cluster,
             FindCoordinatorHandlers(self.metadata, self._creation),
             ConfigHandlers(lambda: self.config, self.metadata, store),
-            Relay(candidate),
+            self.relay,
             self._control,
         )
         self._handlers: dict[ApiKey, Handler] = {

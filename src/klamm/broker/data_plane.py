@@ -33,6 +33,7 @@ from klamm.broker.log.names import parse_replica
 from klamm.broker.metadata import MetadataCache, SnapshotChange
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.parking import Parking
+from klamm.broker.partition import Partition
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.reading import FetchReader
 from klamm.broker.registration import announce_failed_directory
@@ -42,6 +43,7 @@ from klamm.broker.to_controller import ToController
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.upkeep import Upkeep
 from klamm.config.broker import BrokerConfig
+from klamm.controller.meters import Timer
 from klamm.errors import ConfigError, SessionLostError
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.store import Store
@@ -70,6 +72,7 @@ class DataPlane:
         self._identity = identity
         self._store = store
         self.meters = meters
+        self.log_flushes = Timer(lambda: clock.steady_ms() / 1000)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._announcing: set[asyncio.Task[None]] = set()
@@ -81,6 +84,7 @@ class DataPlane:
             config.log_dirs,
             config_of=self.topics.of,
             on_failure=self._on_failed_directory,
+            on_flush=self._on_flush,
             run_later=self._run_later,
             producer_expiration_ms=config.producer_id_expiration_ms,
         )
@@ -189,7 +193,11 @@ class DataPlane:
 
     def _on_fetch_effects(self, effects: FetchEffects) -> None:
         for name, size in effects.appended.items():
-            self.meters.topic(name.topic).replication_bytes_in += size
+            meters = self.meters.topic(name.topic)
+            meters.replication_bytes_in += size
+            partition = self.replicas.find(name)
+            if isinstance(partition, Partition) and partition.broker_id in partition.adding:
+                meters.reassignment_bytes_in += size
         for name in effects.high_watermark_moved:
             self.parking.on_high_watermark(name)
 
@@ -197,6 +205,10 @@ class DataPlane:
 
     def _run_later(self, work: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(self._loop.run_in_executor, self._flushers, work)
+
+    def _on_flush(self, seconds: float) -> None:
+        """Called on whatever thread flushed."""
+        self._loop.call_soon_threadsafe(self.log_flushes.observe, seconds)
 
     def _on_failed_directory(self, path: Path) -> None:
         """Called on whatever thread met the failure."""

@@ -29,6 +29,7 @@ from klamm.broker.replica_fetch import (
 )
 from klamm.broker.throttle import ReplicationThrottle
 from klamm.config.broker import BrokerConfig
+from klamm.controller.meters import Meter
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
 
@@ -73,6 +74,7 @@ class Fetchers:
         self._loops: dict[LoopKey, _Loop] = {}
         self._loop_of: dict[TopicPartition, _Loop] = {}
         self._truncating: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._failed: set[TopicPartition] = set()
 
     def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
         """Follow a partition; what it has too much is cut off first."""
@@ -81,6 +83,7 @@ class Fetchers:
         if loop is None:
             loop = self._loops[key] = _Loop(leader, self._means, self._take, self._ended)
         self._loop_of[name] = loop
+        self._failed.discard(name)
         loop.logs[name] = replica
         truncation = loop.fetcher.add(name, replica.topic_id, replica, leader_epoch)
         if truncation is not None:
@@ -89,6 +92,7 @@ class Fetchers:
 
     def remove(self, name: TopicPartition) -> None:
         """Follow a partition no longer."""
+        self._failed.discard(name)
         loop = self._loop_of.pop(name, None)
         if loop is not None:
             loop.fetcher.remove(name)
@@ -101,10 +105,25 @@ class Fetchers:
         while (task := self._truncating.get(name)) is not None:
             await asyncio.wait([task])
 
-    def lags(self) -> Iterator[tuple[TopicPartition, int]]:
-        """By how much the partitions here are behind their leaders."""
-        for loop in self._loops.values():
-            yield from loop.fetcher.lags()
+    def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """By how much the partitions here are behind their leaders, and who fetches them."""
+        for (leader, index), loop in self._loops.items():
+            for name, lag in loop.fetcher.lags():
+                yield f"ReplicaFetcherThread-{index}-{leader}", name, lag
+
+    @property
+    def failed_count(self) -> int:
+        """Partitions that are followed but not fetched, because that has failed for good."""
+        return len(self._failed)
+
+    @property
+    def dead_count(self) -> int:
+        """Loops that have ended though there was something left to fetch."""
+        return sum(loop.is_dead for loop in self._loops.values())
+
+    def min_fetch_rate(self) -> float:
+        """Fetches in a second, over a minute, of the loop that has sent fewest; 0 without any."""
+        return min((loop.fetches.rates()[0] for loop in self._loops.values()), default=0.0)
 
     def close(self) -> None:
         """End all loops."""
@@ -114,6 +133,7 @@ class Fetchers:
     def _take(self, loop: "_Loop", effects: FetchEffects) -> None:
         if effects.truncations:
             self._start_truncating(loop, effects.truncations)
+        self._failed.update(effects.stopped)
         for name in effects.stopped:
             log.warning("%s is fetched no more from broker %s", name, loop.leader)
         self._on_effects(effects)
@@ -156,6 +176,7 @@ class _Loop:
             backoff_ms=config.replica_fetch_backoff_ms, throttle=means.throttle
         )
         self.logs: dict[TopicPartition, Log] = {}
+        self.fetches = Meter(lambda: means.clock.steady_ms() / 1000)
         self._means = means
         self._clock = means.clock
         self._on_effects = on_effects
@@ -167,6 +188,10 @@ class _Loop:
             config.socket_connection_setup_timeout_ms / 1000,
         )
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
+
+    @property
+    def is_dead(self) -> bool:
+        return self._task.done()
 
     def wake(self) -> None:
         """Something has changed that the next fetch depends on."""
@@ -201,6 +226,7 @@ class _Loop:
         if plan is None:
             await self._pause()
             return
+        self.fetches.mark()
         version = _FETCH_BY_ID if plan.by_id else _FETCH_BY_NAME
         response = await self._ask(ApiKey.FETCH, version, self._fetch_body(plan))
         self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))

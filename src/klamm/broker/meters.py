@@ -1,7 +1,20 @@
 """What a broker counts. Plain integers, since most of them change with every request."""
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+from klamm.broker.log.errors import AppendError, Flaw
+from klamm.broker.request_meters import RequestMeters
+from klamm.protocol.codes import ErrorCode
+
+_TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+_COUNTED_AS: Final[Mapping[Flaw, str]] = {
+    Flaw.CHECKSUM: "invalid_checksums",
+    Flaw.NO_KEY: "missing_keys",
+    Flaw.MAGIC: "invalid_magic_numbers",
+    Flaw.OFFSET_OR_SEQUENCE: "invalid_offsets_or_sequences",
+}
 
 
 @dataclass(slots=True)
@@ -14,10 +27,16 @@ class TopicMeters:
     bytes_rejected: int = 0
     replication_bytes_in: int = 0
     replication_bytes_out: int = 0
+    reassignment_bytes_in: int = 0
+    reassignment_bytes_out: int = 0
     produce_requests: int = 0
     fetch_requests: int = 0
     failed_produce_requests: int = 0
     failed_fetch_requests: int = 0
+    invalid_checksums: int = 0
+    missing_keys: int = 0
+    invalid_magic_numbers: int = 0
+    invalid_offsets_or_sequences: int = 0
 
 
 @dataclass(slots=True)
@@ -25,8 +44,7 @@ class BrokerMeters:
     """Counts since the start."""
 
     topics: dict[str, TopicMeters] = field(default_factory=dict)
-    #: By name of the API and version.
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    requests: RequestMeters = field(default_factory=RequestMeters)
     isr_shrinks: int = 0
     isr_expands: int = 0
     failed_isr_updates: int = 0
@@ -55,10 +73,16 @@ class BrokerMeters:
         meters.messages_in += messages
         meters.bytes_in += size
 
-    def on_refused(self, topic: str, size: int) -> None:
+    def on_refused(self, topic: str, size: int, failure: AppendError) -> None:
+        """A batch was not appended. What is a client's doing is no failure of the broker's."""
         meters = self.topic(topic)
-        meters.failed_produce_requests += 1
-        meters.bytes_rejected += size
+        if failure.code in _TOO_LARGE:
+            meters.bytes_rejected += size
+        elif failure.code is not ErrorCode.CORRUPT_MESSAGE:
+            meters.failed_produce_requests += 1
+        if failure.flaw is not None:
+            name = _COUNTED_AS[failure.flaw]
+            setattr(meters, name, getattr(meters, name) + failure.flawed_records)
 
     def on_isr_changed(self, *, is_expansion: bool) -> None:
         if is_expansion:

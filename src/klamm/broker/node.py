@@ -89,7 +89,7 @@ class Node:
         self._broker = Broker(self.config, self._identity, store, self._candidate)
         await self._broker.load()
         self._server = Server(
-            Dispatcher(self._broker.handlers(), self._broker.meters),
+            Dispatcher(self._broker.handlers(), self._broker.meters.requests),
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
 from klamm.broker.log.names import TopicPartition
@@ -116,10 +116,20 @@ def _wake(room: Room, name: TopicPartition) -> None:
             parked.settle(True)
 
 
-def count_waiting(parking: Parking) -> dict[str, int]:
+class Waiting(NamedTuple):
+    """Requests of one kind that wait, and the partitions they wait for, each request on its own."""
+
+    requests: int
+    watched: int
+
+
+def count_waiting(parking: Parking) -> dict[str, Waiting]:
     """How many requests of each kind wait, for the metrics."""
     return {
-        "Fetch": len(parking.follower_fetches) + len(parking.consumer_fetches),
-        "Produce": len(parking.produces),
-        "DeleteRecords": len(parking.deletes),
+        kind: Waiting(sum(map(len, rooms)), sum(room.watched for room in rooms))
+        for kind, rooms in (
+            ("Fetch", (parking.follower_fetches, parking.consumer_fetches)),
+            ("Produce", (parking.produces,)),
+            ("DeleteRecords", (parking.deletes,)),
+        )
     }

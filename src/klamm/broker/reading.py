@@ -1,11 +1,12 @@
 """Reading for a fetch: what each partition gives, and whether that is worth an answer."""
 
+import logging
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
 from klamm.broker.fetch_sessions import Fetched, RequestedPartition
-from klamm.broker.log.errors import OffsetOutOfRangeError, StorageError
+from klamm.broker.log.errors import CorruptLogError, OffsetOutOfRangeError, StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.results import Slice
@@ -18,6 +19,8 @@ from klamm.broker.waiters import FetchInterest, WaitingFetch
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fetch import AbortedTransaction, EpochEndOffset, FetchPartitionResponse
 from klamm.protocol.leaders import LeaderHint
+
+log = logging.getLogger("klamm.broker.reading")
 
 _FIRST_WITH_STORAGE_ERROR: Final = 6
 _FIRST_WITH_ZSTD: Final = 10
@@ -81,21 +84,13 @@ class FetchReader:
 
     def count(self, terms: FetchTerms, fetched: Fetched) -> None:
         """Note what is about to be sent."""
-        is_follower = terms.reader.is_follower
         for requested, entry in fetched:
-            if requested.name is None:
-                continue
-            meters = self._meters.topic(requested.name.topic)
-            if isinstance(entry.records, Slice):
-                if is_follower:
-                    meters.replication_bytes_out += entry.records.size
-                    self._count_throttled(requested.name, entry.records.size)
+            if isinstance(entry.records, Slice) and requested.name is not None:
+                size = entry.records.size
+                if terms.reader.is_follower:
+                    self._count_replicated(requested.name, size, terms.reader.replica_id)
                 else:
-                    meters.bytes_out += entry.records.size
-            if entry.error_code:
-                meters.failed_fetch_requests += 1
-            elif not is_follower:
-                meters.fetch_requests += 1
+                    self._meters.topic(requested.name.topic).bytes_out += size
 
     def waiter(self, terms: FetchTerms, fetched: Fetched) -> WaitingFetch:
         """The fetch as a request that waits, for when reading has brought too little."""
@@ -127,6 +122,8 @@ class FetchReader:
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
             return self._failed(terms, name, partition, None)
+        if is_first:
+            self._meters.topic(name.topic).fetch_requests += 1
         error = self._check(terms, requested, partition)
         if error:
             return self._failed(terms, name, error, partition)
@@ -163,6 +160,11 @@ class FetchReader:
             return self._failed(terms, name, ErrorCode.OFFSET_OUT_OF_RANGE, partition)
         except StorageError:
             return self._failed(terms, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
+        except CorruptLogError as error:
+            # As in Kafka, what any client may run into is no failure; this is.
+            log.error("%s cannot be read: %s", name, error)
+            self._meters.topic(name.topic).failed_fetch_requests += 1
+            return self._failed(terms, name, ErrorCode.CORRUPT_MESSAGE, partition)
 
     def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
         """The name behind an id that was not known when it was first met."""
@@ -234,7 +236,17 @@ class FetchReader:
             hint = leader_hint(self._metadata, name, partition)
         return FetchPartitionResponse(name.partition, error, current_leader=hint)
 
-    # Throttles
+    # Replication
+
+    def _count_replicated(self, name: TopicPartition, size: int, follower: int) -> None:
+        meters = self._meters.topic(name.topic)
+        meters.replication_bytes_out += size
+        partition = self._replicas.find(name)
+        if isinstance(partition, Partition) and follower in partition.adding:
+            meters.reassignment_bytes_out += size
+        throttle = self._replicas.leader_throttle
+        if throttle.covers(*name):
+            throttle.record(size, self._clock.steady_ms())
 
     def _is_held_back(self, reader: Reader, partition: Partition) -> bool:
         """Whether a throttle stops this follower now; one that is in sync is never stopped."""
@@ -245,11 +257,6 @@ class FetchReader:
             and reader.replica_id not in partition.isr
             and throttle.is_exceeded(self._clock.steady_ms())
         )
-
-    def _count_throttled(self, name: TopicPartition, size: int) -> None:
-        throttle = self._replicas.leader_throttle
-        if throttle.covers(*name):
-            throttle.record(size, self._clock.steady_ms())
 
 
 def leader_hint(

@@ -1,7 +1,8 @@
 """Requests that only a controller answers, handed to the candidate's process as they came."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from klamm.broker.candidate import Candidate
@@ -31,13 +32,20 @@ class Relay:
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
+        #: Requests that wait for their answer, by API.
+        self.under_way: Counter[ApiKey] = Counter()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
         return dict.fromkeys(CONTROLLER_APIS, self._relay)
 
-    def _relay(self, call: Call) -> Awaitable[Result]:
-        return self._ask(call)
+    async def _relay(self, call: Call) -> Result:
+        key = ApiKey(call.header.api_key)
+        self.under_way[key] += 1
+        try:
+            return await self._ask(call)
+        finally:
+            self.under_way[key] -= 1
 
     async def _ask(self, call: Call) -> Result:
         for _ in range(_ATTEMPTS):

@@ -23,7 +23,7 @@ from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.results import AppendResult
-from klamm.broker.log.validation import Origin
+from klamm.broker.log.validation import Origin, validate_batch
 from klamm.broker.metadata import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.parking import Parking
@@ -34,6 +34,7 @@ from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.waiters import WaitingDelete, WaitingProduce
 from klamm.config.broker import BrokerConfig
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.records import Batch
 
 log = logging.getLogger("klamm.broker.replicas")
 
@@ -253,19 +254,25 @@ class ReplicaManager:
     def append(
         self,
         name: TopicPartition,
-        records: Buffer,
+        records: Buffer | Batch,
         *,
         acks_all: bool,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
-        """Append one batch to a partition that is led here (PROD-2, from its fifth check on)."""
+        """Append one batch to a partition that is led here (PROD-2, from its fifth check on).
+
+        A `Batch` is what `validate` has returned.
+        """
         partition = self.find(name)
         if isinstance(partition, ErrorCode):
             return Appended(partition)
         if error := partition.check_append(acks_all=acks_all):
+            if error is ErrorCode.NOT_ENOUGH_REPLICAS:
+                self._meters.topic(name.topic).failed_produce_requests += 1
             return Appended(error)
         replica = partition.log
         assert isinstance(replica, Log), "a leader has a log on disk"
+        size = records.header.size if isinstance(records, Batch) else len(records)
         try:
             result = replica.append_as_leader(
                 records,
@@ -274,19 +281,27 @@ class ReplicaManager:
                 origin=origin,
             )
         except AppendError as failure:
-            self._meters.on_refused(name.topic, len(records))
+            self._meters.on_refused(name.topic, size, failure)
             return Appended(failure.code, failure=failure)
         except StorageError:
             return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
         if not result.is_duplicate:
             count = result.last_offset - result.first_offset + 1
-            self._meters.on_appended(name.topic, count, len(records))
+            self._meters.on_appended(name.topic, count, size)
             # In this order: a lone replica commits what it appends, and who waits sees both.
             rose = partition.on_append(self._clock.steady_ms())
             self.parking.on_append(name)
             if rose:
                 self.parking.on_high_watermark(name)
         return Appended(ErrorCode.NONE, result)
+
+    def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
+        """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused."""
+        partition = self.find(name)
+        if isinstance(partition, ErrorCode) or partition.role is not Role.LEADER:
+            return records  # which `append` will refuse
+        assert isinstance(partition.log, Log), "a leader has a log on disk"
+        return validate_batch(records, partition.log.config, self._clock.wall_ms(), Origin.CLIENT)
 
     async def wait_committed(
         self, required_offsets: dict[TopicPartition, int], timeout_ms: int

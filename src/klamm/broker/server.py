@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
+from klamm.broker.request_meters import RequestMeter, Unsent
 from klamm.config.endpoints import Endpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 
@@ -26,6 +27,8 @@ log = logging.getLogger("klamm.broker.server")
 _SIZE: Final = struct.Struct(">i")
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
+#: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
+_FIRST_BYTES: Final = 1 << 20
 
 
 class FileRange(Protocol):
@@ -41,8 +44,10 @@ class FileRange(Protocol):
 
 
 Part: TypeAlias = bytes | memoryview | FileRange
-#: What a request is answered with: parts of one frame; None for nothing at all.
-Answer: TypeAlias = Sequence[Part] | None
+#: Together one frame; None for nothing at all.
+Parts: TypeAlias = Sequence[Part] | None
+#: What a request is answered with, and what is to be noted where once that has left.
+Answer: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
 class CloseConnection(Exception):
@@ -65,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._socket: socket.socket | None = None
         self._frame: bytearray | None = None  # a frame under way that the scratch cannot hold
         self._filled = 0
+        self._size = 0  # of that frame, of which the buffer may be only a part
         self._pending = b""  # read, but not yet a whole frame, or behind the one in hand
         self._task: asyncio.Task[None] | None = None
         self._outbox: deque[Part] = deque()
@@ -99,9 +105,11 @@ class Connection(asyncio.BufferedProtocol):
             self._take(self._pending + arrived if self._pending else arrived)
             return
         self._filled += nbytes
-        if self._filled == len(self._frame):
+        if self._filled == self._size:
             frame, self._frame = self._frame, None
             self._handle(memoryview(frame))
+        elif self._filled == len(self._frame):
+            self._frame = _enlarged(self._frame, self._size)
 
     def _take(self, data: bytes | memoryview) -> None:
         """Handle the frames in `data`; what is left over waits in `_pending`."""
@@ -116,7 +124,8 @@ class Connection(asyncio.BufferedProtocol):
             end = start + size
             if end > len(view):
                 if size > _SCRATCH_BYTES // 2:
-                    self._frame = bytearray(size)
+                    self._frame = bytearray(min(size, _FIRST_BYTES))
+                    self._size = size
                     self._filled = len(view) - start
                     self._frame[: self._filled] = view[start:]
                     at = len(view)
@@ -140,24 +149,27 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
             self._task = asyncio.ensure_future(self._await(answer))
             return False
-        if answer is not None and not self._send(answer):
+        parts, meter, unsent = answer
+        if parts is not None and not self._send(parts):
             self._pause()
-            self._task = asyncio.ensure_future(self._await_sent())
+            self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
             return False
+        meter.note(unsent)
         return True
 
     async def _await(self, answer: Awaitable[Answer]) -> None:
         try:
-            parts = await answer
+            parts, meter, unsent = await answer
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return
-        if parts is not None and not self._send(parts):
-            await self._wait_drained()
-        self._go_on()
+        if parts is not None:
+            self._send(parts)
+        await self._await_sent(meter, unsent)
 
-    async def _await_sent(self) -> None:
+    async def _await_sent(self, meter: RequestMeter, unsent: Unsent) -> None:
         await self._wait_drained()
+        meter.note(unsent)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -272,6 +284,13 @@ class Connection(asyncio.BufferedProtocol):
             self._drained.set_result(None)
         if self._task is not None:
             self._task.cancel()
+
+
+def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
+    """A larger copy; the event loop may still refer to the buffer itself."""
+    larger = bytearray(min(2 * len(buffer), size_max))
+    larger[: len(buffer)] = buffer
+    return larger
 
 
 class Server:

@@ -48,9 +48,15 @@ class WaitingRoom(Generic[K, W]):
         self._by_key: dict[K, dict[Ticket[K, W], None]] = {}
         self._timers: list[Ticket[K, W]] = []
         self._count = 0
+        self._watched = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def watched(self) -> int:
+        """How many keys those who wait are waiting under, each on its own."""
+        return self._watched
 
     def add(self, waiter: W, keys: Iterable[K], deadline_ms: int) -> Ticket[K, W]:
         """Let a request wait under `keys`; whoever adds it has seen that it is not complete."""
@@ -59,6 +65,7 @@ class WaitingRoom(Generic[K, W]):
             self._by_key.setdefault(key, {})[ticket] = None
         heapq.heappush(self._timers, ticket)
         self._count += 1
+        self._watched += len(ticket.keys)
         return ticket
 
     def wake(self, key: K) -> list[W]:
@@ -103,6 +110,7 @@ class WaitingRoom(Generic[K, W]):
         # such timers outnumber the others, all of them are swept out at once.
         ticket.waiter = None
         self._count -= 1
+        self._watched -= len(ticket.keys)
         if len(self._timers) > 2 * self._count + _FEW:
             self._timers = [timer for timer in self._timers if timer.waiter is not None]
             heapq.heapify(self._timers)

@@ -6,13 +6,14 @@ every five seconds, as in Kafka. Quantiles are those of the most recent observat
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 TICK_S: Final = 5.0
 WINDOWS_MIN: Final = (1, 5, 15)
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
-_RECENT_MAX: Final = 1028
+#: Quantiles are those of so many observations.
+RECENT_MAX: Final = 1028
 
 
 class Meter:
@@ -63,10 +64,11 @@ class Meter:
 class Histogram:
     """Sum and number of all observations, and quantiles of the recent ones."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.sum = 0.0
-        self._recent: deque[float] = deque(maxlen=_RECENT_MAX)
+    def __init__(self, count: int = 0, total: float = 0.0, recent: Iterable[float] = ()) -> None:
+        """Begin with what is known already."""
+        self.count = count
+        self.sum = total
+        self._recent: deque[float] = deque(recent, maxlen=RECENT_MAX)
 
     def observe(self, value: float) -> None:
         """Take in a value."""

@@ -163,6 +163,8 @@ class Candidate:
                     answer = await self._topics.auto_create(name, count, factor, config)
                 case {"metrics": _}:
                     answer = self.metrics.render()
+                case {"errors": _}:
+                    answer = [(*key, count) for key, count in self._requests.errors.items()]
                 case _:
                     log.error("the broker asks for something unknown: %s", request)
         except Exception:

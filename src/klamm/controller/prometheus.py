@@ -43,7 +43,10 @@ class Page:
         self._rates(name, jmx_name, [("", meter)])
 
     def histogram(self, jmx_name: str, histogram: Histogram) -> None:
-        self._summaries(prometheus_name(jmx_name), jmx_name, [("", histogram)])
+        self.histograms(jmx_name, [("", histogram)])
+
+    def histograms(self, jmx_name: str, histograms: Iterable[tuple[str, Histogram]]) -> None:
+        self._summaries(prometheus_name(jmx_name), jmx_name, histograms)
 
     def timers(self, jmx_name: str, timers: Iterable[tuple[str, Timer]]) -> None:
         name = prometheus_name(jmx_name)

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from klamm.core.events import (
 from klamm.errors import KlammError, SessionLostError
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.failures import failure
+from klamm.protocol.failures import error_codes, failure
 from klamm.protocol.frames import Request, decode_request, encode_response
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import BadVersionError, Store
@@ -49,6 +50,8 @@ class ControllerRequests:
         self._controller = controller
         self._store = store
         self._topics = topics
+        #: How often which API was answered with which error code; 0 is success.
+        self.errors: Counter[tuple[str, int]] = Counter()
         self._handlers: dict[int, Callable[[Request], Awaitable[Body]]] = {
             ApiKey.CONTROLLED_SHUTDOWN: self._controlled_shutdown,
             ApiKey.ALTER_PARTITION: self._alter_partition,
@@ -69,6 +72,8 @@ class ControllerRequests:
             body: Mapping[str, Any] = await self._handlers[request.header.api_key](request)
         except Exception as error:
             body = self._failed(request, error)
+        name = APIS[request.header.api_key].name
+        self.errors.update((name, int(code)) for code in error_codes(body))
         return encode_response(request.header, body)
 
     def _failed(self, request: Request, error: Exception) -> Mapping[str, Any]:
@@ -210,9 +215,13 @@ class ControllerRequests:
                 for topic in body.topic_partitions
                 for partition in topic.partitions
             ]
-        kind = ElectionType(int(getattr(body, "election_type", ElectionType.PREFERRED)))
+        kind = int(getattr(body, "election_type", ElectionType.PREFERRED))
+        if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
+            unknown = f"Value {kind} must be one of [PREFERRED, UNCLEAN]"
+            refused = (ErrorCode.INVALID_REQUEST, unknown, -1)
+            return _elections(ErrorCode.INVALID_REQUEST, dict.fromkeys(wanted or (), refused))
         deadline = _deadline(body)
-        results = await self._ask(ElectLeaders(kind, wanted), request)
+        results = await self._ask(ElectLeaders(ElectionType(kind), wanted), request)
         elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
         if elected and not await self._topics.wait_announced(deadline):
             late = (ErrorCode.REQUEST_TIMED_OUT, "The request timed out.", -1)
@@ -223,23 +232,7 @@ class ControllerRequests:
                 for tp, result in results.items()
                 if result[0] != ErrorCode.ELECTION_NOT_NEEDED
             }
-        return {
-            "error_code": ErrorCode.NONE,
-            "replica_election_results": [
-                {
-                    "topic": topic,
-                    "partition_result": [
-                        {
-                            "partition_id": p,
-                            "error_code": e,
-                            "error_message": message or _message(e),
-                        }
-                        for p, (e, message, _) in of_topic
-                    ],
-                }
-                for topic, of_topic in _by_name(results)
-            ],
-        }
+        return _elections(ErrorCode.NONE, results)
 
     async def _reassign(self, request: Request) -> Body:
         targets = {
@@ -352,6 +345,26 @@ def _by_topic(
         key = (answer.proposal.topic, answer.proposal.topic_id)
         groups.setdefault(key, []).append(answer)
     return groups.items()
+
+
+def _elections(error: ErrorCode, results: Mapping[TopicPartition, Any]) -> Body:
+    return {
+        "error_code": error,
+        "replica_election_results": [
+            {
+                "topic": topic,
+                "partition_result": [
+                    {
+                        "partition_id": partition,
+                        "error_code": code,
+                        "error_message": message or _message(code),
+                    }
+                    for partition, (code, message, _) in of_topic
+                ],
+            }
+            for topic, of_topic in _by_name(results)
+        ],
+    }
 
 
 def _by_name(

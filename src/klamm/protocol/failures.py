@@ -1,10 +1,10 @@
-"""An answer of a request's own kind that says that it failed as a whole (FRM-7).
+"""Errors in answers, and an answer of a request's own kind that says that all of it failed (FRM-7).
 
 Where an answer has an error at its top, that is enough. The others have one for each topic,
 partition, group or resource that the request named, so these are named again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,6 +24,16 @@ def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
     if make is not None:
         return make(body, code)
     return {**_TOP_LEVEL.get(header.api_key, {}), "error_code": code, "error_message": code.message}
+
+
+def error_codes(values: Values) -> Iterator[int]:
+    """All error codes in the values of an answer, whatever it is about."""
+    for name, value in values.items():
+        if name == "error_code":
+            yield value
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            for each in value:
+                yield from error_codes(each)
 
 
 def _each_partition(

@@ -194,6 +194,8 @@ def test_census_counts_groups_by_state_and_all_offsets(driver):
             GroupState.DEAD: 0,
         },
         offsets=3,
+        heartbeats=2,
+        rebalances=1,
     )
 
 

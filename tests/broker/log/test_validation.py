@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.settings import LogConfig
-from klamm.broker.log.validation import Origin, check_produced, validate_batch
+from klamm.broker.log.validation import Origin, check_produced, takes_long, validate_batch
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.compression import Codec
+from klamm.protocol.compression import Codec, compress
 from klamm.protocol.records import (
+    HEADER_SIZE,
     Batch,
     Record,
     build_batch,
@@ -157,6 +158,25 @@ def test_a_compacted_topic_wants_keys():
     assert error.code is ErrorCode.INVALID_RECORD
     assert [index for index, _ in error.record_errors] == [1, 3]
     assert "2 record errors" in error.message
+
+
+@pytest.mark.rule("LOG-7")
+def test_no_more_than_ten_thousand_records_are_named():
+    error = refusal(batch_of(keys=[None] * 10_001), COMPACTED)
+    assert len(error.record_errors) == 10_000
+
+
+@pytest.mark.rule("LOG-6")
+def test_a_million_records_in_a_few_bytes_are_not_numbered_anew():
+    count = (1 << 20) + 1
+    # All claim to be the first of their batch, which is what makes them so small.
+    body = compress(Codec.ZSTD, batch_of(value=b"")[HEADER_SIZE:] * count)
+    header = batch_of(codec=Codec.ZSTD)[:HEADER_SIZE]
+    bomb = changed(header + body, 8, ">i", HEADER_SIZE - 12 + len(body))
+    bomb = changed(changed(bomb, 57, ">i", count), 23, ">i", count - 1)
+    assert len(bomb) < 10_000
+    assert takes_long(bomb)
+    assert refusal(bomb).code is ErrorCode.INVALID_RECORD
 
 
 @pytest.mark.rule("LOG-6", "LOG-7")

@@ -78,10 +78,14 @@ class Loaded(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How many groups are in which state, and how many offsets they hold."""
+    """How many groups are in which state, how many offsets they hold, and what is waited for."""
 
     groups: Mapping[GroupState, int]
     offsets: int
+    #: Members that have to be heard of before their time is up.
+    heartbeats: int
+    #: Groups whose members have to join, or to fetch their assignments, before their time is up.
+    rebalances: int
 
 
 def group_partition(group_id: str, partition_count: int) -> int:
@@ -311,6 +315,8 @@ class GroupCoordinator:
         return Census(
             {state: states[state] for state in GroupState},
             sum(len(group.offsets) for group in self._groups.values()),
+            self._timers.count(TimerKind.SESSION, TimerKind.PENDING_MEMBER),
+            self._timers.count(TimerKind.JOIN, TimerKind.SYNC),
         )
 
     # What else happens

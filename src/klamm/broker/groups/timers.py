@@ -53,6 +53,10 @@ class Timers:
         """Whether `timer` has a deadline."""
         return timer in self._deadline_ms
 
+    def count(self, *kinds: TimerKind) -> int:
+        """How many deadlines there are of these kinds."""
+        return sum(timer.kind in kinds for timer in self._deadline_ms)
+
     def next_deadline_ms(self) -> int | None:
         """The earliest deadline; None if there is none."""
         while self._heap:

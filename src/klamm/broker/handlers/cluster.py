@@ -115,7 +115,9 @@ class ClusterHandlers:
             CLUSTER_OPERATIONS if asks_cluster else _NOT_ASKED,
         )
         listener, cluster_id = call.connection.listener, self._identity.cluster_id
-        return Frame([encode_all_topics(call.header, snapshot, listener, cluster_id, operations)])
+        frame = encode_all_topics(call.header, snapshot, listener, cluster_id, operations)
+        # Counted as one: nobody asked about a topic in particular.
+        return Frame([frame], [ErrorCode.NONE])
 
     async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> Frame:
         """A snapshot does not change, so that another thread can take its time over it."""

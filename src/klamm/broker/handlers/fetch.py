@@ -142,7 +142,9 @@ class FetchHandlers:
 
 def _frame(call: Call, response: FetchResponse) -> Frame:
     # All placeholders are slices of logs, which can be sent from where they lie.
-    return Frame(cast(list[Part], encode_fetch_response(call.header, response)))
+    parts = cast(list[Part], encode_fetch_response(call.header, response))
+    codes = [entry.error_code for topic in response.topics for entry in topic.partitions]
+    return Frame(parts, [response.error_code, *codes])
 
 
 def session_request(

@@ -1,13 +1,15 @@
 """Produce (section 6.7)."""
 
-from collections.abc import Awaitable, Mapping
-from typing import Final
+import asyncio
+import inspect
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from klamm.broker.dispatch import NO_ANSWER, Call, Frame, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.names import TopicPartition
-from klamm.broker.log.validation import check_produced
+from klamm.broker.log.validation import check_produced, takes_long
 from klamm.broker.metadata import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.partition import Partition
@@ -21,10 +23,10 @@ from klamm.protocol.produce import (
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,
-    ProduceTopic,
     ProduceTopicResponse,
     encode_produce_response,
 )
+from klamm.protocol.records import Batch
 
 _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
@@ -36,6 +38,8 @@ _ATTRIBUTES_END: Final = 23
 _TRANSACTIONAL_BIT: Final = 0x10
 
 Required = dict[TopicPartition, int]
+#: What a request holds for a partition, or what came of looking at it ahead.
+Records: TypeAlias = memoryview | Batch | AppendError | None
 
 
 class ProduceHandlers:
@@ -53,11 +57,43 @@ class ProduceHandlers:
         return {ApiKey.PRODUCE: self._produce}
 
     def _produce(self, call: Call) -> Result | Awaitable[Result]:
+        topics = call.body.topics
+        if any(takes_long(records) for topic in topics for _, records in topic.partitions):
+            return self._validate_first(call)
+        return self._append_all(call, topics)
+
+    async def _validate_first(self, call: Call) -> Result:
+        """Let other clients be served while batches of very many records are looked through."""
+        topics: list[tuple[str, list[tuple[int, Records]]]] = []
+        for topic in call.body.topics:
+            partitions = [
+                (index, await self._validate(call, TopicPartition(topic.name, index), records))
+                for index, records in topic.partitions
+            ]
+            topics.append((topic.name, partitions))
+        result = self._append_all(call, topics)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _validate(
+        self, call: Call, name: TopicPartition, records: memoryview | None
+    ) -> Records:
+        if not takes_long(records):
+            return records
+        try:
+            check_produced(records, call.header.api_version)
+            assert records is not None, "checked just now"
+            return await asyncio.to_thread(self._replicas.validate, name, records)
+        except AppendError as failure:
+            return failure
+
+    def _append_all(
+        self, call: Call, contents: Iterable[tuple[str, Sequence[tuple[int, Records]]]]
+    ) -> Result | Awaitable[Result]:
         request: ProduceRequest = call.body
         required: Required = {}
         topics = [
-            ProduceTopicResponse(topic.name, self._append_topic(call, request, topic, required))
-            for topic in request.topics
+            ProduceTopicResponse(topic, self._append_topic(call, topic, partitions, required))
+            for topic, partitions in contents
         ]
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
@@ -81,35 +117,39 @@ class ProduceHandlers:
         return self._answer(call, _with_errors(topics, errors))
 
     def _append_topic(
-        self, call: Call, request: ProduceRequest, topic: ProduceTopic, required: Required
+        self,
+        call: Call,
+        topic: str,
+        partitions: Iterable[tuple[int, Records]],
+        required: Required,
     ) -> list[ProducePartitionResponse]:
-        self._meters.topic(topic.name).produce_requests += 1
         entries = []
-        for index, records in topic.partitions:
-            name = TopicPartition(topic.name, index)
+        for index, records in partitions:
+            name = TopicPartition(topic, index)
             try:
-                entries.append(self._append(call, request.acks, name, records, required))
+                entries.append(self._append(call, name, records, required))
             except AppendError as failure:
+                size = len(records) if isinstance(records, memoryview) else 0
+                self._meters.on_refused(topic, size, failure)
                 entries.append(_refused(name, failure))
         return entries
 
     def _append(
-        self,
-        call: Call,
-        acks: int,
-        name: TopicPartition,
-        records: memoryview | None,
-        required: Required,
+        self, call: Call, name: TopicPartition, records: Records, required: Required
     ) -> ProducePartitionResponse:
         """The checks of PROD-1 and PROD-2, in their order.
 
         What has to be committed before an answer goes into `required`.
         """
-        version = call.header.api_version
+        version, acks = call.header.api_version, call.body.acks
         if not self._metadata.snapshot.knows(name):
             return ProducePartitionResponse(name.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        check_produced(records, version)
-        assert records is not None, "checked just now"
+        self._meters.topic(name.topic).produce_requests += 1
+        if isinstance(records, AppendError):
+            raise records
+        if not isinstance(records, Batch):
+            check_produced(records, version)
+            assert records is not None, "checked just now"
         if acks not in (_NO_ACKS, _LEADER_ACKS, _ALL_ACKS):
             return ProducePartitionResponse(name.partition, ErrorCode.INVALID_REQUIRED_ACKS)
         if is_internal(name.topic) and call.header.client_id != _ADMIN_CLIENT:
@@ -118,7 +158,7 @@ class ProduceHandlers:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 error_message=f"Cannot append to internal topic {name.topic}",
             )
-        if is_transactional(records):
+        if is_transactional(records.data if isinstance(records, Batch) else records):
             # There is no coordinator that could end the transaction.
             return ProducePartitionResponse(name.partition, ErrorCode.INVALID_TXN_STATE)
         error, result, failure = self._replicas.append(name, records, acks_all=acks == _ALL_ACKS)
@@ -158,19 +198,19 @@ class ProduceHandlers:
                     )
 
     def _answer(self, call: Call, topics: list[ProduceTopicResponse]) -> Result:
-        hinted = {
-            entry.current_leader.leader_id
-            for topic in topics
-            for entry in topic.partitions
-            if entry.current_leader is not None
-        }
+        hinted, codes = set(), []
+        for topic in topics:
+            for entry in topic.partitions:
+                codes.append(entry.error_code)
+                if entry.current_leader is not None:
+                    hinted.add(entry.current_leader.leader_id)
         endpoints = (
             node_endpoints(self._metadata.snapshot, hinted, call.connection.listener)
             if hinted
             else ()
         )
         response = ProduceResponse(topics, node_endpoints=endpoints)
-        return Frame([encode_produce_response(call.header, response)])
+        return Frame([encode_produce_response(call.header, response)], codes)
 
 
 def is_transactional(records: memoryview) -> bool:

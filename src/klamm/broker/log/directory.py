@@ -19,9 +19,13 @@ class LogDirectory:
         path: Path,
         on_failure: Callable[[LogDirectory], None],
         failure: str | None = None,
+        *,
+        on_flush: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """`on_flush` hears how many seconds a flush took, on the thread that waited for it."""
         self.path = path
         self.failure = failure
+        self.on_flush = on_flush
         self._on_failure = on_failure
 
     @property

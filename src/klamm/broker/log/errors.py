@@ -9,21 +9,40 @@ KlammError
 
 from __future__ import annotations
 
+from enum import Enum
+
 from klamm.errors import KlammError
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.produce import RecordError
+
+
+class Flaw(Enum):
+    """What is wrong with a batch, as far as operators want to tell it apart."""
+
+    CHECKSUM = "checksum"
+    NO_KEY = "no key"
+    MAGIC = "magic"
+    OFFSET_OR_SEQUENCE = "offset or sequence"
 
 
 class AppendError(KlammError):
     """A batch was refused, and nothing of it is in the log."""
 
     def __init__(
-        self, code: ErrorCode, message: str, record_errors: tuple[RecordError, ...] = ()
+        self,
+        code: ErrorCode,
+        message: str,
+        record_errors: tuple[RecordError, ...] = (),
+        *,
+        flaw: Flaw | None = None,
+        flawed_records: int = 1,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.record_errors = record_errors
+        self.flaw = flaw
+        self.flawed_records = flawed_records
 
 
 class OffsetOutOfRangeError(KlammError):

@@ -13,6 +13,7 @@ elsewhere: the high watermark is a number that it keeps within its bounds.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,17 +131,24 @@ class Log:
 
     def append_as_leader(
         self,
-        records: Buffer,
+        records: Buffer | Batch,
         *,
         leader_epoch: int,
         now_ms: int,
         origin: Origin = Origin.CLIENT,
     ) -> AppendResult:
-        """Append one batch, with offsets and epoch of our own; AppendError if it is refused."""
+        """Append one batch, with offsets and epoch of our own; AppendError if it is refused.
+
+        A `Batch` has been through `validate_batch` already.
+        """
         if not self.directory.is_online:
             raise self.directory.refusal()
         config = self.config
-        batch = validate_batch(records, config, now_ms, origin)
+        batch = (
+            records
+            if isinstance(records, Batch)
+            else validate_batch(records, config, now_ms, origin)
+        )
         header = batch.header
         has_producer = header.producer_id != NO_PRODUCER
         with self._lock:
@@ -530,6 +538,7 @@ class Log:
                 if segment.base_offset < target
             ]
             truncations = self._truncations
+        began = time.perf_counter()
         with self._storage():
             for segment in unflushed:
                 segment.sync()
@@ -537,6 +546,7 @@ class Log:
                 self.producers.sync_snapshot(segment.base_offset)
             self.epochs.sync()
             self._files.sync_directory(self.path)
+        self.directory.on_flush(time.perf_counter() - began)
         with self._lock:
             # What was synced may have been replaced by a truncation and later appends.
             if truncations == self._truncations:

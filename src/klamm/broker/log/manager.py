@@ -106,6 +106,7 @@ class LogManager:
         *,
         config_of: Callable[[str], LogConfig],
         on_failure: Callable[[Path], None],
+        on_flush: Callable[[float], None] = lambda _: None,
         run_later: Callable[[Callable[[], None]], object] = lambda work: work(),
         files: Files = REAL_FILES,
         producer_expiration_ms: int = _DAY_MS,
@@ -113,15 +114,17 @@ class LogManager:
         """Take the directories in `paths`; nothing is touched before `open`.
 
         `config_of` gives the settings in effect for a topic. `on_failure` hears of a directory
-        that goes offline, on whatever thread noticed. `run_later` runs slow work elsewhere, soon;
-        it too is called on any thread.
+        that goes offline, on whatever thread noticed, `on_flush` how many seconds the flush of a
+        log took. `run_later` runs slow work elsewhere, soon; both are called on any thread.
         """
         self._config_of = config_of
         self._on_failure = on_failure
         self._run_later = run_later
         self._files = files
         self._producer_expiration_ms = producer_expiration_ms
-        self._disks = [_Disk(LogDirectory(path, self._lose), files) for path in paths]
+        self._disks = [
+            _Disk(LogDirectory(path, self._lose, on_flush=on_flush), files) for path in paths
+        ]
         self._logs: dict[TopicPartition, Log] = {}
         self._lost: set[TopicPartition] = set()
         self._is_loaded = False
@@ -258,9 +261,9 @@ class LogManager:
         return bool(self._online())
 
     @property
-    def offline_directory_count(self) -> int:
-        """How many directories have failed."""
-        return len(self._disks) - len(self._online())
+    def directories(self) -> list[LogDirectory]:
+        """All directories, those that have failed included."""
+        return [disk.directory for disk in self._disks]
 
     def logs(self) -> list[Log]:
         """All logs that can be used."""

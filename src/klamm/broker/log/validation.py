@@ -6,11 +6,13 @@ and what is rewritten is the header. Only where a rule asks for it is a batch en
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
-from klamm.broker.log.errors import AppendError
+from klamm.broker.log.errors import AppendError, Flaw
 from klamm.broker.log.files import Buffer
 from klamm.broker.log.producers import NO_PRODUCER
 from klamm.broker.log.settings import LogConfig
@@ -38,8 +40,14 @@ from klamm.protocol.records import (
 NO_TIMESTAMP: Final = -1
 #: From this version of Produce on a client may know zstd.
 _FIRST_PRODUCE_WITH_ZSTD: Final = 7
-#: Kafka's message shows no more than these.
+#: Kafka's message shows no more than these, and the answer no more than those.
 _ERRORS_SHOWN: Final = 3
+_ERRORS_MAX: Final = 10_000
+#: Beyond that, walking the records of a batch takes longer than others should have to wait.
+_MANY_RECORDS: Final = 50_000
+#: To be numbered or compressed anew, each record becomes an object.
+_REWRITTEN_MAX: Final = 1 << 20
+_RECORD_COUNT: Final = struct.Struct(">i")
 
 _CODEC_OF: Final = {
     "uncompressed": Codec.NONE,
@@ -79,6 +87,7 @@ def check_produced(records: Buffer | None, produce_version: int) -> None:
             ErrorCode.INVALID_RECORD,
             f"Produce requests with version {produce_version} are only allowed to contain record "
             f"batches with magic version {MAGIC}",
+            flaw=Flaw.MAGIC,
         )
     if header.size < HEADER_SIZE:
         raise AppendError(
@@ -100,6 +109,14 @@ def check_produced(records: Buffer | None, produce_version: int) -> None:
         )
 
 
+def takes_long(records: Buffer | None) -> bool:
+    """Whether a batch is better validated in a thread of its own."""
+    if records is None or len(records) < HEADER_SIZE:
+        return False
+    (count,) = _RECORD_COUNT.unpack_from(records, HEADER_SIZE - _RECORD_COUNT.size)
+    return bool(count > _MANY_RECORDS)
+
+
 def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Origin) -> Batch:
     """The batch as it is to be stored, apart from offset and epoch; AppendError if it is refused.
 
@@ -112,11 +129,14 @@ def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Orig
         raise AppendError(
             ErrorCode.INVALID_RECORD,
             f"The baseOffset of the record batch should be 0, but it is {header.base_offset}",
+            flaw=Flaw.OFFSET_OR_SEQUENCE,
         )
     _check_size(header, config)
     if not has_valid_crc(batch):
         raise AppendError(
-            ErrorCode.CORRUPT_MESSAGE, f"Record is corrupt (stored crc = {header.crc})"
+            ErrorCode.CORRUPT_MESSAGE,
+            f"Record is corrupt (stored crc = {header.crc})",
+            flaw=Flaw.CHECKSUM,
         )
     if origin is Origin.CLIENT:
         _check_client_header(header)
@@ -160,7 +180,7 @@ def _check_client_header(header: BatchHeader) -> None:
             f"{header.producer_id}"
         )
     if problem:
-        raise AppendError(ErrorCode.INVALID_RECORD, problem)
+        raise AppendError(ErrorCode.INVALID_RECORD, problem, flaw=Flaw.OFFSET_OR_SEQUENCE)
 
 
 def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch:
@@ -203,11 +223,12 @@ def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch
 
 def _refuse_bad_records(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise with the list of all records that may not be stored, if there are any."""
-    bad = [
+    found = (
         (index, *problem)
         for index, record in enumerate(iterate_records(batch))
         if (problem := _problem_of(record, batch.header, config, now_ms))
-    ]
+    )
+    bad = list(islice(found, _ERRORS_MAX))
     if not bad:
         return
     errors = tuple(RecordError(index, message) for index, _, message in bad)
@@ -226,6 +247,8 @@ def _refuse_bad_records(batch: Batch, config: LogConfig, now_ms: int) -> None:
         f"One or more records have been rejected due to {len(errors)} record errors in total, "
         f"and only showing the first three errors at most: [{shown}]",
         errors,
+        flaw=Flaw.NO_KEY,
+        flawed_records=len(errors),
     )
 
 
@@ -257,6 +280,11 @@ def _problem_of(
 def _encode_again(batch: Batch, codec: Codec) -> Batch:
     """The same records, compressed with `codec` and numbered without gaps."""
     header = batch.header
+    if header.record_count > _REWRITTEN_MAX:
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            f"A batch of {header.record_count} records is too large to be written anew",
+        )
     return build_batch(
         [record._replace(offset=-1) for record in iterate_records(batch)],
         codec=codec,
