@@ -332,6 +332,37 @@ def test_replicas_move_and_leaders_are_elected(cluster: RealCluster, topic: str)
         wait_until(lambda: raw.list_offset(topic, -1).offset == 100, "all of it has moved")
 
 
+@pytest.mark.rule("BADM-2", "BADM-6", "BADM-7")
+def test_what_cannot_be_meant_is_refused_at_once(cluster: RealCluster, topic: str) -> None:
+    cluster.create(topic, assignment=[[1]])
+    with Raw(cluster[cluster.controller()].port) as raw:
+        for kind in (-1, 2, 127):
+            answer = raw.ask(
+                ApiKey.ELECT_LEADERS,
+                election_type=kind,
+                topic_partitions=[{"topic": topic, "partitions": [0]}],
+                timeout=5000,
+            )
+            assert answer.error_code == ErrorCode.INVALID_REQUEST
+            (of_topic,) = answer.replica_election_results
+            assert of_topic.partition_result[0].error_code == ErrorCode.INVALID_REQUEST
+        new = {"name": f"{topic}-new", "num_partitions": 2**31 - 1, "replication_factor": 1}
+        (created,) = raw.ask(
+            ApiKey.CREATE_TOPICS,
+            topics=[{**new, "assignments": [], "configs": []}],
+            timeout=5000,
+            validate_only=False,
+        ).topics
+        assert created.error_code == ErrorCode.INVALID_PARTITIONS
+        (grown,) = raw.ask(
+            ApiKey.CREATE_PARTITIONS,
+            topics=[{"name": topic, "count": 2**31 - 1, "assignments": None}],
+            timeout=5000,
+            validate_only=False,
+        ).results
+        assert grown.error_code == ErrorCode.INVALID_PARTITIONS
+
+
 @pytest.mark.rule("BADM-10")
 def test_log_directories_are_described(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic)

@@ -2,10 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from klamm.broker.topic_names import complaint_about
 from klamm.core.cluster import Cluster
 from klamm.protocol.codes import ErrorCode
+
+#: All of a topic is in one znode, in which that many would take ten times what ZooKeeper accepts.
+PARTITIONS_MAX: Final = 1_000_000
 
 
 class Refused(Exception):
@@ -35,6 +39,15 @@ def check_collision(name: str, existing: Sequence[str]) -> None:
         raise Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Topic '{name}' collides with existing topics: {', '.join(colliding)}",
+        )
+
+
+def check_count(partitions: int) -> None:
+    """Refuse what no znode could hold, before any of it is placed."""
+    if partitions > PARTITIONS_MAX:
+        raise Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"A topic cannot have {partitions} partitions, but at most {PARTITIONS_MAX}.",
         )
 
 

@@ -22,6 +22,7 @@ from klamm.controller.topic_checks import (
     Refused,
     check_collision,
     check_consistent,
+    check_count,
     check_expansion,
     check_name,
     check_racks,
@@ -167,6 +168,7 @@ class TopicAdmin:
         self, racks: Mapping[int, str | None], count: int, factor: int
     ) -> dict[int, list[int]]:
         """Kafka's own placement from a random start (ASSIGN-4)."""
+        check_count(count)
         brokers = max(len(racks), 1)
         try:
             rows = assign_replicas(
@@ -336,6 +338,7 @@ class TopicAdmin:
             raise Refused(
                 ErrorCode.INVALID_PARTITIONS, f"Topic already has {len(existing)} partitions."
             )
+        check_count(count)
         if 0 not in existing:
             raise Refused(
                 ErrorCode.UNKNOWN_SERVER_ERROR, f"Topic '{name}' does not have a partition 0."
