@@ -319,12 +319,13 @@ def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, n
     wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
 
 
-@pytest.mark.rule("ADM-8", "DEL-19")
+@pytest.mark.rule("ADM-8", "ADM-26", "DEL-19")
 def test_a_name_is_taken_until_its_deletion_is_complete(shared: Lab, node: Node):
     shared.create_topic("slow", {0: [3]})
     shared.brokers[3].script.withheld = {ApiKey.STOP_REPLICA}
     # Gone from the brokers, and yet not gone.
     assert delete(node, "slow")["slow"].error_code == E.NONE
+    assert delete(node, "slow")["slow"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     again = create(node, {"name": "slow"})["slow"]
     assert again.error_code == E.TOPIC_ALREADY_EXISTS
     assert again.error_message == "Topic 'slow' is marked for deletion."

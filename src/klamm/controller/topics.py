@@ -407,7 +407,7 @@ class TopicAdmin:
             if name is None:
                 raise Refused(ErrorCode.UNKNOWN_TOPIC_ID)
         topic = cluster.topics.get(name)
-        if topic is None:
+        if topic is None or _is_gone(cluster, name):
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if topic.id is None:
             return name, None
