@@ -16,7 +16,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop crash sim chaos spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -72,6 +72,9 @@ interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="
 
 spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
 	@$(BIN)/python -m pytest -m spark_heavy
+
+clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
+	@$(BIN)/python -m pytest -m clients
 
 crash: setup ## kill controllers at every write of every operation, before and after it
 	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
