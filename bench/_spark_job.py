@@ -1,9 +1,9 @@
 """One side of the comparison in `bench/spark.py`, as a process: reads and writes, and times it.
 
-    python bench/_spark_job.py FORMAT BOOTSTRAP SOURCE_TOPIC TARGET_TOPIC RECORDS ROUNDS [JAR,...]
+    python bench/_spark_job.py FORMAT BOOTSTRAP SOURCE TARGET RECORDS ROUNDS WHAT,... [JAR,...]
 
-It runs under an older pyspark without klamm as well, so it imports nothing else. The result is one
-line of JSON.
+SOURCE and TARGET are topics, WHAT is read, stream or write. It runs under an older pyspark without
+klamm as well, so it imports nothing else. The result is one line of JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 
 def main():
-    form, bootstrap, source, target, records, rounds, *jars = sys.argv[1:]
+    form, bootstrap, source, target, records, rounds, what, *jars = sys.argv[1:]
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (
         SparkSession.builder.master("local[2]")
@@ -57,11 +57,12 @@ def main():
     counted = load(spark.read).load().count()
     assert counted == int(records), (counted, records)
     figures = {}
-    for name, run in (("read", read_batch), ("stream", read_stream), ("write", write_batch)):
+    runs = {"read": read_batch, "stream": read_stream, "write": write_batch}
+    for name in what.split(","):
         # The first round warms up the JVM and the workers.
         for _ in range(int(rounds)):
             began, cpu = time.monotonic(), cpu_s()
-            run()
+            runs[name]()
             figures[name] = {"seconds": time.monotonic() - began, "cpu": cpu_s() - cpu}
     print(json.dumps(figures))
     spark.stop()

@@ -37,6 +37,7 @@ JARS = (
 PARTITIONS = 2
 SIZES = (100, 1000)
 CODECS = ("none", "lz4")
+WHAT = ("read", "stream", "write")
 
 
 def main():
@@ -45,6 +46,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES)
     parser.add_argument("--codecs", nargs="+", default=CODECS, choices=CODECS)
+    parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
     python, jars = connector()
@@ -59,8 +61,7 @@ def main():
                     "klamm": (Path(sys.executable), "klamm", ()),
                 }
                 for name, side in sides.items():
-                    figures = run(*side, bootstrap, topic, asked.records, asked.rounds)
-                    show(name, figures, asked.records)
+                    show(name, run(*side, bootstrap, topic, asked), asked.records)
                 delete(bootstrap, topic)
 
 
@@ -132,16 +133,18 @@ def create(bootstrap, topic):
 
 def delete(bootstrap, topic):
     """Make room: gigabytes that wait to be written to the disk would slow down what follows."""
-    AdminClient({"bootstrap.servers": bootstrap}).delete_topics([topic])[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
 
 
-def run(python, form, jars, bootstrap, topic, records, rounds):
+def run(python, form, jars, bootstrap, topic, asked):
     target = f"{topic}-{form}"
     create(bootstrap, target)
     command = [python, ROOT / "bench" / "_spark_job.py", form, bootstrap, topic, target]
+    numbers = [str(asked.records), str(asked.rounds), ",".join(asked.what)]
     more = [",".join(map(str, jars))] if jars else []
     finished = subprocess.run(
-        [*map(str, command), str(records), str(rounds), *more],
+        [*map(str, command), *numbers, *more],
         env={key: value for key, value in os.environ.items() if key != "SPARK_HOME"},
         capture_output=True,
         text=True,
