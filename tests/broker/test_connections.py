@@ -145,6 +145,9 @@ ABUSE = {
     "a count that cannot be": _frame(
         _header(ApiKey.LIST_OFFSETS, 1) + struct.pack(">ii", -1, 0x7FFFFFFF)
     ),
+    "a null where there has to be an array": _frame(
+        _header(ApiKey.DELETE_RECORDS, 2) + b"\0" + b"\0" + bytes(4) + b"\0"
+    ),
     "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a TLS hello": bytes.fromhex("1603010200010001fc0303") + bytes(500),
 }

@@ -41,6 +41,18 @@ def test_a_forged_count_is_refused_before_memory_is_reserved_for_it(key, version
         decode_request(head[:-1] + bytes.fromhex("00" + body))
 
 
+@pytest.mark.rule("FRM-4")
+def test_an_array_is_null_only_where_its_schema_says_so():
+    legacy, compact = b"\xff\xff\xff\xff", b"\0"
+    for version, null in ((1, legacy), (2, compact)):
+        deletion = message_schema(ApiKey.DELETE_RECORDS, version, "request")
+        with pytest.raises(RemoteProtocolError, match="topics is null"):
+            check_sound(deletion, memoryview(null + bytes(5)), 0)
+    for version, null in ((1, legacy), (9, compact)):
+        metadata = message_schema(ApiKey.METADATA, version, "request")
+        assert check_sound(metadata, memoryview(null + bytes(4)), 0) <= 5
+
+
 @pytest.mark.parametrize("key", sorted(APIS))
 @pytest.mark.rule("FRM-4")
 def test_nothing_but_a_header_is_read_or_refused(key):

@@ -104,7 +104,7 @@ class Dispatcher:
             _note_closed(call, perf_counter_ns())
             raise
         except Exception:
-            return _answer(call, _failed(call), perf_counter_ns())
+            return _failed(call, perf_counter_ns())
 
     @staticmethod
     async def _await(call: Call, result: Awaitable[Result], handled: int) -> Answer:
@@ -114,7 +114,7 @@ class Dispatcher:
             _note_closed(call, handled)
             raise
         except Exception:
-            return _answer(call, _failed(call), handled)
+            return _failed(call, handled)
 
 
 def _answer(call: Call, result: Result, handled: int) -> Answer:
@@ -137,11 +137,14 @@ def _note_closed(call: Call, handled: int) -> None:
     meter.note(unsent)
 
 
-def _failed(call: Call) -> Result:
+def _failed(call: Call, handled: int) -> Answer:
     """An answer of the request's own kind that says we failed (FRM-7)."""
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)
-    body = failure(call.header, call.body, ErrorCode.UNKNOWN_SERVER_ERROR)
-    if body is None:
-        raise CloseConnection(f"{name} failed and expects no answer")
-    return body
+    try:
+        body = failure(call.header, call.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if body is not None:
+            return _answer(call, body, handled)
+    except Exception:
+        log.exception("%s cannot even be told so", call.connection.peer)
+    raise CloseConnection(f"{name} failed without an answer")

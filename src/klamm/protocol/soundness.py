@@ -1,8 +1,9 @@
 """Checking that a message holds as much as it announces, before kio reads it.
 
 kio reserves memory for as many items as an array announces before it looks for them, so a count
-of billions in a frame of bytes ends the process. Here messages are walked without making anything
-of them: what is announced must be there. Items of equal size are skipped all at once.
+of billions in a frame of bytes ends the process; and it reads null where a schema has no place for
+it. Here messages are walked without making anything of them: what is announced must be there, and
+arrays that must be there are not null. Items of equal size are skipped all at once.
 """
 
 import struct
@@ -136,6 +137,8 @@ def _array_walker(each: WireField, is_flexible: bool) -> Walk:
     def walk(view: memoryview, at: int) -> int:
         count, at = read_count(view, at)
         if count <= 0:
+            if count < 0 and not each.is_nullable:
+                raise RemoteProtocolError(f"{each.name} is null")
             return at
         if count > len(view) - at:
             raise RemoteProtocolError(f"{count} items are announced where fewer fit")
