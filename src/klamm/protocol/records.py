@@ -309,6 +309,30 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
     return Scan(lowest, highest, highest_index, is_dense, null_key_index)
 
 
+def check_bodies(data: Buffer, count: int) -> None:
+    """Walk what `scan_records` has found to be records once more, keys, values and headers too."""
+    at = 0
+    for _ in range(count):
+        size, at = decode_varint(data, at)
+        end = at + size
+        _, at = decode_varint(data, at + 1)  # timestamp
+        _, at = decode_varint(data, at)  # offset
+        for _ in ("key", "value"):
+            size, at = decode_varint(data, at)
+            at += max(size, 0)
+        headers, at = decode_varint(data, at)
+        if not 0 <= headers <= end - at:
+            raise RemoteProtocolError(f"a record announces {headers} headers")
+        for _ in range(headers):
+            size, at = decode_varint(data, at)
+            if size < 0:
+                raise RemoteProtocolError("a record header has no key")
+            size, at = decode_varint(data, at + size)
+            at += max(size, 0)
+        if at != end:
+            raise RemoteProtocolError("a record does not end where its length says")
+
+
 def _decode_long(data: Buffer, at: int) -> tuple[int, int]:
     """A number as it is coded, and the position after it."""
     value, after = decode_varint(data, at)

@@ -160,6 +160,33 @@ def test_a_compacted_topic_wants_keys():
     assert "2 record errors" in error.message
 
 
+@pytest.mark.rule("LOG-6")
+@pytest.mark.parametrize(
+    ("at", "coded"),
+    [(4, 0x40), (8, 0x02), (14, 0x02), (14, 0x01), (14, 0x7F)],
+    ids=["key", "value", "headers", "negative headers", "many headers"],
+)
+def test_a_record_that_cannot_be_read_is_refused(at: int, coded: int):
+    # The chain of lengths is right, and so is the checksum; what is between them is not.
+    assert (
+        refusal(changed(batch_of(), HEADER_SIZE + at, ">b", coded)).code is ErrorCode.INVALID_RECORD
+    )
+
+
+@pytest.mark.rule("LOG-6")
+def test_of_many_records_only_those_are_read_that_have_to_be():
+    broken = changed(batch_of(20), HEADER_SIZE + 4, ">b", 0x40)
+    assert validated(broken)
+    assert refusal(broken, LogConfig(compression_type="zstd")).code is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.rule("LOG-6")
+def test_a_timestamp_is_a_number_of_64_bits():
+    late = changed(batch_of(), 27, ">q", (1 << 63) - 1)
+    late = changed(late, HEADER_SIZE + 2, ">b", 2)
+    assert refusal(late).code is ErrorCode.INVALID_TIMESTAMP
+
+
 @pytest.mark.rule("LOG-7")
 def test_no_more_than_ten_thousand_records_are_named():
     error = refusal(batch_of(keys=[None] * 10_001), COMPACTED)

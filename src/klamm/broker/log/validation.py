@@ -28,6 +28,7 @@ from klamm.protocol.records import (
     BatchHeader,
     Record,
     build_batch,
+    check_bodies,
     decode_batch_header,
     has_valid_crc,
     iterate_batches,
@@ -38,11 +39,14 @@ from klamm.protocol.records import (
 )
 
 NO_TIMESTAMP: Final = -1
+_INT64_END: Final = 1 << 63
 #: From this version of Produce on a client may know zstd.
 _FIRST_PRODUCE_WITH_ZSTD: Final = 7
 #: Kafka's message shows no more than these, and the answer no more than those.
 _ERRORS_SHOWN: Final = 3
 _ERRORS_MAX: Final = 10_000
+#: Batches of no more are walked thoroughly, which larger ones would pay for with each record.
+_FEW_RECORDS: Final = 8
 #: Beyond that, walking the records of a batch takes longer than others should have to wait.
 _MANY_RECORDS: Final = 50_000
 #: To be numbered or compressed anew, each record becomes an object.
@@ -142,7 +146,12 @@ def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Orig
         _check_client_header(header)
     elif header.is_control:
         return batch
-    return _with_checked_records(batch, config, now_ms)
+    try:
+        return _with_checked_records(batch, config, now_ms)
+    except CompressionError as error:
+        raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
+    except RemoteProtocolError as error:
+        raise AppendError(ErrorCode.INVALID_RECORD, str(error)) from error
 
 
 def _check_size(header: BatchHeader, config: LogConfig) -> None:
@@ -186,17 +195,17 @@ def _check_client_header(header: BatchHeader) -> None:
 def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch:
     """Walk the records, refuse them or correct what the header says about them."""
     header = batch.header
-    try:
-        scan = scan_records(records_data(batch), header.record_count, find_null_key=config.compacts)
-    except CompressionError as error:
-        raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
-    except RemoteProtocolError as error:
-        raise AppendError(ErrorCode.INVALID_RECORD, str(error)) from error
+    data = records_data(batch)
+    scan = scan_records(data, header.record_count, find_null_key=config.compacts)
+    if header.record_count <= _FEW_RECORDS:
+        check_bodies(data, header.record_count)
     if header.has_log_append_time:
         oldest = newest = header.max_timestamp
     else:
         oldest = header.base_timestamp + scan.min_timestamp_delta
         newest = header.base_timestamp + scan.max_timestamp_delta
+        if not -_INT64_END <= oldest <= newest < _INT64_END:
+            raise AppendError(ErrorCode.INVALID_TIMESTAMP, f"No time is {oldest} or {newest}")
     stamps = config.stamps_on_append
     is_suspect = (
         scan.null_key_index >= 0
