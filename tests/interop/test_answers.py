@@ -6,12 +6,14 @@ from run to run. Each list of questions is put to both brokers in its order.
 
 import dataclasses
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from klamm.protocol.apis import ApiKey as K
 from klamm.protocol.records import Record, build_batch
@@ -214,6 +216,9 @@ def test_deleting_topics(both: dict[Kind, Cluster]):
             deleting("nobody", version=5),
             deleting("nobody", "nobody"),
             deleting("nobody", version=1),
+            creating(new_topic("short-lived"), validate_only=False),
+            deleting("short-lived"),
+            deleting("short-lived"),
         ],
     )
 
@@ -317,6 +322,8 @@ def test_leaders_and_moves(both: dict[Kind, Cluster]):
             electing("there", 0, kind=1),
             electing("there", 7),
             electing("nobody", 0),
+            electing("there", 0, kind=2),
+            electing("there", 0, kind=-1),
             ask(K.ELECT_LEADERS, 2, election_type=0, topic_partitions=None, timeout=10_000),
             moving("there", 0, [1]),
             moving("there", 0, None),
@@ -359,6 +366,20 @@ def test_producing(both: dict[Kind, Cluster]):
             producing("there", 1, fine + fine),
             producing("there", 1, batch(b"x" * 3000)),
             producing("there", 1, damaged(fine)),
+            # The checksum is right, and so are the lengths of the records; the rest is not.
+            *(
+                producing("there", 1, resealed(fine, at, ">b", coded))
+                for at, coded in ((64, 2), (65, 0x40), (65, 0x02), (69, 0x01), (69, 0x02))
+            ),
+            *(
+                producing("there", 1, resealed(fine, at, ">i", count))
+                for at in (23, 57)
+                for count in (-1, 0, 1, 2, 3)
+            ),
+            producing("there", 1, resealed(fine, 21, ">h", 7)),
+            producing("there", 1, resealed(fine, 21, ">h", 1)),
+            producing("there", 1, resealed(fine, 21, ">h", 0x20)),
+            producing("there", 1, resealed(fine, 43, ">q", 5)),
             producing("there", 1, batch(b"1", producer=(5, 0, 3))),
             producing("there", 1, batch(b"1", producer=(5, 0, 0))),
             producing("there", 1, batch(b"1", producer=(5, 0, 0))),
@@ -379,6 +400,14 @@ def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> byte
         base_sequence=base_sequence,
     )
     return bytes(built.data)
+
+
+def resealed(records: bytes, at: int, form: str, value: int) -> bytes:
+    """The batch with something else at a place, and a checksum that is right again."""
+    content = bytearray(records)
+    struct.pack_into(form, content, at, value)
+    struct.pack_into(">I", content, 17, crc32c(bytes(content[21:])))
+    return bytes(content)
 
 
 def damaged(records: bytes) -> bytes:

@@ -217,9 +217,8 @@ class ControllerRequests:
             ]
         kind = int(getattr(body, "election_type", ElectionType.PREFERRED))
         if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
-            unknown = f"Value {kind} must be one of [PREFERRED, UNCLEAN]"
-            refused = (ErrorCode.INVALID_REQUEST, unknown, -1)
-            return _elections(ErrorCode.INVALID_REQUEST, dict.fromkeys(wanted or (), refused))
+            refused = failure(request.header, body, ErrorCode.UNKNOWN_SERVER_ERROR)  # as Kafka does
+            return dict(refused or {})
         deadline = _deadline(body)
         results = await self._ask(ElectLeaders(ElectionType(kind), wanted), request)
         elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
@@ -232,7 +231,23 @@ class ControllerRequests:
                 for tp, result in results.items()
                 if result[0] != ErrorCode.ELECTION_NOT_NEEDED
             }
-        return _elections(ErrorCode.NONE, results)
+        return {
+            "error_code": ErrorCode.NONE,
+            "replica_election_results": [
+                {
+                    "topic": topic,
+                    "partition_result": [
+                        {
+                            "partition_id": p,
+                            "error_code": e,
+                            "error_message": message or _message(e),
+                        }
+                        for p, (e, message, _) in of_topic
+                    ],
+                }
+                for topic, of_topic in _by_name(results)
+            ],
+        }
 
     async def _reassign(self, request: Request) -> Body:
         targets = {
@@ -345,26 +360,6 @@ def _by_topic(
         key = (answer.proposal.topic, answer.proposal.topic_id)
         groups.setdefault(key, []).append(answer)
     return groups.items()
-
-
-def _elections(error: ErrorCode, results: Mapping[TopicPartition, Any]) -> Body:
-    return {
-        "error_code": error,
-        "replica_election_results": [
-            {
-                "topic": topic,
-                "partition_result": [
-                    {
-                        "partition_id": partition,
-                        "error_code": code,
-                        "error_message": message or _message(code),
-                    }
-                    for partition, (code, message, _) in of_topic
-                ],
-            }
-            for topic, of_topic in _by_name(results)
-        ],
-    }
 
 
 def _by_name(

@@ -182,6 +182,22 @@ def _create_partitions(body: Any, code: ErrorCode) -> Values:
     return {"results": [{"name": topic.name, **failed} for topic in body.topics]}
 
 
+def _elect_leaders(body: Any, code: ErrorCode) -> Values:
+    return {
+        "error_code": code,
+        "replica_election_results": [
+            {
+                "topic": topic.topic,
+                "partition_result": [
+                    {"partition_id": each, "error_code": code, "error_message": None}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in body.topic_partitions or ()
+        ],
+    }
+
+
 def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
     def make(body: Any, code: ErrorCode) -> Values:
         return {
@@ -224,6 +240,7 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.CREATE_TOPICS: _create_topics,
         ApiKey.DELETE_TOPICS: _delete_topics,
         ApiKey.CREATE_PARTITIONS: _create_partitions,
+        ApiKey.ELECT_LEADERS: _elect_leaders,
         ApiKey.DESCRIBE_CONFIGS: _resources("results"),
         ApiKey.ALTER_CONFIGS: _resources("responses"),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses"),
