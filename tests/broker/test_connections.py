@@ -96,8 +96,10 @@ def test_metadata_of_all_none_named_and_unknown_topics(
         ("x" * 250, ErrorCode.INVALID_TOPIC_EXCEPTION),
     ):
         assert raw.metadata(name).topics[0].error_code == error
-    unknown = raw.ask(ApiKey.METADATA, topics=[{"name": None, "topic_id": uuid.uuid4()}], **flags)
-    assert (unknown.topics[0].error_code, unknown.topics[0].name) == (100, None)
+    for name in (None, topic):
+        other = [{"name": name, "topic_id": uuid.uuid4()}]
+        unknown = raw.ask(ApiKey.METADATA, topics=other, **flags)
+        assert (unknown.topics[0].error_code, unknown.topics[0].name) == (100, None)
     by_id_too_early = raw.ask(
         ApiKey.METADATA, 11, topics=[{"name": topic, "topic_id": named.topic_id}], **flags
     )

@@ -106,8 +106,17 @@ def test_bad_batches_are_refused_and_leave_nothing(led: Raw, topic: str) -> None
         (batch(b"x", control=True), ErrorCode.INVALID_RECORD),
         (batch(b"x" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
         (None, ErrorCode.INVALID_RECORD),
+        (b"short", ErrorCode.INVALID_RECORD),
+        (b"longer than that, and no batch", ErrorCode.CORRUPT_MESSAGE),
+        (bytes(100), ErrorCode.CORRUPT_MESSAGE),
     ):
         assert led.produce(topic, records).error_code == error
+    both = produce_values(topic, good)
+    both["topic_data"] += produce_values("no-such-topic", b"nonsense" * 5)["topic_data"]
+    refused = led.ask(ApiKey.PRODUCE, **both).responses
+    assert {each.partition_responses[0].error_code for each in refused} == {
+        ErrorCode.CORRUPT_MESSAGE
+    }, "all of the request, the good part too"
     assert led.produce(topic, good, acks=2).error_code == ErrorCode.INVALID_REQUIRED_ACKS
     zstd = batch(b"x", codec=Codec.ZSTD)
     too_old = led.produce(topic, zstd, version=6)

@@ -95,7 +95,7 @@ def test_only_empty_groups_are_deleted(driver):
     driver.leave(client, group="left")
     driver.join(group="joining")
     driver.commit({("t", 0): 1}, group="offsets")
-    assert driver.delete_groups("busy", "left", "joining", "offsets", "x") == {
+    assert driver.delete_groups("busy", "left", "joining", "offsets", "offsets", "x") == {
         "busy": ErrorCode.NON_EMPTY_GROUP,
         "left": ErrorCode.NONE,
         "joining": ErrorCode.NON_EMPTY_GROUP,

@@ -255,7 +255,9 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def delete_groups(self, ticket: Ticket, group_ids: Iterable[str], now_ms: int) -> list[Effect]:
-        errors = {group_id: self._delete_group(group_id, now_ms) for group_id in group_ids}
+        # Who is named twice is deleted once.
+        wanted = dict.fromkeys(group_ids)
+        errors = {group_id: self._delete_group(group_id, now_ms) for group_id in wanted}
         self._outbox.answer(ticket, DeleteGroupsAnswer(errors=errors))
         return self._outbox.drain()
 

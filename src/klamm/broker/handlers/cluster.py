@@ -149,7 +149,7 @@ class ClusterHandlers:
     def _lookup(self, call: Call, snapshot: ClusterSnapshot, wanted: Any) -> Body:
         topic_id: uuid.UUID | None = getattr(wanted, "topic_id", None)
         name = wanted.name
-        if name is None:
+        if name is None or topic_id is not None:
             name = None if topic_id is None else snapshot.topic_name(topic_id)
             if name is None:
                 return _unknown_topic(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id)

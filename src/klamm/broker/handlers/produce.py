@@ -9,7 +9,7 @@ from klamm.broker.dispatch import NO_ANSWER, Call, Frame, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.names import TopicPartition
-from klamm.broker.log.validation import check_produced, takes_long
+from klamm.broker.log.validation import check_produced, is_garbage, takes_long
 from klamm.broker.metadata import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.partition import Partition
@@ -58,9 +58,29 @@ class ProduceHandlers:
 
     def _produce(self, call: Call) -> Result | Awaitable[Result]:
         topics = call.body.topics
-        if any(takes_long(records) for topic in topics for _, records in topic.partitions):
-            return self._validate_first(call)
-        return self._append_all(call, topics)
+        is_slow = False
+        for topic in topics:
+            for _, records in topic.partitions:
+                if is_garbage(records):
+                    return self._refuse_all(call)
+                is_slow = is_slow or takes_long(records)
+        return self._validate_first(call) if is_slow else self._append_all(call, topics)
+
+    def _refuse_all(self, call: Call) -> Result:
+        """What is no batch at all has the whole request refused (PROD-1)."""
+        topics = [
+            ProduceTopicResponse(
+                topic.name,
+                [
+                    ProducePartitionResponse(index, ErrorCode.CORRUPT_MESSAGE)
+                    for index, _ in topic.partitions
+                ],
+            )
+            for topic in call.body.topics
+        ]
+        if call.body.acks == _NO_ACKS:
+            self._check_unacknowledged(topics)
+        return self._answer(call, topics)
 
     async def _validate_first(self, call: Call) -> Result:
         """Let other clients be served while batches of very many records are looked through."""

@@ -51,7 +51,10 @@ _FEW_RECORDS: Final = 8
 _MANY_RECORDS: Final = 50_000
 #: To be numbered or compressed anew, each record becomes an object.
 _REWRITTEN_MAX: Final = 1 << 20
-_RECORD_COUNT: Final = struct.Struct(">i")
+#: The size of the smallest message that Kafka ever had, without what counts its size.
+_SIZE_MIN: Final = 14
+_MAGIC_AT: Final = 16
+_INT32: Final = struct.Struct(">i")
 
 _CODEC_OF: Final = {
     "uncompressed": Codec.NONE,
@@ -79,6 +82,8 @@ class ReplicatedBatch(NamedTuple):
 
 def check_produced(records: Buffer | None, produce_version: int) -> None:
     """What Produce refuses before it looks at the partition: anything but one batch, readable."""
+    if is_garbage(records):
+        raise AppendError(ErrorCode.CORRUPT_MESSAGE, "What was sent is no record batch")
     if records is None or len(records) < HEADER_SIZE:
         raise AppendError(
             ErrorCode.INVALID_RECORD,
@@ -113,11 +118,22 @@ def check_produced(records: Buffer | None, produce_version: int) -> None:
         )
 
 
+def is_garbage(records: Buffer | None) -> bool:
+    """Whether these are not even the first bytes of a batch: they have no size, or no magic.
+
+    Kafka looks at that before anything else, and refuses the whole request because of it.
+    """
+    if records is None or len(records) < LENGTH_END:
+        return False
+    (size,) = _INT32.unpack_from(records, LENGTH_END - _INT32.size)
+    return bool(size < _SIZE_MIN or (len(records) > _MAGIC_AT and records[_MAGIC_AT] > MAGIC))
+
+
 def takes_long(records: Buffer | None) -> bool:
     """Whether a batch is better validated in a thread of its own."""
     if records is None or len(records) < HEADER_SIZE:
         return False
-    (count,) = _RECORD_COUNT.unpack_from(records, HEADER_SIZE - _RECORD_COUNT.size)
+    (count,) = _INT32.unpack_from(records, HEADER_SIZE - _INT32.size)
     return bool(count > _MANY_RECORDS)
 
 
