@@ -265,7 +265,7 @@ def _ignores_epochs() -> Iterator[None]:
         yield
 
 
-@variant("obeys a controller of the past", 200)
+@variant("obeys a controller of the past", 300)
 def _obeys_old_controllers() -> Iterator[None]:
     """Neither the controller's epoch nor the leader's is looked at."""
     real = Partition.decide
