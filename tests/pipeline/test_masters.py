@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -50,8 +51,8 @@ def submitted(*arguments: str) -> list[str]:
     return [submit, "--master", TWO_WORKERS, *settings, script.origin, *arguments]
 
 
-def succeed(command: Sequence[str], folder: Path) -> str:
-    """What the command printed; it must have gone well."""
+def succeed(command: Sequence[str], folder: Path) -> Any:
+    """The JSON that the command printed; it must have gone well."""
     done = subprocess.run(
         command,
         env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
@@ -61,12 +62,15 @@ def succeed(command: Sequence[str], folder: Path) -> str:
         timeout=600,
     )
     said = [line for line in done.stderr.splitlines() if " INFO " not in line]
-    assert done.returncode == 0, "\n".join(said[-80:])
-    return done.stdout
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, "\n".join([*said[-80:], *lines[-40:]])
+    # `spark-submit` joins the standard error to the output, so JSON comes last there.
+    begins = next(at for at, line in enumerate(lines) if line in ("{", "["))
+    return json.loads("\n".join(lines[begins:]))
 
 
 @pytest.fixture(params=[directly, submitted], ids=lambda way: way.__name__)
-def klamm(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
+def klamm(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """A command line, run either way in a folder of its own."""
     return lambda *arguments: succeed(request.param(*arguments), tmp_path)
 
@@ -87,14 +91,14 @@ def test_a_snapshot_is_taken(klamm, zookeeper_server: ZooKeeperServer, tmp_path:
     assignment = znodes.TopicAssignment(uuid.uuid4(), {p: [1 + p % 3] for p in range(6)})
     nodes["/brokers/topics/orders"] = znodes.encode_topic(assignment)
     fill(connect, nodes)
-    told = json.loads(klamm("snapshot", "--zookeeper", connect, "--out", "taken", "--json"))
+    told = klamm("snapshot", "--zookeeper", connect, "--out", "taken", "--json")
     assert (told["brokers"], told["partitions"]) == (3, 6)
     assert pq.read_table(tmp_path / "taken" / "partitions").num_rows == 6
 
 
 def test_failures_are_played_through(klamm, snapshot: tuple[str, str], tmp_path: Path):
     asked = ("--fail", "racks:2", "--out", "whatif", "--json")
-    scenarios = json.loads(klamm("whatif", *snapshot, *asked))
+    scenarios = klamm("whatif", *snapshot, *asked)
     assert {row["scenario"] for row in scenarios} == {
         "racks:rack-0,rack-1",
         "racks:rack-0,rack-2",
@@ -105,7 +109,7 @@ def test_failures_are_played_through(klamm, snapshot: tuple[str, str], tmp_path:
 
 def test_a_plan_is_made(klamm, snapshot: tuple[str, str], tmp_path: Path):
     asked = ("--remove-brokers", "5", "--out", "plan.json", "--json")
-    summary = json.loads(klamm("plan", *snapshot, *asked))
+    summary = klamm("plan", *snapshot, *asked)
     assert summary["balance"]["before"]["brokers"]["5"]["replicas"] == 30
     assert "5" not in summary["balance"]["after"]["brokers"]
     assert (tmp_path / "summary.html").exists()
@@ -113,6 +117,6 @@ def test_a_plan_is_made(klamm, snapshot: tuple[str, str], tmp_path: Path):
 
 def test_a_history_becomes_tables_and_a_report(klamm, tmp_path: Path):
     spools = map(str, night(tmp_path / "nodes").spools)
-    told = json.loads(klamm("history", "--spool", *spools, "--out", "history", "--json"))
+    told = klamm("history", "--spool", *spools, "--out", "history", "--json")
     assert told["tables"]["events"] == 29
     assert (tmp_path / "history" / "report.html").exists()

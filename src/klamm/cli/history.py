@@ -60,12 +60,13 @@ def history(
     if more_spools and not spool:
         raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
     from klamm.pipeline.history import Spools, Topic
-    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.session import are_little, spark_session
 
     spools = [*(spool or ()), *(more_spools or ())]
     source = Spools(spools) if spools else Topic(bootstrap_server, topic)
     source.check()
-    with spark_session(master, progress=False) as spark:
+    little = bool(spools) and are_little(spools)
+    with spark_session(master, progress=False, little=little) as spark:
         min_isr = None if snapshot is None else _min_isr(spark, snapshot)
         try:
             while True:
@@ -89,17 +90,19 @@ def _refresh(
     may_be_empty: bool,
 ) -> Facts | None:
     """Bring the folder up to date; None if it was, or if there are no events yet."""
-    from klamm.pipeline.history import TABLES, write_tables
+    from klamm.pipeline.history import RECORDS, TABLES, write_tables
     from klamm.pipeline.report import write_report
+    from klamm.pipeline.session import planned_for
 
     with _progress(len(TABLES) + 2) as advance:
         advance("records")
         records = source.lay_down(spark, out)
         if records is None or (may_be_empty and records.isEmpty()):
             return None
-        tables = write_tables(records, out, min_isr=min_isr, on_table=advance)
-        advance("report.html")
-        return write_report(records, tables, out)
+        with planned_for(spark, [out / RECORDS]):
+            tables = write_tables(records, out, min_isr=min_isr, on_table=advance)
+            advance("report.html")
+            return write_report(records, tables, out)
 
 
 def _min_isr(spark: SparkSession, snapshot: Path) -> DataFrame:

@@ -40,7 +40,7 @@ def snapshot(
     """
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
-    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.session import LITTLE_BYTES, spark_session
     from klamm.pipeline.snapshot import write_snapshot
     from klamm.pipeline.snapshot_admin import snapshot_from_brokers
     from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
@@ -50,7 +50,7 @@ def snapshot(
     else:
         assert bootstrap_server is not None
         taken = snapshot_from_brokers(bootstrap_server, with_sizes=sizes, tell=say)
-    with spark_session(master) as spark:
+    with spark_session(master, little=taken.partitions.nbytes <= LITTLE_BYTES) as spark:
         write_snapshot(spark, taken, out)
     if as_json:
         show_json(taken.summary() | {"out": out})
@@ -92,13 +92,13 @@ def whatif(
     if set_ is not None and kind == "brokers":
         broker_ids(what, option)
 
-    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.session import are_little, spark_session
     from klamm.pipeline.snapshot import read_snapshot
     from klamm.pipeline.whatif import broker_failures, named_failure, rack_failures
     from klamm.pipeline.whatif_frames import play_through, write_answer
     from klamm.pipeline.whatif_report import render_report
 
-    with spark_session(master) as spark:
+    with spark_session(master, little=are_little([Path(snapshot)])) as spark:
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks()
         if set_ is not None:
@@ -171,7 +171,7 @@ def plan(
     from klamm.pipeline.planner_input import read_capacities, read_sizes, with_sizes
     from klamm.pipeline.planner_output import summarise, write_plan
     from klamm.pipeline.planner_waves import default_limit, make_waves
-    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.session import are_little, spark_session
     from klamm.pipeline.snapshot import read_snapshot
 
     demands = Demands(
@@ -188,7 +188,7 @@ def plan(
         seed=seed,
     )
     given_sizes = None if sizes is None else read_sizes(sizes)
-    with spark_session(master) as spark:
+    with spark_session(master, little=are_little([Path(snapshot)])) as spark:
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks()
         partitions = ordered_partitions(frames)

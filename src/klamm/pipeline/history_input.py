@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from klamm.controller.history_arrow import SCHEMA, check_schema
 from klamm.controller.spool import SUFFIX, read_file, spool_files
 from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.session import are_little
 
 #: An event is named by these; a part of it by `part` as well.
 EVENT: Final = ("controller_epoch", "seq")
@@ -42,12 +43,17 @@ def distinct(records: DataFrame) -> DataFrame:
 
 
 def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
-    """Everything that spools hold; Spark's workers read the files, so they must see them.
+    """Everything that spools hold; if that is much, Spark's workers read it and must see the files.
 
     A file that a crash tore is read up to there. One that was no history from its beginning is
     refused, because what it stands for would be missing without a trace.
     """
     files = check_spools(directories)
+    if are_little(files):
+        # Read here sooner than a worker has started.
+        records = pa.Table.from_batches(_read_records(files), SCHEMA).combine_chunks()
+        # A table without chunks is not taken.
+        return spark.createDataFrame(records if records.num_rows else [], record_schema())
     paths = spark.createDataFrame([(str(path),) for path in files], f"{_PATH_COLUMN} string")
     spread = paths.repartition(max(1, len(files)), _PATH_COLUMN)
     return spread.mapInArrow(_read_files, record_schema())
@@ -113,9 +119,13 @@ def _check_file(path: Path) -> None:
 
 def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for path in batch.column(_PATH_COLUMN).to_pylist():
-            for read in read_file(Path(path)):
-                yield _in_schema(read.batch)
+        yield from _read_records(map(Path, batch.column(_PATH_COLUMN).to_pylist()))
+
+
+def _read_records(files: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+    for path in files:
+        for read in read_file(path):
+            yield _in_schema(read.batch)
 
 
 def _decode_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,8 @@ they are given; none of them makes one.
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -35,26 +36,76 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "8",
 }
+#: Up to here, input is dealt with before what makes large data fast has paid for itself.
+LITTLE_BYTES: Final = 1 << 20
+#: Neither code that is generated for each query, nor plans that are made anew on the way.
+_LITTLE_SETTINGS: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+#: Nor the second compiler of JVMs that are started for it; what a user sets goes before these.
+_ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_LITTLE_JVMS: Final = {
+    "spark.driver.defaultJavaOptions": _ONE_COMPILER,
+    "spark.executor.defaultJavaOptions": _ONE_COMPILER,
+}
 
 
 @contextlib.contextmanager
 def spark_session(
-    master: str | None = None, *, settings: Mapping[str, str] | None = None, progress: bool = True
+    master: str | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    progress: bool = True,
+    little: bool = False,
 ) -> Iterator[SparkSession]:
     """A session on `master`, stopped at the end; one that is active already is used and kept.
 
     Without a master it is that of `spark-submit`, or else all cores of this machine. `progress`
-    draws Spark's progress bars on stderr.
+    draws Spark's progress bars on stderr. What deals with `little` data starts faster so.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
+    if little:
+        settings = _LITTLE_SETTINGS | _LITTLE_JVMS | {**(settings or {})}
     session = open_session(master, settings=settings, progress=progress)
     try:
         yield session
     finally:
         session.stop()
+
+
+@contextlib.contextmanager
+def planned_for(spark: SparkSession, paths: Iterable[Path]) -> Iterator[None]:
+    """Meanwhile queries are planned for little data, if these files and folders are little."""
+    if not are_little(paths):
+        yield
+        return
+    before = {name: str(spark.conf.get(name)) for name in _LITTLE_SETTINGS}
+    try:
+        for name, value in _LITTLE_SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def are_little(paths: Iterable[Path]) -> bool:
+    """Whether these files and folders hold so little that starting is most of the work.
+
+    What is not to be found here, because it is somewhere else, may be large.
+    """
+    size = 0
+    for path in paths:
+        if not path.exists():
+            return False
+        size += sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+    return size <= LITTLE_BYTES
 
 
 def open_session(

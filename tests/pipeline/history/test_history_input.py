@@ -13,6 +13,7 @@ from klamm.controller.spool import read_spool, spool_files
 from klamm.core.effects import Outcome
 from klamm.core.events import BrokerChange
 from klamm.errors import ConfigError, KlammError
+from klamm.pipeline import session
 from klamm.pipeline.history import TABLES, Spools, Topic, make_tables
 from klamm.pipeline.history_input import check_spools, decode_messages, distinct, read_spools
 from klamm.pipeline.history_tables import controller_terms, events, gaps
@@ -92,6 +93,17 @@ def test_messages_of_the_topic_hold_the_same_records(spark: SparkSession, night_
     found = decode_messages(messages).select(*keys).collect()
     expected = read_spools(spark, night_cluster.spools).select(*keys).collect()
     assert sorted(found) == sorted(expected)
+
+
+def test_workers_read_spools_that_are_not_little(
+    spark: SparkSession, night_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    here = read_spools(spark, night_cluster.spools).toArrow()
+    monkeypatch.setattr(session, "LITTLE_BYTES", 0)
+    there = read_spools(spark, night_cluster.spools).toArrow()
+    order = [(name, "ascending") for name in ("controller_epoch", "seq", "part")]
+    assert here.num_rows > 0
+    assert there.sort_by(order).to_pylist() == here.sort_by(order).to_pylist()
 
 
 def test_gaps_are_ranges_of_sequences_parts_and_epochs(told, spark: SparkSession):
