@@ -48,6 +48,9 @@ class Story:
     acknowledged_end: int = 0
     #: By offset: what a consumer has read.
     read: dict[int, bytes] = field(default_factory=dict)
+    replicas: frozenset[int] = frozenset()
+    #: Brokers that a move has taken the replica from.
+    left: set[int] = field(default_factory=set)
 
 
 class Checks:
@@ -123,17 +126,27 @@ class Checks:
             if isinstance(op, Delete):
                 self._topic_ids.pop(topic, None)
             elif isinstance(op, Create | SetData) and op.data:
-                topic_id = znodes.decode_topic(topic, op.data).topic_id
-                if topic_id is not None:
-                    self._topic_ids[topic] = znodes.encode_topic_id(topic_id)
+                self._on_assignment(topic, znodes.decode_topic(topic, op.data))
         elif len(rest) == 3 and rest[2] == "state" and isinstance(op, Create | SetData):
             state = znodes.decode_state(path, op.data)
             if state is not None:
                 self._on_state(topic, int(rest[1]), state, is_new=isinstance(op, Create))
 
-    def _on_state(self, topic: str, partition: int, state: Any, *, is_new: bool) -> None:
+    def _on_assignment(self, topic: str, assignment: znodes.TopicAssignment) -> None:
+        if assignment.topic_id is not None:
+            self._topic_ids[topic] = znodes.encode_topic_id(assignment.topic_id)
+        for partition, replicas in assignment.partitions.items():
+            story = self._story(topic, partition)
+            story.left |= story.replicas
+            story.left.difference_update(replicas)
+            story.replicas = frozenset(replicas)
+
+    def _story(self, topic: str, partition: int) -> Story:
         topic_id = self._topic_ids.get(topic, "")
-        story = self.stories.setdefault((topic_id, partition), Story(f"{topic}-{partition}"))
+        return self.stories.setdefault((topic_id, partition), Story(f"{topic}-{partition}"))
+
+    def _on_state(self, topic: str, partition: int, state: Any, *, is_new: bool) -> None:
+        story = self._story(topic, partition)
         name, isr = story.name, tuple(state.isr)
         before = story.leader, story.epoch, story.isr
         version = 0 if is_new else story.version + 1
