@@ -1,5 +1,8 @@
 """Record batches as columns: the same records that reading them one by one gives."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +103,20 @@ def test_an_answer_that_is_cut_short_gives_its_whole_batches(batches: list[Batch
             whole.append(batch)
     assert in_milliseconds(decode(cut)) == one_by_one(whole, 0, ALL)
     assert offset_after(cut, 3) == max([3, *(batch.header.last_offset + 1 for batch in whole)])
+
+
+def test_a_worker_that_decodes_is_spared_the_import_of_pandas():
+    decoding = """
+import sys
+from klamm.pipeline.source.columns import Decoder
+from klamm.protocol.records import Record, build_batch
+
+content = memoryview(build_batch([Record(b"k", b"v", 1, [("h", b"1")])] * 3, base_offset=5).data)
+decoder = Decoder("t", 0, include_headers=True, read_committed=False)
+(rows,) = decoder.decode(content, 6, 8)
+sys.exit("pandas" in sys.modules or rows.num_rows != 2)
+"""
+    subprocess.run([sys.executable, "-c", decoding], check=True)
 
 
 def test_offsets_without_a_record_move_the_position_and_give_no_row():

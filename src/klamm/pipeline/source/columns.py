@@ -2,6 +2,9 @@
 
 Records have lengths before them, so finding where each begins takes a loop; everything after that
 is done for all records of an answer at once. Keys and values are copied out of the answer by Arrow.
+
+Arrays are made from buffers: `pa.array` and `pa.scalar` import pandas if there is one, and each
+worker that Spark starts would spend more time on that than on tens of thousands of records.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,6 +50,8 @@ _MAGIC_AT: Final = 16
 #: What is made one Arrow batch, give or take a batch of the wire: a small answer may hold a lot
 #: once it is decompressed, and Spark works on one portion while the next is made.
 _PORTION_BYTES: Final = 4 << 20
+#: What the offsets of Arrow's strings reach.
+_COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 #: A varint of 64 bits has no more bytes.
 _VARINT_BYTES_MAX: Final = 10
 #: Of a marker's key: version and type, of which this is an abort.
@@ -155,15 +160,17 @@ class Decoder:
         columns = [
             _slices(buffer, fields.key_start, fields.key_size, pa.binary(), wanted),
             _slices(buffer, fields.value_start, fields.value_size, pa.binary(), wanted),
-            pa.repeat(pa.scalar(self._topic), count),
-            pa.repeat(pa.scalar(self._partition, pa.int32()), count),
-            pa.array(_take(fields.offset, wanted)),
-            pa.array(_take(fields.timestamp * 1000, wanted)).cast(_TIMESTAMP),
-            pa.array(_take(fields.timestamp_type, wanted)),
+            _repeated(self._topic, count),
+            _numbers(np.full(count, self._partition, np.int32), pa.int32()),
+            _numbers(_take(fields.offset, wanted), pa.int64()),
+            _numbers(_take(fields.timestamp * 1000, wanted), _TIMESTAMP),
+            _numbers(_take(fields.timestamp_type, wanted), pa.int32()),
         ]
         if self._include_headers:
             all_headers = _header_lists(data, buffer, fields)
-            columns.append(all_headers if wanted is None else all_headers.take(pa.array(wanted)))
+            columns.append(
+                all_headers if wanted is None else all_headers.take(_numbers(wanted, pa.int64()))
+            )
         yield pa.RecordBatch.from_arrays(
             columns, schema=schema(include_headers=self._include_headers)
         )
@@ -234,6 +241,27 @@ def _take(values: Any, wanted: I64 | None) -> Any:
     return values if wanted is None else values[wanted]
 
 
+def _numbers(values: Any, kind: Any, is_null: npt.NDArray[np.bool_] | None = None) -> Any:
+    """An array of a type that has the same bytes as the values."""
+    validity = None if is_null is None else _bits(~is_null)
+    content = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [validity, content])
+
+
+def _bits(mask: npt.NDArray[np.bool_]) -> Any:
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def _repeated(text: str, count: int) -> Any:
+    """The same string so many times."""
+    encoded = text.encode()
+    if len(encoded) * count > _COLUMN_BYTES_MAX:
+        raise RemoteProtocolError(f"{count} records in one batch are too many for Arrow")
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(encoded))
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(encoded * count)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
+
+
 def _record_ends(data: bytes, headers: list[BatchHeader], parts: list[Any]) -> I64:
     """Where each record ends, which is where the next one begins."""
     ends: list[int] = []
@@ -300,7 +328,7 @@ def _slices(buffer: Any, start: I64, size: I64, kind: Any, wanted: I64 | None = 
     is_null = size < 0
     if wanted is not None:
         index, is_null = index[wanted], is_null[wanted]
-    return pieces.take(pa.array(index, mask=is_null if is_null.any() else None))
+    return pieces.take(_numbers(index, pa.int32(), is_null if is_null.any() else None))
 
 
 def _header_lists(data: Bytes, buffer: Any, fields: _Fields) -> Any:
@@ -329,6 +357,7 @@ def _header_lists(data: Bytes, buffer: Any, fields: _Fields) -> Any:
         ],
         fields=list(_HEADERS.value_type),
     )
+    has_none = pa.Array.from_buffers(pa.bool_(), len(count), [None, _bits(count == 0)])
     return pa.ListArray.from_arrays(
-        pa.array(first), entries, type=_HEADERS, mask=pa.array(count == 0)
+        _numbers(first, pa.int32()), entries, type=_HEADERS, mask=has_none
     )

@@ -116,12 +116,6 @@ def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
     return columns[name].to_pylist() if name in columns else [None] * count
 
 
-def _texts(column: Any) -> list[Any]:
-    """The strings, or bytes, of a column: numpy makes them in a third of the time."""
-    texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    return texts
-
-
 class _Failures:
     """The first one that librdkafka tells of.
 
@@ -156,8 +150,7 @@ class _Sender:
     def send(self, columns: dict[str, Any], count: int) -> None:
         """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
         topics = self._topics(columns, count)
-        keys = _texts(columns["key"]) if "key" in columns else [None] * count
-        values = _texts(columns["value"])
+        keys, values = _listed(columns, "key", count), _listed(columns, "value", count)
         if "headers" not in columns and "partition" not in columns:
             produce = self._producer.produce
             for topic, value, key in zip(topics, values, keys, strict=True):
@@ -201,7 +194,8 @@ class _Sender:
             raise DeliveryError(
                 "null topic present in the data. Use the topic option for setting a topic."
             )
-        return _texts(topics)
+        names: list[str] = topics.to_pylist()
+        return names
 
     def _produce_once_there_is_room(self, *arguments: Any, **named: Any) -> None:
         while True:
