@@ -208,7 +208,10 @@ def make_pages() -> list[Path]:
 
     pages = [OUT / name for name in ("report.html", "whatif.html", "plan.html")]
     snapshot = make_snapshot()
-    with tempfile.TemporaryDirectory() as folder, spark_session(progress=False) as spark:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        spark_session(progress=False, little=True) as spark,
+    ):
         out = Path(folder, "history")
         records = Spools(night(Path(folder, "nodes")).spools).lay_down(spark, out)
         assert records is not None

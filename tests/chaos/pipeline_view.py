@@ -9,12 +9,11 @@ from klamm.pipeline.history import Spools, write_tables
 from klamm.pipeline.report import write_report
 from klamm.pipeline.session import spark_session
 from tests.chaos.agreement import TABLES, TableRow
-from tests.pipeline.sessions import FOR_LITTLE_DATA
 
 
 def make_view(spools: Sequence[Path], out: Path) -> None:
     """Tables and `report.html`, as `klamm history --spool ... --out` makes them."""
-    with spark_session(settings=FOR_LITTLE_DATA, progress=False) as spark:
+    with spark_session(progress=False, little=True) as spark:
         records = Spools(spools).lay_down(spark, out)
         assert records is not None, "nothing was laid down before"
         write_report(records, write_tables(records, out), out)

@@ -6,12 +6,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from klamm.pipeline.session import open_session
-from tests.pipeline.sessions import FOR_LITTLE_DATA
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real session with two workers."""
-    session = open_session("local[2]", settings=FOR_LITTLE_DATA, progress=False)
+    two = {"spark.sql.shuffle.partitions": "2"}
+    session = open_session("local[2]", settings=two, progress=False, little=True)
     yield session
     session.stop()

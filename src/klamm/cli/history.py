@@ -65,7 +65,8 @@ def history(
     spools = [*(spool or ()), *(more_spools or ())]
     source = Spools(spools) if spools else Topic(bootstrap_server, topic)
     source.check()
-    little = bool(spools) and are_little(spools)
+    # Who follows may see much in the end.
+    little = bool(spools) and not follow and are_little(spools)
     with spark_session(master, progress=False, little=little) as spark:
         min_isr = None if snapshot is None else _min_isr(spark, snapshot)
         try:

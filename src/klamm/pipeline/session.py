@@ -64,15 +64,14 @@ def spark_session(
     """A session on `master`, stopped at the end; one that is active already is used and kept.
 
     Without a master it is that of `spark-submit`, or else all cores of this machine. `progress`
-    draws Spark's progress bars on stderr. What deals with `little` data starts faster so.
+    draws Spark's progress bars on stderr. `little` is for what never sees much data: it is done
+    sooner.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
-    if little:
-        settings = _LITTLE_SETTINGS | _LITTLE_JVMS | {**(settings or {})}
-    session = open_session(master, settings=settings, progress=progress)
+    session = open_session(master, settings=settings, progress=progress, little=little)
     try:
         yield session
     finally:
@@ -109,9 +108,13 @@ def are_little(paths: Iterable[Path]) -> bool:
 
 
 def open_session(
-    master: str | None = None, *, settings: Mapping[str, str] | None = None, progress: bool = True
+    master: str | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    progress: bool = True,
+    little: bool = False,
 ) -> SparkSession:
-    """A new session on `master`, for the caller to stop."""
+    """A new session on `master`, for the caller to stop; otherwise as `spark_session`."""
     # Spark starts the python3 of the PATH unless it is told which one knows klamm.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -120,6 +123,8 @@ def open_session(
         master = DEFAULT_MASTER
     if master is not None and master.startswith("local"):
         chosen |= _LOCAL_SETTINGS
+    if little:
+        chosen |= _LITTLE_SETTINGS | _LITTLE_JVMS
     chosen["spark.ui.showConsoleProgress"] = str(progress).lower()
     builder = SparkSession.builder.appName("klamm").config(map=chosen | {**(settings or {})})
     if master is not None:
