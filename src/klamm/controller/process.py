@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+from importlib.abc import MetaPathFinder
 from typing import Any, Final
 
 import orjson
@@ -208,6 +209,15 @@ async def run_candidate(link: Link) -> None:
     await candidate.run()
 
 
+class _NoPandas(MetaPathFinder):
+    """pyarrow imports pandas, if there is one, only to know that what it is given is none of its:
+    half a second of an election, and memory that nobody uses."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("A controller has no use for pandas.", name=fullname)
+
+
 def main() -> None:
     """Entry point: `python -m klamm.controller.process FD PARENT_PID`."""
     fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
@@ -221,6 +231,7 @@ def main() -> None:
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
         stream=sys.stdout,
     )
+    sys.meta_path.insert(0, _NoPandas())
     # A failover makes and drops millions of objects without a single cycle among them.
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
