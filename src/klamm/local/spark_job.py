@@ -65,7 +65,7 @@ def read_on(bootstrap_servers: str, topic: str, folder: Path) -> None:
     """Lay down the numbers in the topic's records, with where they were."""
     from klamm.pipeline.session import spark_session
 
-    with spark_session("local[1]", progress=False) as spark:
+    with spark_session("local[1]", progress=False, little=True) as spark:
         records = (
             spark.readStream.format("klamm")
             .option("kafka.bootstrap.servers", bootstrap_servers)
