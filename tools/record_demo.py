@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +11,15 @@ from rich.console import Console
 from klamm.local.demo import run
 
 PICTURE: Final = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
+#: A path of the project, since it is in the picture.
+REPORT: Final = Path("out") / "demo"
 _WIDTH: Final = 110
 
 
 def main() -> None:
     console = Console(record=True, width=_WIDTH, highlight=False)
-    run(console=console)
+    shutil.rmtree(REPORT, ignore_errors=True)
+    run(console=console, out=REPORT)
     console.save_svg(str(PICTURE), title="klamm demo")
     print(f"\nrecorded in {PICTURE.name}")
 
