@@ -72,6 +72,19 @@ def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic:
         assert ApiKey.CREATE_TOPICS in keys
         assert ApiKey.PRODUCE not in keys
         assert len(raw.metadata(topic).topics[0].partitions) == 3
+        # Java's producers ask any broker for an id, and give up where nobody knows of ids.
+        wait_until(
+            lambda: (
+                raw.ask(
+                    ApiKey.INIT_PRODUCER_ID, 1, transactional_id=None, transaction_timeout=1
+                ).producer_id
+                >= 0
+            ),
+            "an id for a producer",
+        )
+        # A broker that can coordinate transactions may come: one asks again, and elsewhere.
+        found = raw.ask(ApiKey.FIND_COORDINATOR, 1, key="writer", key_type=1)
+        assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     with Raw(cluster[2].port) as raw:
         raw.send(
             ApiKey.HEARTBEAT, group_id="g", generation_id=1, member_id="m", group_instance_id=None

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kazoo.exceptions import NoNodeError
+
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
 from tests.controller.lab import Lab, Node, wait_until
@@ -192,7 +194,10 @@ class Cluster(Lab):
         if topic is None:
             return {}
         has_id = topic.pop("topic_id", None) is not None
-        numbers = self.zk.get_children(f"{root}/partitions")
+        try:
+            numbers = self.zk.get_children(f"{root}/partitions")
+        except NoNodeError:
+            numbers = []
         states = {int(number): self.state(name, int(number)) or {} for number in numbers}
         for state in states.values():
             state.pop("controller_epoch", None)

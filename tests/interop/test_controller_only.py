@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
+from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.controller.lab import topic_znode, wait_until
 from tests.interop.clients import administer, consume, create, produce, settings, transact
@@ -106,6 +107,19 @@ def test_clients_can_begin_with_it(cluster: Cluster):
 
 def test_transactions_go_on_under_it(cluster: Cluster):
     create(cluster.bootstrap, "ledger", [[1, 2]])
+    # The first who asks a broker of Kafka for a coordinator makes it create the topic for them.
+    question = {"key": "anybody", "key_type": 1}
+    wait_until(
+        lambda: not cluster.nodes[1].ask(ApiKey.FIND_COORDINATOR, 1, **question).error_code,
+        "a coordinator of transactions",
+        PATIENCE_S,
+    )
+    # From then on the node knows as well who coordinates.
+    wait_until(
+        lambda: not cluster.nodes[NODE].ask(ApiKey.FIND_COORDINATOR, 1, **question).error_code,
+        "the node knows the coordinator",
+        PATIENCE_S,
+    )
     transact(cluster.bootstrap, "ledger", [b"1", b"2"], commit=True)
     transact(cluster.bootstrap, "ledger", [b"3"], commit=False)
     transact(cluster.bootstrap, "ledger", [b"4"], commit=True)

@@ -1,7 +1,7 @@
 """A broker between its edges: what it answers, and what it learns.
 
 With `klamm.roles=controller` there is no data plane. Such a node knows the cluster, relays to its
-candidate, and refuses replicas.
+candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from klamm.broker.handlers.group_requests import FindCoordinatorHandlers
 from klamm.broker.identity import Identity
 from klamm.broker.metadata import MetadataCache
 from klamm.broker.meters import BrokerMeters
+from klamm.broker.no_data import NoData
 from klamm.broker.relay import Relay
 from klamm.broker.topic_creation import TopicCreation
 from klamm.config.broker import BrokerConfig
@@ -53,10 +54,15 @@ class Broker:
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
         self.data: DataPlane | None = None
+        self._no_data: NoData | None = None
         if "broker" in config.klamm_roles:
             self.data = DataPlane(
                 config, identity, self.metadata, store, self.meters, SystemClock()
             )
+        else:
+            self._no_data = NoData(config, identity, self.metadata)
+        plane = self.data or self._no_data
+        assert plane is not None
         self._creation = TopicCreation(config, candidate)
         cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
@@ -66,21 +72,22 @@ class Broker:
             identity,
             self.metadata,
             NoReplicas() if self.data is None else self.data.replicas,
-            [first_metadata] if self.data is None else [self.data, first_metadata],
+            [plane, first_metadata],
         )
         self.relay = Relay(candidate)
         parts = (
             cluster,
-            FindCoordinatorHandlers(self.metadata, self._creation),
+            FindCoordinatorHandlers(
+                self.metadata, self._creation, have_transactions=self.data is None
+            ),
             ConfigHandlers(lambda: self.config, self.metadata, store),
             self.relay,
             self._control,
+            plane,
         )
         self._handlers: dict[ApiKey, Handler] = {
             key: handler for part in parts for key, handler in part.handlers().items()
         }
-        if self.data is not None:
-            self._handlers.update(self.data.handlers())
         for key in _ABOUT_THE_CLUSTER:
             self._handlers[key] = first_metadata.hold(self._handlers[key])
 
@@ -127,6 +134,8 @@ class Broker:
         self.state = BrokerState.SHUTTING_DOWN
         if self.data is not None:
             await self.data.close()
+        if self._no_data is not None:
+            self._no_data.close()
 
     async def _auto_create(self, topic: str) -> ErrorCode:
         if not self.config.auto_create_topics_enable:

@@ -4,7 +4,8 @@ import re
 from typing import Final
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
-_INTERNAL: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state"})
+TRANSACTION_STATE: Final = "__transaction_state"
+_INTERNAL: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, "__share_group_state"})
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _LENGTH_MAX: Final = 249
 

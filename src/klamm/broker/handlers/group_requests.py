@@ -13,18 +13,27 @@ from klamm.broker.handlers.groups import FoundCoordinator
 from klamm.broker.log.names import TopicPartition
 from klamm.broker.metadata import MetadataCache
 from klamm.broker.topic_creation import TopicCreation
-from klamm.broker.topic_names import CONSUMER_OFFSETS
+from klamm.broker.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
 _GROUP_KEY: Final = 0
+_TRANSACTION_KEY: Final = 1
+_LOGS: Final = {_GROUP_KEY: CONSUMER_OFFSETS, _TRANSACTION_KEY: TRANSACTION_STATE}
 
 
 class FindCoordinatorHandlers:
-    """Says who coordinates a group; any broker knows."""
+    """Says who coordinates a group; any broker knows.
 
-    def __init__(self, metadata: MetadataCache, creation: TopicCreation) -> None:
+    Transactions have no coordinator here, but they have one where brokers of Apache Kafka are:
+    `have_transactions` is whether there can be others than klamm's.
+    """
+
+    def __init__(
+        self, metadata: MetadataCache, creation: TopicCreation, *, have_transactions: bool
+    ) -> None:
         self._metadata = metadata
+        self._have_transactions = have_transactions
         self._creation = creation
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
@@ -34,13 +43,16 @@ class FindCoordinatorHandlers:
     async def _find_coordinator(self, call: Call) -> Body:
         key_type, keys = groups.find_coordinator_keys(call.header, call.body)
         snapshot = self._metadata.snapshot
-        topic = snapshot.topic(CONSUMER_OFFSETS)
+        name = _LOGS.get(key_type)
+        topic = name and snapshot.topic(name)
         if topic is None and key_type == _GROUP_KEY:
             await self._creation.create(CONSUMER_OFFSETS)
+        is_foreign = key_type != _GROUP_KEY and not (
+            key_type == _TRANSACTION_KEY and (topic or self._have_transactions)
+        )
         found = []
         for key in keys:
-            if key_type != _GROUP_KEY:
-                # Transactions and share groups have no coordinator here.
+            if is_foreign:
                 found.append(FoundCoordinator(key, ErrorCode.INVALID_REQUEST))
                 continue
             record = topic and topic.partition(group_partition(key, len(topic)))

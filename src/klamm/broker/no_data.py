@@ -1,0 +1,42 @@
+"""What a node with `klamm.roles=controller` has instead of data.
+
+Producers ask any broker for an id, and clients give up if the one that they meet does not know how:
+Java's producers want one by default.
+"""
+
+from collections.abc import Mapping
+
+from klamm.broker.dispatch import Handler
+from klamm.broker.handlers.producers import ProducerHandlers
+from klamm.broker.identity import Identity
+from klamm.broker.metadata import MetadataCache, SnapshotChange
+from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.to_controller import ToController
+from klamm.config.broker import BrokerConfig
+from klamm.protocol.apis import ApiKey
+
+
+class NoData:
+    """Ids for producers, and nothing else."""
+
+    def __init__(self, config: BrokerConfig, identity: Identity, metadata: MetadataCache) -> None:
+        self._to_controller = ToController(
+            identity.broker_id,
+            metadata,
+            config.control_plane_listener_name or config.inter_broker_listener_name,
+            config.request_timeout_ms / 1000,
+        )
+        self._producer_ids = ProducerIds(identity, self._to_controller)
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return ProducerHandlers(self._producer_ids).handlers()
+
+    def on_metadata(self, _: SnapshotChange) -> None:
+        """Take in who the controller is."""
+        self._to_controller.on_metadata()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._producer_ids.close()
+        self._to_controller.close()
