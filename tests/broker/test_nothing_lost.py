@@ -215,7 +215,7 @@ def test_an_unclean_leader_has_its_log_win(breakable: RealCluster, topic: str) -
     cluster.wait_ready()
     cluster.renew_admin()
     cluster.alter_topic(topic, unclean_leader_election_enable="true")
-    assert cluster.wait_leader(topic) == 2
+    assert cluster.wait_leader(topic, other_than=1) == 2
     with Raw(cluster[2].port) as raw:
         wait_until(lambda: raw.list_offset(topic, -1).offset == 2, "broker 2 leads")
         beyond = raw.fetch(raw.topic_id(topic), 4)
