@@ -1,8 +1,11 @@
 """A few histories, and that they can be told, repeated, cut down, and find what is wrong."""
 
 import os
+import random
 import subprocess
 import sys
+import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,25 @@ def fourth():
 
 def test_one_seed_is_one_history_byte_for_byte(fourth):
     assert run("4").lines == fourth.lines
+
+
+def test_threads_beside_a_history_do_not_change_it(fourth):
+    """Of clients of a real ZooKeeper, for example, which draw the jitter of their pings."""
+    is_over = threading.Event()
+
+    def disturb():
+        while not is_over.wait(0.001):
+            random.randint(0, 100)
+            uuid.uuid4()
+
+    beside = threading.Thread(target=disturb)
+    beside.start()
+    try:
+        lines = run("4").lines
+    finally:
+        is_over.set()
+        beside.join()
+    assert lines == fourth.lines
 
 
 def test_the_order_of_sets_of_strings_does_not_matter(fourth):

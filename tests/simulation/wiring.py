@@ -7,6 +7,7 @@ process and the history's files.
 
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -106,6 +107,20 @@ class Watcher:
         pass
 
 
+def only_here(real: Callable[..., Any], substitute: Callable[..., Any]) -> Callable[..., Any]:
+    """The substitute in this thread, and the real thing in others.
+
+    A client of a real ZooKeeper may live in the same process, with a thread of its own: it would
+    draw from the history's chances, which are another history's then, and live by its clock.
+    """
+    here = threading.get_ident()
+
+    def call(*args: Any) -> Any:
+        return (substitute if threading.get_ident() == here else real)(*args)
+
+    return call
+
+
 @contextmanager
 def simulated_edges(world: Any) -> Iterator[None]:
     """Let klamm's code run in `world` for as long as this lasts."""
@@ -127,13 +142,18 @@ def simulated_edges(world: Any) -> Iterator[None]:
     candidate = type("Candidate", (SimulatedCandidate,), {"world": world})
     watcher = type("Watcher", (Watcher,), {"checks": world.checks})
     substitutes = [
-        (time, "time", now),
-        (time, "monotonic", world.loop.time),
-        (os, "urandom", chance.randbytes),
-        (os, "_exit", leave),
-        (uuid, "uuid4", lambda: uuid.UUID(bytes=chance.randbytes(16), version=4)),
-        (random, "randint", chance.randint),
-        (random, "SystemRandom", lambda: chance),
+        *(
+            (owner, name, only_here(getattr(owner, name), substitute))
+            for owner, name, substitute in (
+                (time, "time", now),
+                (time, "monotonic", world.loop.time),
+                (os, "urandom", chance.randbytes),
+                (os, "_exit", leave),
+                (uuid, "uuid4", lambda: uuid.UUID(bytes=chance.randbytes(16), version=4)),
+                (random, "randint", chance.randint),
+                (random, "SystemRandom", lambda: chance),
+            )
+        ),
         (klamm.broker.node, "open_store", open_store),
         (klamm.broker.node, "Server", server),
         (klamm.broker.node, "Candidate", candidate),
