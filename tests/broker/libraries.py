@@ -6,6 +6,7 @@ kafka-python and aiokafka behind one face; librdkafka has tests of its own for a
 import asyncio
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ PATIENCE_S = 60.0
 SESSION_MS = 6_000
 
 
-class Running:
+class Running(ABC):
     """Something that goes on in a thread until it is stopped."""
 
     def __init__(self) -> None:
@@ -39,8 +40,9 @@ class Running:
         self._thread = threading.Thread(target=self._guarded)
         self._thread.start()
 
+    @abstractmethod
     def run(self) -> None:
-        raise NotImplementedError
+        """What goes on, until `is_stopped`."""
 
     def _guarded(self) -> None:
         try:

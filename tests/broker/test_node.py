@@ -85,6 +85,10 @@ def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic:
         # A broker that can coordinate transactions may come: one asks again, and elsewhere.
         found = raw.ask(ApiKey.FIND_COORDINATOR, 1, key="writer", key_type=1)
         assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    with Raw(cluster[1].port) as raw:
+        # Brokers of klamm, who have no such colleague, say plainly that there are none.
+        found = raw.ask(ApiKey.FIND_COORDINATOR, 1, key="writer", key_type=1)
+        assert found.error_code == ErrorCode.INVALID_REQUEST
     with Raw(cluster[2].port) as raw:
         raw.send(
             ApiKey.HEARTBEAT, group_id="g", generation_id=1, member_id="m", group_instance_id=None

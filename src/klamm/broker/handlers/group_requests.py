@@ -25,15 +25,15 @@ _LOGS: Final = {_GROUP_KEY: CONSUMER_OFFSETS, _TRANSACTION_KEY: TRANSACTION_STAT
 class FindCoordinatorHandlers:
     """Says who coordinates a group; any broker knows.
 
-    Transactions have no coordinator here, but they have one where brokers of Apache Kafka are:
-    `have_transactions` is whether there can be others than klamm's.
+    Brokers of klamm coordinate no transactions; those of Apache Kafka do, where there are some:
+    `have_transactions` says that there will be, even if nobody has asked them for any yet.
     """
 
     def __init__(
         self, metadata: MetadataCache, creation: TopicCreation, *, have_transactions: bool
     ) -> None:
         self._metadata = metadata
-        self._have_transactions = have_transactions
+        self._coordinated = {_GROUP_KEY, _TRANSACTION_KEY} if have_transactions else {_GROUP_KEY}
         self._creation = creation
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
@@ -43,24 +43,19 @@ class FindCoordinatorHandlers:
     async def _find_coordinator(self, call: Call) -> Body:
         key_type, keys = groups.find_coordinator_keys(call.header, call.body)
         snapshot = self._metadata.snapshot
-        name = _LOGS.get(key_type)
-        topic = name and snapshot.topic(name)
+        topic = snapshot.topic(_LOGS[key_type]) if key_type in _LOGS else None
         if topic is None and key_type == _GROUP_KEY:
             await self._creation.create(CONSUMER_OFFSETS)
-        is_foreign = key_type != _GROUP_KEY and not (
-            key_type == _TRANSACTION_KEY and (topic or self._have_transactions)
-        )
+        may_come = topic is not None or key_type in self._coordinated
+        nobody = ErrorCode.COORDINATOR_NOT_AVAILABLE if may_come else ErrorCode.INVALID_REQUEST
         found = []
         for key in keys:
-            if is_foreign:
-                found.append(FoundCoordinator(key, ErrorCode.INVALID_REQUEST))
-                continue
             record = topic and topic.partition(group_partition(key, len(topic)))
             node = record and snapshot.node(record.leader, call.connection.listener)
             found.append(
                 FoundCoordinator(key, ErrorCode.NONE, node.id, node.host, node.port)
                 if node
-                else FoundCoordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                else FoundCoordinator(key, nobody)
             )
         return groups.find_coordinator_body(call.header, found)
 
