@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from klamm.controller.history import History
 from klamm.controller.loop import SystemWorld
-from klamm.controller.queue import Queued
 from klamm.core import effects
 from klamm.core.assignment import assign_replicas
 from klamm.core.cluster import Broker, Cluster, States, TopicRead
 from klamm.core.context import Context
 from klamm.core.effects import Effect
 from klamm.core.elections import RECOVERED
-from klamm.core.events import BrokerChange
+from klamm.core.events import BrokerChange, Queued
 from klamm.core.procedures.brokers import on_broker_change
 from klamm.core.transitions import PartitionState, ReplicaState
+from klamm.history.recorder import History
 from klamm.zookeeper import znodes
 from tests.controller.office import history_config
 

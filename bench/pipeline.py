@@ -15,9 +15,9 @@ import pyarrow as pa
 from klamm.core.assignment import assign_replicas
 from klamm.core.columns import contains
 from klamm.pipeline.arrow import PARTITIONS, partitions_from_arrow, rows_to_arrow
-from klamm.pipeline.planner import Demands, make_plan
-from klamm.pipeline.planner_waves import default_limit, make_waves
-from klamm.pipeline.whatif import broker_failures, find_casualties, scenario_sums, sum_terms
+from klamm.pipeline.planner.planner import Demands, make_plan
+from klamm.pipeline.planner.waves import default_limit, make_waves
+from klamm.pipeline.whatif.whatif import broker_failures, find_casualties, scenario_sums, sum_terms
 
 BROKERS = 100
 RACK_COUNT = 10

@@ -14,25 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from klamm.protocol._kio import entity_reader, entity_writer
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.control import (
+from klamm.protocol.codec.encoding import encode_struct
+from klamm.protocol.codec.frames import decode_request
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.fast.control import (
     PartitionStates,
     Topics,
     encode_leader_and_isr,
     encode_update_metadata,
 )
-from klamm.protocol.encoding import encode_struct
-from klamm.protocol.fetch import (
+from klamm.protocol.fast.fetch import (
     FetchPartitionResponse,
     FetchResponse,
     FetchTopicResponse,
     decode_fetch_request,
     encode_fetch_response,
 )
-from klamm.protocol.frames import decode_request
-from klamm.protocol.headers import RequestHeader
-from klamm.protocol.produce import (
+from klamm.protocol.fast.produce import (
     ProducePartitionResponse,
     ProduceResponse,
     ProduceTopicResponse,
@@ -40,7 +39,8 @@ from klamm.protocol.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import Record, build_batch, has_valid_crc, records_data, scan_records
-from klamm.protocol.schemas import message_schema
+from klamm.protocol.schema._kio import entity_reader, entity_writer
+from klamm.protocol.schema.lookup import message_schema
 
 TOPIC_ID = uuid.UUID(int=1)
 RECORDS_BYTES = 10_000

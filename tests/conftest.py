@@ -1,9 +1,16 @@
-"""How the tests are run: hypothesis profiles, chosen with `HYPOTHESIS_PROFILE`; one ZooKeeper for
-each process, and Spark in one of them only.
+"""How the tests are run, and the fixtures that several packages share.
+
+`HYPOTHESIS_PROFILE` chooses the profile. Each process of a run has one ZooKeeper; one process has
+Spark. Tests that leave a cluster as they found it share `cluster`; `breakable` and `start_cluster`
+are for the others.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +18,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from klamm.zookeeper.server import ZooKeeperServer
+from tests.broker.cluster import RealCluster
+from tests.controller.lab import Lab
 
 # No deadlines: a loaded machine is not a bug.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,3 +45,72 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
     """A real server for the whole run: each test takes a chroot of its own, and kills another."""
     with ZooKeeperServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCluster]:
+    """Three brokers in racks a, b and c."""
+    with RealCluster(
+        zookeeper_server,
+        tmp_path_factory.mktemp("cluster"),
+        racks={1: "a", 2: "b", 3: "c"},
+        settings={
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+        },
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared_breakable(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCluster]:
+    with RealCluster(zookeeper_server, tmp_path_factory.mktemp("breakable")) as started:
+        yield started
+
+
+@pytest.fixture
+def breakable(shared_breakable: RealCluster) -> Iterator[RealCluster]:
+    """Three brokers of which a test may kill, stop and pause any; all run again afterwards."""
+    yield shared_breakable
+    shared_breakable.revive()
+
+
+@pytest.fixture
+def start_cluster(
+    zookeeper_server: ZooKeeperServer, tmp_path: Path
+) -> Iterator[Callable[..., RealCluster]]:
+    """Starts a cluster that a test may do anything to."""
+    with ExitStack() as stack:
+
+        def start(**arguments: Any) -> RealCluster:
+            return stack.enter_context(RealCluster(zookeeper_server, tmp_path, **arguments))
+
+        yield start
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    name = str(request.node.name).replace("[", "-").replace("]", "")
+    return "".join(each if each.isalnum() or each in "._-" else "_" for each in name)[:200]
+
+
+@pytest.fixture
+def lab(zookeeper_server: ZooKeeperServer, tmp_path: Path) -> Iterator[Lab]:
+    """For one test alone."""
+    with Lab(zookeeper_server.address, tmp_path) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def new_lab(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Lab]]:
+    """For the tests of a module that do not disturb each other: starting a node takes its time."""
+    with contextlib.ExitStack() as labs:
+        yield lambda: labs.enter_context(
+            Lab(zookeeper_server.address, tmp_path_factory.mktemp("lab"))
+        )

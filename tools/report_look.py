@@ -193,18 +193,18 @@ def complaints_in(event: dict[str, Any], page: Path) -> Iterator[str]:
 def make_pages() -> list[Path]:
     """The report of one night, of all failures of two brokers, and of a plan, in out/."""
     sys.path.insert(0, str(ROOT))
-    from klamm.pipeline.history import Spools, write_tables
-    from klamm.pipeline.planner import Demands, make_plan
-    from klamm.pipeline.planner_output import write_plan
-    from klamm.pipeline.planner_waves import default_limit, make_waves
-    from klamm.pipeline.report import write_report
+    from klamm.pipeline.history.folder import Spools, write_tables
+    from klamm.pipeline.history.report import write_report
+    from klamm.pipeline.planner.output import write_plan
+    from klamm.pipeline.planner.planner import Demands, make_plan
+    from klamm.pipeline.planner.waves import default_limit, make_waves
     from klamm.pipeline.session import spark_session
-    from klamm.pipeline.snapshot import read_snapshot, write_snapshot
-    from klamm.pipeline.whatif import broker_failures
-    from klamm.pipeline.whatif_frames import play_through
-    from klamm.pipeline.whatif_report import render_report
+    from klamm.pipeline.snapshot.snapshot import read_snapshot, write_snapshot
+    from klamm.pipeline.whatif.frames import play_through
+    from klamm.pipeline.whatif.report import render_report
+    from klamm.pipeline.whatif.whatif import broker_failures
     from tests.pipeline.history.night import night
-    from tests.pipeline.whatif.test_whatif_frames import RACKS, make_snapshot
+    from tests.pipeline.whatif.test_frames import RACKS, make_snapshot
 
     pages = [OUT / name for name in ("report.html", "whatif.html", "plan.html")]
     snapshot = make_snapshot()

@@ -2,7 +2,7 @@
 
 import struct
 
-from klamm.protocol.metadata_records import PartitionMetadata
+from klamm.protocol.fast.metadata_records import PartitionMetadata
 
 
 def packed(partition: PartitionMetadata) -> bytes:

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from klamm.protocol.apis import APIS, ApiKey
-from klamm.protocol.encoding import Values
-from klamm.protocol.frames import decode_response, encode_request
-from klamm.protocol.headers import RequestHeader
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.records import Record, build_batch
 
 

@@ -6,20 +6,19 @@ delivered when the test says so, one direction at a time, or are lost.
 
 from dataclasses import dataclass, field
 
-from klamm.broker.alter_partition import IsrChangeLine
-from klamm.broker.fetch_sessions import (
+from klamm.broker.fetch.sessions import (
     FetchContext,
     FetchSessions,
     RequestedPartition,
     SessionRequest,
 )
-from klamm.broker.isr import IsrAnswer
-from klamm.broker.log.names import TopicPartition
-from klamm.broker.partition import Order, Partition, Role, Step
-from klamm.broker.reads import Reader
-from klamm.broker.replica_fetch import LATEST, OffsetReply, ReplicaFetcher
+from klamm.broker.replication.fetcher import LATEST, OffsetReply, ReplicaFetcher
+from klamm.broker.replication.isr import IsrAnswer, IsrChangeLine
+from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.replica_log import Reader
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
-from klamm.protocol.fetch import (
+from klamm.protocol.fast.fetch import (
     EpochEndOffset,
     FetchPartitionResponse,
     FetchResponse,

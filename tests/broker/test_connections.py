@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.frames import decode_response, encode_request
-from klamm.protocol.headers import RequestHeader
 from tests.broker.cluster import RealCluster, wait_until
 from tests.broker.raw import Raw, batch, fetch_values, produce_values
 

@@ -8,9 +8,9 @@ import uuid
 import pytest
 
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
-from klamm.protocol.frames import decode_response
 from klamm.protocol.records import iterate_batches
 from tests.broker.clients import CLIENTS, Client, Record
 from tests.broker.cluster import RealCluster, wait_until

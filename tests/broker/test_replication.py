@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from klamm.broker.partition import Role
+from klamm.broker.replication.partition import Role
 from klamm.protocol.codes import ErrorCode as E
 from tests.broker.replication_model import BROKERS, MAX_LAG_MS, Broker, Cluster
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyarrow import dataset
 
-from klamm.pipeline.history import Spools, write_tables
-from klamm.pipeline.report import write_report
+from klamm.pipeline.history.folder import Spools, write_tables
+from klamm.pipeline.history.report import write_report
 from klamm.pipeline.session import spark_session
 from tests.chaos.agreement import TABLES, TableRow
 

@@ -12,11 +12,11 @@ import pytest
 
 from klamm.client import topics
 from klamm.client.admin import Admin
-from klamm.client.errors import KafkaError, suggestion
+from klamm.client.errors import suggestion
 from klamm.errors import ConfigError, UnavailableError
 from klamm.protocol.apis import APIS, ApiKey
-from klamm.protocol.codes import ErrorCode
-from klamm.protocol.frames import decode_request, encode_response
+from klamm.protocol.codec.frames import decode_request, encode_response
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 Answer = Callable[[Any], dict[str, Any]]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from klamm.config.ibp import Ibp
 from klamm.controller.announcements import Announcer
 from klamm.controller.channels import Channels
-from klamm.controller.history import History
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
 from klamm.controller.metrics import ControllerMetrics
 from klamm.core.context import Settings
+from klamm.history.recorder import History
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
 from tests.controller.office import Clock, history_config

@@ -25,10 +25,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from klamm.protocol.apis import ApiKey, request_header_version
+from klamm.protocol.codec.frames import decode_response, encode_request, encode_response
+from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.frames import decode_response, encode_request, encode_response
-from klamm.protocol.headers import RequestHeader
-from klamm.protocol.schemas import message_reader
+from klamm.protocol.schema.lookup import message_reader
 
 PATIENCE_S = 30.0
 CONTROL = {ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA}

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 
 from klamm.config.broker import BrokerConfig
-from klamm.controller.history import History
-from klamm.controller.queue import Queued
-from klamm.controller.spool import read_spool
 from klamm.core import effects
 from klamm.core.cluster import Broker, Cluster, States, TopicPartition, TopicRead
 from klamm.core.columns import padded, unpad
 from klamm.core.context import Context, Settings
 from klamm.core.effects import Effect, Outcome, Procedure, StatesRead
-from klamm.core.events import Event
+from klamm.core.events import Event, Queued
 from klamm.core.procedures.dispatch import handle
 from klamm.core.procedures.failover import take_office
+from klamm.history.recorder import History
+from klamm.history.spool import read_spool
 
 
 class Clock:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from klamm.controller.channels import Channels, Outgoing
-from klamm.controller.queue import EventQueue
+from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import Broker, Endpoint
 from klamm.core.context import Level
 from klamm.core.events import UpdateMetadataAnswered

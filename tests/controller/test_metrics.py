@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.controller.meters import Histogram, Meter, Timer
 from klamm.controller.metrics import TIMER_OF
-from klamm.controller.prometheus import prometheus_name
-from klamm.controller.queue import Queued
 from klamm.core.cluster import Cluster
 from klamm.core.context import Context
 from klamm.core.events import (
@@ -19,8 +16,11 @@ from klamm.core.events import (
     BrokerChange,
     ControllerState,
     Event,
+    Queued,
     UpdateMetadataAnswered,
 )
+from klamm.metrics.meters import Histogram, Meter, Timer
+from klamm.metrics.prometheus import prometheus_name
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store

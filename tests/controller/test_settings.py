@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from klamm.controller.story import run
 from klamm.errors import KlammError
+from klamm.history.story import run
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from tests.controller.lab import Lab, Node, topic_znode, wait_until

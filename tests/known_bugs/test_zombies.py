@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.isr import IsrAnswer
-from klamm.broker.log.names import TopicPartition
-from klamm.broker.partition import Order, Partition, Role, Step
+from klamm.broker.replication.isr import IsrAnswer
+from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
 from tests.broker.memory_log import MemoryLog
 from tests.broker.replication_model import MAX_LAG_MS, Broker, Cluster

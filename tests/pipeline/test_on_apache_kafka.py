@@ -16,11 +16,11 @@ from klamm.client.reassignments import decode_plan
 from klamm.client.topics import NewTopic, create
 from klamm.errors import KlammError
 from klamm.local.ports import free_ports
-from klamm.pipeline.planner import make_plan
-from klamm.pipeline.planner_output import write_plan
-from klamm.pipeline.planner_waves import make_waves
-from klamm.pipeline.snapshot import Snapshot
-from klamm.pipeline.snapshot_admin import snapshot_from_brokers
+from klamm.pipeline.planner.output import write_plan
+from klamm.pipeline.planner.planner import make_plan
+from klamm.pipeline.planner.waves import make_waves
+from klamm.pipeline.snapshot.admin import snapshot_from_brokers
+from klamm.pipeline.snapshot.snapshot import Snapshot
 from tests.interop.cluster import JVM, PATIENCE_S
 from tests.interop.conftest import kafka_libs  # noqa: F401  # a fixture
 from tests.interop.tools import Tools

@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 
 from klamm.local.cluster import Cluster
 from klamm.pipeline.arrow import partitions_from_arrow
-from klamm.pipeline.history import make_tables
-from klamm.pipeline.history_input import read_spools
-from klamm.pipeline.snapshot import Snapshot
-from klamm.pipeline.snapshot_admin import snapshot_from_brokers
-from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
-from klamm.pipeline.whatif import judge
+from klamm.pipeline.history.folder import make_tables
+from klamm.pipeline.history.input import read_spools
+from klamm.pipeline.snapshot.admin import snapshot_from_brokers
+from klamm.pipeline.snapshot.snapshot import Snapshot
+from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
+from klamm.pipeline.whatif.whatif import judge
 
 TOPICS = {
     "safe": {"min.insync.replicas": "2"},

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from klamm.protocol._kio import entity_writer
 from klamm.protocol.apis import APIS
+from klamm.protocol.schema._kio import entity_writer
 
 _FILE = Path(__file__).parents[1] / "data" / "exchanges.jsonl"
 

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import decode_request, decode_response
+from klamm.protocol.codec.headers import decode_request_header
+from klamm.protocol.codec.primitives import (
+    decode_uvarint,
+    decode_varint,
+    encode_uvarint,
+    encode_varint,
+)
 from klamm.protocol.compression import Codec, compress
-from klamm.protocol.frames import decode_request, decode_response
-from klamm.protocol.headers import decode_request_header
 from klamm.protocol.records import (
     ASSIGNED_SIZE,
     HEADER_SIZE,
@@ -28,9 +34,7 @@ from klamm.protocol.records import (
     scan_records,
     with_timestamps,
 )
-from klamm.protocol.varints import decode_uvarint, decode_varint, encode_uvarint, encode_varint
-
-from .exchanges import EXCHANGES
+from tests.protocol.exchanges import EXCHANGES
 
 NOW = 1_700_000_000_000
 

@@ -12,14 +12,13 @@ from unittest.mock import patch
 
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
-from klamm.broker.log.names import TopicPartition
-from klamm.broker.partition import Partition
-from klamm.broker.topic_names import CONSUMER_OFFSETS
+from klamm.broker.replication.partition import Partition
 from klamm.core import effects
 from klamm.core.cluster import Cluster
 from klamm.core.columns import unpad
 from klamm.core.context import Context
 from klamm.core.invariants import violations
+from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.records import iterate_batches
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Create, Delete, Op, SetData, TransactionResult

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from klamm.broker.exchange import Exchange
 from klamm.errors import UnavailableError
+from klamm.net.connection import Exchange
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch, iterate_batches, iterate_records

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from klamm.broker.log.log import Log
-from klamm.broker.partition import Role
-from klamm.broker.topic_names import CONSUMER_OFFSETS
+from klamm.broker.replication.partition import Role
+from klamm.names import CONSUMER_OFFSETS
 from klamm.protocol.records import iterate_batches, iterate_records
 from klamm.zookeeper import znodes
 from tests.simulation.checks import Story

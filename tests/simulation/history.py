@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from klamm.broker.topic_names import CONSUMER_OFFSETS
+from klamm.names import CONSUMER_OFFSETS
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Administrator, Member, Producer
 from tests.simulation.faults import ORDERS, Trouble

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from klamm.broker.server import CloseConnection
 from klamm.errors import RemoteProtocolError
+from klamm.net.server import CloseConnection
 from klamm.protocol.apis import APIS
 from tests.simulation.loop import Process, SimulatedLoop, current, wait_until
 

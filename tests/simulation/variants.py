@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from klamm.broker.group_service import GroupService
 from klamm.broker.groups.effects import Append
+from klamm.broker.groups.service import GroupService
 from klamm.broker.identity import Identity
 from klamm.broker.log import manager
 from klamm.broker.log.producers import ProducerStates
-from klamm.broker.partition import Decision, Partition, Role, Step
-from klamm.broker.replica_fetch import ReplicaFetcher, Truncation
+from klamm.broker.replication.fetcher import ReplicaFetcher, Truncation
+from klamm.broker.replication.partition import Decision, Partition, Role, Step
 from klamm.controller import election
 from klamm.controller.interpreter import Interpreter
 from klamm.core.elections import IsrRemovals

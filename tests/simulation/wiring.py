@@ -17,15 +17,15 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import klamm.broker.candidate
 import klamm.broker.data_plane
-import klamm.broker.node
-import klamm.broker.upkeep
-import klamm.controller.process
+import klamm.broker.scheduler
+import klamm.node.controller_link
+import klamm.node.controller_process
+import klamm.node.node
 from klamm.broker.log.manager import LogManager
-from klamm.controller.link import Link
 from klamm.core.cluster import Cluster
 from klamm.core.context import Context
+from klamm.node.controller_link import Link
 from tests.simulation.loop import CURRENT, Process, ProcessExit, current
 from tests.simulation.network import SimulatedServer
 
@@ -70,7 +70,7 @@ class ChildProcess:
         self._process.signal(number)
 
 
-class SimulatedCandidate(klamm.broker.candidate.Candidate):
+class SimulatedCandidate(klamm.node.controller_link.Candidate):
     """The broker's side of its candidate, which lives on the same loop."""
 
     world: Any
@@ -79,7 +79,7 @@ class SimulatedCandidate(klamm.broker.candidate.Candidate):
         child, (reader, writer) = await self.world.spawn_candidate(current())
         self._process = ChildProcess(child)  # type: ignore[assignment]
         self._link = Link(reader, writer)
-        self._serving = klamm.broker.candidate.asyncio.create_task(
+        self._serving = klamm.node.controller_link.asyncio.create_task(
             self._serve(self._link, self._process)  # type: ignore[arg-type]
         )
 
@@ -154,13 +154,13 @@ def simulated_edges(world: Any) -> Iterator[None]:
                 (random, "SystemRandom", lambda: chance),
             )
         ),
-        (klamm.broker.node, "open_store", open_store),
-        (klamm.broker.node, "Server", server),
-        (klamm.broker.node, "Candidate", candidate),
+        (klamm.node.node, "open_store", open_store),
+        (klamm.node.node, "Server", server),
+        (klamm.node.node, "Candidate", candidate),
         (klamm.broker.data_plane, "ThreadPoolExecutor", InlineExecutor),
-        (klamm.broker.upkeep, "ThreadPoolExecutor", InlineExecutor),
-        (klamm.controller.process, "open_store", open_store),
-        (klamm.controller.process, "History", watcher),
+        (klamm.broker.scheduler, "ThreadPoolExecutor", InlineExecutor),
+        (klamm.node.controller_process, "open_store", open_store),
+        (klamm.node.controller_process, "History", watcher),
         (
             klamm.broker.data_plane,
             "LogManager",

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from klamm.broker.node import Node
 from klamm.config.broker import BrokerConfig
-from klamm.controller.link import Link
-from klamm.controller.process import run_candidate
 from klamm.errors import KlammError
+from klamm.node.controller_link import Link
+from klamm.node.controller_process import run_candidate
+from klamm.node.node import Node
 from klamm.zookeeper.store import Delete
 from tests.simulation.checks import Checks
 from tests.simulation.disk import SimulatedFiles

@@ -13,39 +13,39 @@ from pathlib import Path
 from typing import Final
 
 from klamm.broker.clock import Clock
-from klamm.broker.dispatch import Handler
-from klamm.broker.fetch_sessions import FetchSessions
-from klamm.broker.fetchers import Fetchers
-from klamm.broker.group_service import GroupService
+from klamm.broker.controller_channel import ToController
+from klamm.broker.delayed.requests import Parking
+from klamm.broker.fetch.reader import FetchReader
+from klamm.broker.fetch.sessions import FetchSessions
+from klamm.broker.groups.service import GroupService
+from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.fetch import FetchHandlers
-from klamm.broker.handlers.group_requests import GroupHandlers
+from klamm.broker.handlers.groups import GroupHandlers
 from klamm.broker.handlers.logdirs import LogDirHandlers
 from klamm.broker.handlers.offsets import OffsetHandlers
 from klamm.broker.handlers.produce import ProduceHandlers
 from klamm.broker.handlers.producers import ProducerHandlers
 from klamm.broker.identity import Identity
-from klamm.broker.isr_changes import IsrChanges
 from klamm.broker.log.checkpoints import DirectoryIdentity
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.names import parse_replica
-from klamm.broker.metadata import MetadataCache, SnapshotChange
+from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
+from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
-from klamm.broker.parking import Parking
-from klamm.broker.partition import Partition
-from klamm.broker.producer_ids import ProducerIds
-from klamm.broker.reading import FetchReader
-from klamm.broker.registration import announce_failed_directory
-from klamm.broker.replica_fetch import FetchEffects, Truncation
-from klamm.broker.replicas import ReplicaManager
-from klamm.broker.to_controller import ToController
-from klamm.broker.topic_configs import TopicConfigs
-from klamm.broker.upkeep import Upkeep
+from klamm.broker.replication.alter_partition import IsrChanges
+from klamm.broker.replication.fetcher import FetchEffects, Truncation
+from klamm.broker.replication.fetcher_manager import Fetchers
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.replication.partition import Partition
+from klamm.broker.scheduler import Upkeep
+from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
-from klamm.controller.meters import Timer
 from klamm.errors import ConfigError, SessionLostError
+from klamm.metrics.meters import Timer
 from klamm.protocol.apis import ApiKey
+from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Store
 
 log = logging.getLogger("klamm.broker")
@@ -226,10 +226,11 @@ class DataPlane:
         task.add_done_callback(self._announcing.discard)
 
     async def _announce_failure(self) -> None:
-        """Tell the controller, however long that takes."""
+        """Tell the controller that a log directory has failed (LOGDIR-1), again and again."""
         while True:
             try:
-                await announce_failed_directory(self._store, self._identity.broker_id)
+                data = znodes.encode_log_dir_event(znodes.LogDirEvent(self._identity.broker_id))
+                await self._store.create(znodes.LOG_DIR_EVENT_PREFIX, data, sequential=True)
             except SessionLostError:
                 await asyncio.sleep(_ANNOUNCE_PAUSE_S)
             else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.broker.log.errors import AppendError, Flaw
-from klamm.broker.request_meters import RequestMeters
+from klamm.metrics.requests import RequestMeters
 from klamm.protocol.codes import ErrorCode
 
 _TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)

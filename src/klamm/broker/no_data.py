@@ -6,12 +6,12 @@ Java's producers want one by default.
 
 from collections.abc import Mapping
 
-from klamm.broker.dispatch import Handler
+from klamm.broker.controller_channel import ToController
+from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.producers import ProducerHandlers
 from klamm.broker.identity import Identity
-from klamm.broker.metadata import MetadataCache, SnapshotChange
-from klamm.broker.producer_ids import ProducerIds
-from klamm.broker.to_controller import ToController
+from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
+from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
 from klamm.protocol.apis import ApiKey
 

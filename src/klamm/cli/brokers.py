@@ -12,9 +12,8 @@ from klamm.cli.render import show_json, show_rows, stdout, table
 from klamm.client import brokers, configs, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin, Broker
 from klamm.client.configs import Resource
-from klamm.client.errors import KafkaError
 from klamm.client.topics import ClusterView
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 app = group("Brokers: which are alive, and what each of them holds.")
 

@@ -12,9 +12,8 @@ from klamm.cli.render import say, show_json, stdout, table
 from klamm.client import configs, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
 from klamm.client.configs import Resource
-from klamm.client.errors import KafkaError
 from klamm.errors import ConfigError
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 app = group("The controller: who it is, and who shall be it.")
 

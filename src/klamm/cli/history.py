@@ -19,8 +19,8 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from klamm.pipeline.history import Spools, Topic
-    from klamm.pipeline.report_facts import Facts
+    from klamm.pipeline.history.folder import Spools, Topic
+    from klamm.pipeline.history.report_facts import Facts
 
 _EVERY_S: Final = 10.0
 
@@ -59,7 +59,7 @@ def history(
     """
     if more_spools and not spool:
         raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
-    from klamm.pipeline.history import Spools, Topic
+    from klamm.pipeline.history.folder import Spools, Topic
     from klamm.pipeline.session import are_little, spark_session
 
     spools = [*(spool or ()), *(more_spools or ())]
@@ -91,8 +91,8 @@ def _refresh(
     may_be_empty: bool,
 ) -> Facts | None:
     """Bring the folder up to date; None if it was, or if there are no events yet."""
-    from klamm.pipeline.history import RECORDS, TABLES, write_tables
-    from klamm.pipeline.report import write_report
+    from klamm.pipeline.history.folder import RECORDS, TABLES, write_tables
+    from klamm.pipeline.history.report import write_report
     from klamm.pipeline.session import planned_for
 
     with _progress(len(TABLES) + 2) as advance:
@@ -107,7 +107,7 @@ def _refresh(
 
 
 def _min_isr(spark: SparkSession, snapshot: Path) -> DataFrame:
-    from klamm.pipeline.snapshot import read_snapshot
+    from klamm.pipeline.snapshot.snapshot import read_snapshot
 
     return read_snapshot(spark, str(snapshot)).partitions.select("topic", "min_isr").distinct()
 
@@ -131,9 +131,9 @@ def _progress(steps: int) -> Iterator[Any]:
 def _show(facts: Facts, out: Path, *, as_json: bool) -> None:
     from pyarrow import dataset
 
-    from klamm.pipeline.history import TABLES
-    from klamm.pipeline.report import REPORT
-    from klamm.pipeline.report_facts import gap_sentence
+    from klamm.pipeline.history.folder import TABLES
+    from klamm.pipeline.history.report import REPORT
+    from klamm.pipeline.history.report_facts import gap_sentence
 
     rows = [
         {

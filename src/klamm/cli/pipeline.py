@@ -41,9 +41,9 @@ def snapshot(
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
     from klamm.pipeline.session import LITTLE_BYTES, spark_session
-    from klamm.pipeline.snapshot import write_snapshot
-    from klamm.pipeline.snapshot_admin import snapshot_from_brokers
-    from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
+    from klamm.pipeline.snapshot.admin import snapshot_from_brokers
+    from klamm.pipeline.snapshot.snapshot import write_snapshot
+    from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
 
     if zookeeper is not None:
         taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
@@ -93,10 +93,10 @@ def whatif(
         broker_ids(what, option)
 
     from klamm.pipeline.session import are_little, spark_session
-    from klamm.pipeline.snapshot import read_snapshot
-    from klamm.pipeline.whatif import broker_failures, named_failure, rack_failures
-    from klamm.pipeline.whatif_frames import play_through, write_answer
-    from klamm.pipeline.whatif_report import render_report
+    from klamm.pipeline.snapshot.snapshot import read_snapshot
+    from klamm.pipeline.whatif.frames import play_through, write_answer
+    from klamm.pipeline.whatif.report import render_report
+    from klamm.pipeline.whatif.whatif import broker_failures, named_failure, rack_failures
 
     with spark_session(master, little=are_little([Path(snapshot)])) as spark:
         frames = read_snapshot(spark, snapshot)
@@ -166,13 +166,13 @@ def plan(
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
-    from klamm.pipeline.planner import Demands, make_plan
-    from klamm.pipeline.planner_frames import ordered_partitions
-    from klamm.pipeline.planner_input import read_capacities, read_sizes, with_sizes
-    from klamm.pipeline.planner_output import summarise, write_plan
-    from klamm.pipeline.planner_waves import default_limit, make_waves
+    from klamm.pipeline.planner.frames import ordered_partitions
+    from klamm.pipeline.planner.input import read_capacities, read_sizes, with_sizes
+    from klamm.pipeline.planner.output import summarise, write_plan
+    from klamm.pipeline.planner.planner import Demands, make_plan
+    from klamm.pipeline.planner.waves import default_limit, make_waves
     from klamm.pipeline.session import are_little, spark_session
-    from klamm.pipeline.snapshot import read_snapshot
+    from klamm.pipeline.snapshot.snapshot import read_snapshot
 
     demands = Demands(
         add=broker_ids(add_brokers, "--add-brokers") if add_brokers else (),

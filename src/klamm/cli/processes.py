@@ -54,7 +54,7 @@ def run_broker(arguments: Sequence[str]) -> None:
     if config.without_effect:
         listed = ", ".join(config.without_effect)
         print(f"klamm: known, but without effect here: {listed}", file=sys.stderr)
-    from klamm.broker.node import run
+    from klamm.node.node import run
 
     run(config)
 

@@ -30,7 +30,7 @@ def story(
     Example: klamm story orders-0
     Example: klamm story orders-0 --spool data/broker-1/log-history
     """
-    from klamm.controller.story import run, split_name
+    from klamm.history.story import run, split_name
 
     split_name(name)  # raises before anybody is asked
     spools = [*(spool or ()), *(more_spools or ())]

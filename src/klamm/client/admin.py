@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from klamm.client.connection import Connection
-from klamm.client.errors import KafkaError, check, error_codes
+from klamm.client.errors import check, error_codes
 from klamm.errors import ConfigError, UnavailableError
+from klamm.net.blocking import Connection
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
-from klamm.protocol.encoding import Values
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 NOBODY: Final = -1

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.client.admin import Admin
-from klamm.client.errors import KafkaError, check, suggestion
+from klamm.client.errors import check, suggestion
 from klamm.client.topics import unknown_topic
 from klamm.config.broker_keys import KEYS
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 _TOPIC: Final = 2
 _BROKER: Final = 4

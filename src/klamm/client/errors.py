@@ -1,20 +1,11 @@
-"""What a cluster answered instead of what was asked for."""
+"""Error codes in responses: raise them, find them, and suggest a name that was meant."""
 
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from typing import Any
 
-from klamm.errors import KlammError
-from klamm.protocol.codes import ErrorCode
-
-
-class KafkaError(KlammError):
-    """An answer with an error code; the message begins with the code's name."""
-
-    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
-        self.code: Final = code
-        super().__init__(f"{code.name}: {message or code.message}")
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 
 def check(code: int, message: str | None = None) -> None:

@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 
 from klamm.client import topics
 from klamm.client.admin import Admin, by_topic
-from klamm.client.errors import KafkaError, check, suggestion
+from klamm.client.errors import check, suggestion
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
-from klamm.protocol.cursor import Cursor
+from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 Name: TypeAlias = tuple[str, int]
 

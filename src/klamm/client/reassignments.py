@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 from klamm.client import configs, topics
 from klamm.client.admin import Admin, by_topic
 from klamm.client.configs import Resource
-from klamm.client.errors import KafkaError, check
+from klamm.client.errors import check
 from klamm.errors import ConfigError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 Name: TypeAlias = tuple[str, int]
 #: Which replicas a partition shall have; the first is preferred as its leader.

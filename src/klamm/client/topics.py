@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.client.admin import NOBODY, Admin, Broker
-from klamm.client.errors import KafkaError, check, suggestion
+from klamm.client.errors import check, suggestion
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 _BROKER_DEFAULT: Final = -1
 _HEARD_WITHIN_S: Final = 10.0

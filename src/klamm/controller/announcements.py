@@ -26,7 +26,10 @@ from klamm.core.events import (
     StopReplicaAnswered,
     UpdateMetadataAnswered,
 )
-from klamm.protocol.control import (
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.frames import decode_response
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.fast.control import (
     ControlRequest,
     PartitionStates,
     StoppedReplicas,
@@ -36,9 +39,6 @@ from klamm.protocol.control import (
     encode_stop_replica,
     encode_update_metadata,
 )
-from klamm.protocol.encoding import Values
-from klamm.protocol.frames import decode_response
-from klamm.protocol.headers import RequestHeader
 from klamm.zookeeper import znodes
 
 state_changes = logging.getLogger("state.change.logger")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.controller.meters import Timer
-from klamm.controller.queue import EventQueue
+from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import Broker, Endpoint
 from klamm.core.events import Event
+from klamm.metrics.meters import Timer
 
 log = logging.getLogger("klamm.controller.channels")
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from klamm.controller.announcements import Announcer
 from klamm.controller.channels import Channels
-from klamm.controller.queue import EventQueue, Queued
+from klamm.controller.event_queue import EventQueue
 from klamm.core import effects
 from klamm.core.cluster import Broker, Cluster, Endpoint, States
 from klamm.core.columns import I8, I32, I64, NO_BROKER, padded, widen
 from klamm.core.context import Context, Log
 from klamm.core.effects import Outcome, Procedure, StatesRead, TopicRead, UnreadableConfig
-from klamm.core.events import Event
+from klamm.core.events import Event, Queued
 from klamm.errors import MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (

@@ -16,13 +16,12 @@ from typing import Any, Final, Protocol
 
 from klamm.controller import election
 from klamm.controller.channels import Channels
+from klamm.controller.event_queue import EventQueue, event_for
 from klamm.controller.interpreter import Interpreter
-from klamm.controller.queue import EventQueue, Queued
-from klamm.controller.watches import event_for
 from klamm.core.cluster import Cluster
 from klamm.core.context import Context, Settings
 from klamm.core.effects import Procedure
-from klamm.core.events import ControllerState, Event
+from klamm.core.events import ControllerState, Event, Queued
 from klamm.core.procedures.dispatch import answer_when_not_active, handle
 from klamm.core.procedures.failover import take_office
 from klamm.errors import FencedError, KlammError, SessionLostError

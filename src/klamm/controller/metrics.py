@@ -9,12 +9,11 @@ from typing import Final
 
 from klamm.controller.channels import Channels
 from klamm.controller.loop import Controller, World
-from klamm.controller.meters import Histogram, Meter, Timer
-from klamm.controller.prometheus import Page
-from klamm.controller.queue import Queued
 from klamm.core.context import Context
-from klamm.core.events import ControllerState
+from klamm.core.events import ControllerState, Queued
 from klamm.core.metrics import Gauges, gauges
+from klamm.metrics.meters import Histogram, Meter, Timer
+from klamm.metrics.prometheus import Page
 from klamm.zookeeper.store import (
     Event,
     SessionExpired,

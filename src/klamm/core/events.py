@@ -5,10 +5,10 @@ from. Events that come from a request carry what was asked; their answers are gi
 `Answer` effect. Kafka's error codes appear here as plain integers, since the core knows no wire.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from klamm.core.cluster import TopicPartition
 
@@ -300,3 +300,13 @@ class UpdateFeatures(Event):
     updates: Sequence[FeatureUpdate]
     validate_only: bool = False
     state = ControllerState.UPDATE_FEATURES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queued:
+    """An event that waits: when it came, why, and who wants its answer, if anybody does."""
+
+    event: Any
+    enqueued_at: float
+    cause: str
+    answer: Callable[[Any], None] | None = None

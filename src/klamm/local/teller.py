@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from klamm.controller.spool import read_spool
-from klamm.controller.story import story
-from klamm.controller.trail import Gap, Row, read_trail
+from klamm.history.spool import read_spool
+from klamm.history.story import story
+from klamm.history.trail import Gap, Row, read_trail
 
 
 class Teller:

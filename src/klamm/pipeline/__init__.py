@@ -7,32 +7,32 @@ is loaded when it is first asked for, because whoever streams a topic needs no p
 from importlib import import_module
 from typing import Any, Final
 
-_TABLES: Final = "klamm.pipeline.history_tables"
-_TIMELINE: Final = "klamm.pipeline.history_timeline"
-_MEASURES: Final = "klamm.pipeline.history_measures"
+_TABLES: Final = "klamm.pipeline.history.tables"
+_TIMELINE: Final = "klamm.pipeline.history.timeline"
+_MEASURES: Final = "klamm.pipeline.history.measures"
 #: name: the module that has it.
 _PUBLIC: Final = {
-    "snapshot_from_zookeeper": "klamm.pipeline.snapshot_zookeeper",
-    "snapshot_from_brokers": "klamm.pipeline.snapshot_admin",
-    "write_snapshot": "klamm.pipeline.snapshot",
-    "read_snapshot": "klamm.pipeline.snapshot",
-    "play_through": "klamm.pipeline.whatif_frames",
-    "broker_failures": "klamm.pipeline.whatif",
-    "rack_failures": "klamm.pipeline.whatif",
-    "named_failure": "klamm.pipeline.whatif",
-    "write_answer": "klamm.pipeline.whatif_frames",
-    "plan_moves": "klamm.pipeline.planner_frames",
-    "make_plan": "klamm.pipeline.planner",
-    "make_waves": "klamm.pipeline.planner_waves",
-    "Demands": "klamm.pipeline.planner",
-    "Capacity": "klamm.pipeline.planner",
-    "make_tables": "klamm.pipeline.history",
-    "write_tables": "klamm.pipeline.history",
-    "read_spools": "klamm.pipeline.history_input",
-    "stream_topic": "klamm.pipeline.history_input",
-    "decode_messages": "klamm.pipeline.history_input",
-    "distinct": "klamm.pipeline.history_input",
-    "write_report": "klamm.pipeline.report",
+    "snapshot_from_zookeeper": "klamm.pipeline.snapshot.zookeeper",
+    "snapshot_from_brokers": "klamm.pipeline.snapshot.admin",
+    "write_snapshot": "klamm.pipeline.snapshot.snapshot",
+    "read_snapshot": "klamm.pipeline.snapshot.snapshot",
+    "play_through": "klamm.pipeline.whatif.frames",
+    "broker_failures": "klamm.pipeline.whatif.whatif",
+    "rack_failures": "klamm.pipeline.whatif.whatif",
+    "named_failure": "klamm.pipeline.whatif.whatif",
+    "write_answer": "klamm.pipeline.whatif.frames",
+    "plan_moves": "klamm.pipeline.planner.frames",
+    "make_plan": "klamm.pipeline.planner.planner",
+    "make_waves": "klamm.pipeline.planner.waves",
+    "Demands": "klamm.pipeline.planner.planner",
+    "Capacity": "klamm.pipeline.planner.planner",
+    "make_tables": "klamm.pipeline.history.folder",
+    "write_tables": "klamm.pipeline.history.folder",
+    "read_spools": "klamm.pipeline.history.input",
+    "stream_topic": "klamm.pipeline.history.input",
+    "decode_messages": "klamm.pipeline.history.input",
+    "distinct": "klamm.pipeline.history.input",
+    "write_report": "klamm.pipeline.history.report",
     "events": _TABLES,
     "gaps": _TABLES,
     "controller_terms": _TABLES,

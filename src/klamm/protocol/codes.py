@@ -1,11 +1,13 @@
-"""Kafka's error codes, as they stand in answers.
+"""Kafka's error codes, and the exception that carries one.
 
 What a code means for a client is carried by the code itself: whether asking again can help, and
 the sentence that Kafka's own clients show when an answer has no message of its own.
 """
 
 import enum
-from typing import Self
+from typing import Final, Self
+
+from klamm.errors import KlammError
 
 
 class ErrorCode(enum.IntEnum):
@@ -423,3 +425,11 @@ class ErrorCode(enum.IntEnum):
     INVALID_VOTER_KEY = 125, False, "The voter key doesn't match the receiving replica's key."
     DUPLICATE_VOTER = 126, False, "The voter is already part of the set of voters."
     VOTER_NOT_FOUND = 127, False, "The voter is not part of the set of voters."
+
+
+class KafkaError(KlammError):
+    """A response with an error code; the message begins with the code's name."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        self.code: Final = code
+        super().__init__(f"{code.name}: {message or code.message}")

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import cramjam
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.varints import Buffer
+from klamm.protocol.codec.primitives import Buffer
 
 DecompressInto: TypeAlias = Callable[[Buffer, bytearray | mmap], int]
 

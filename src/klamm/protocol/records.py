@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from klamm.errors import LocalProtocolError, RemoteProtocolError
+from klamm.protocol.codec.primitives import Buffer, decode_varint, encode_varint
 from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX, Codec, compress, decompress
-from klamm.protocol.varints import Buffer, decode_varint, encode_varint
 
 MAGIC: Final = 2
 

@@ -24,7 +24,7 @@ from klamm.broker.groups.messages import (
 )
 from klamm.broker.groups.records import Record
 from klamm.broker.groups.replay import ReplayBatch
-from klamm.broker.log.names import TopicPartition
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 START_MS = 1_700_000_000_000

@@ -7,7 +7,7 @@ import pytest
 
 from klamm.broker.handlers.control import ControlHandlers, NoReplicas
 from klamm.broker.identity import Identity
-from klamm.broker.metadata import MetadataCache
+from klamm.broker.metadata.cache import MetadataCache
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 

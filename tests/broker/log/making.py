@@ -8,9 +8,9 @@ from typing import Any
 from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.files import Files
 from klamm.broker.log.log import Log
-from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.recovery import Checkpointed, load_log
 from klamm.broker.log.settings import LogConfig
+from klamm.names import TopicPartition
 from klamm.protocol.records import Record, build_batch, iterate_batches, iterate_records
 
 PARTITION = TopicPartition("orders", 0)

@@ -19,8 +19,8 @@ from klamm.broker.log.checkpoints import (
     write_topic_id,
 )
 from klamm.broker.log.files import REAL_FILES
-from klamm.broker.log.names import TopicPartition
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 
 IDENTITY = DirectoryIdentity(3, "kbpFQGZDQKWgxhX9TIRZ6g")
 

@@ -8,9 +8,9 @@ import pytest
 from klamm.broker.log.checkpoints import DirectoryIdentity
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.manager import LogManager
-from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 from klamm.protocol.records import Record, build_batch
 from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, stored_records
 

@@ -3,13 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.log.names import (
-    TopicPartition,
     marked_for_deletion,
     parse_mark,
     parse_replica,
     parse_segment_file,
     segment_name,
 )
+from klamm.names import TopicPartition
 
 topics = st.text("abcXYZ019._-", min_size=1, max_size=249)
 

@@ -8,9 +8,9 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from klamm.pipeline.history import Spools, write_tables
-from klamm.pipeline.report import write_report
-from klamm.pipeline.report_facts import Facts
+from klamm.pipeline.history.folder import Spools, write_tables
+from klamm.pipeline.history.report import write_report
+from klamm.pipeline.history.report_facts import Facts
 from tests.pipeline.history.night import Cluster, night
 
 

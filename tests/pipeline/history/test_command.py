@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from klamm.pipeline.history import TABLES
+from klamm.pipeline.history.folder import TABLES
 from tests.cli.running import run_here
 from tests.pipeline.history.night import Cluster
 

@@ -14,11 +14,11 @@ from pyarrow import ArrowInvalid, parquet
 from pyspark.sql import SparkSession
 
 from klamm import Cluster
-from klamm.controller.spool import read_spool
-from klamm.controller.story import DEFAULT_TOPIC
 from klamm.errors import ConfigError
-from klamm.pipeline.history import Topic, read_records, write_tables
-from klamm.pipeline.report import write_report
+from klamm.history.spool import read_spool
+from klamm.history.story import DEFAULT_TOPIC
+from klamm.pipeline.history.folder import Topic, read_records, write_tables
+from klamm.pipeline.history.report import write_report
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(600)]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.pipeline.report import render
-from klamm.pipeline.report_facts import gap_sentence
+from klamm.pipeline.history.report import render
+from klamm.pipeline.history.report_facts import gap_sentence
 from tests.pipeline.history.conftest import Told
 from tests.pipeline.pages import Page, network_references
 

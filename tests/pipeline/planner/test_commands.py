@@ -8,7 +8,7 @@ import pytest
 
 from klamm.client import reassignments
 from klamm.local.cluster import Cluster
-from klamm.pipeline.snapshot_zookeeper import snapshot_from_zookeeper
+from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
 from tests.cli.running import run_here
 
 

@@ -16,10 +16,10 @@ from klamm.core.columns import padded, unpad
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
 from klamm.pipeline.arrow import rows_to_arrow
-from klamm.pipeline.planner import Capacity, Demands, ImpossibleError, Planned, make_plan
-from klamm.pipeline.planner_input import read_capacities, read_sizes, with_sizes
-from klamm.pipeline.planner_output import summarise, write_plan
-from klamm.pipeline.planner_waves import make_waves
+from klamm.pipeline.planner.input import read_capacities, read_sizes, with_sizes
+from klamm.pipeline.planner.output import summarise, write_plan
+from klamm.pipeline.planner.planner import Capacity, Demands, ImpossibleError, Planned, make_plan
+from klamm.pipeline.planner.waves import make_waves
 from tests.pipeline.pages import Page, network_references
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
-from klamm.pipeline.snapshot import Snapshot, read_snapshot, write_snapshot, write_table
+from klamm.pipeline.snapshot.snapshot import Snapshot, read_snapshot, write_snapshot, write_table
 
 BROKERS = [{"id": 2, "host": "h", "port": 1, "rack": None}, {"id": 1, "rack": "a"}]
 PARTITION = {

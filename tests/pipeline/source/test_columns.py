@@ -16,7 +16,7 @@ from klamm.pipeline.source.columns import (
     offset_after,
 )
 from klamm.protocol.compression import Codec
-from klamm.protocol.fetch import AbortedTransaction
+from klamm.protocol.fast.fetch import AbortedTransaction
 from klamm.protocol.records import Batch, Record, build_batch, iterate_records, thin_batch
 
 ALL = 1 << 60

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from klamm.core.columns import padded, unpad
 from klamm.errors import ConfigError
 from klamm.pipeline.arrow import PartitionColumns
-from klamm.pipeline.whatif import (
+from klamm.pipeline.whatif.whatif import (
     OUTCOMES,
     SUMS,
     Failures,

@@ -45,7 +45,7 @@ from klamm.broker.groups.records import (
 )
 from klamm.broker.groups.replay import Replay, ReplayBatch
 from klamm.broker.groups.timers import Timer, TimerKind, Timers
-from klamm.broker.log.names import TopicPartition
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 #: `offsets.topic.num.partitions`, which counts as long as there is no `__consumer_offsets`.

@@ -25,8 +25,8 @@ from klamm.broker.groups.messages import (
 )
 from klamm.broker.groups.offsets import GroupOffsets
 from klamm.broker.groups.records import StoredGroup, StoredMember, subscribed_topics
-from klamm.broker.log.names import TopicPartition
 from klamm.errors import IllegalTransitionError, RemoteProtocolError
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 #: The protocol type of Kafka's consumers, whose metadata names the topics they subscribe to.

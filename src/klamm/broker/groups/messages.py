@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.broker.log.names import TopicPartition
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 NO_GENERATION: Final = -1

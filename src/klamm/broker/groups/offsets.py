@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from klamm.broker.groups.messages import FetchedOffset
 from klamm.broker.groups.records import CommittedOffset
-from klamm.broker.log.names import TopicPartition
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
 #: Stands for the place in the log of everything that was there before this coordinator.

@@ -14,8 +14,8 @@ from klamm.broker.groups.records import (
     decode_key,
     decode_offset_value,
 )
-from klamm.broker.log.names import TopicPartition
 from klamm.errors import RemoteProtocolError
+from klamm.names import TopicPartition
 
 NO_PRODUCER: Final = -1
 #: The key of a control record: its version, and 0 for abort or 1 for commit.

@@ -1,19 +1,30 @@
-"""What there is: ApiVersions, Metadata and DescribeCluster (sections 1 and 7)."""
+"""ApiVersions, Metadata and DescribeCluster (sections 1 and 7).
+
+A broker listens before its first UpdateMetadata can arrive. Until then it would describe an empty
+cluster, and some clients wait long before they ask again; so `FirstMetadata` delays such requests.
+"""
 
 import asyncio
+import contextlib
+import inspect
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from klamm.broker.dispatch import Body, Call, Frame, Handler, Result
+from klamm.broker.handlers.dispatch import Body, Call, Frame, Handler, Result
 from klamm.broker.identity import Identity
-from klamm.broker.metadata import ClusterSnapshot, MetadataCache, TopicMetadata
-from klamm.broker.metadata_answer import Operations, encode_all_topics
-from klamm.broker.topic_names import is_internal, is_legal
+from klamm.broker.metadata.cache import (
+    ClusterSnapshot,
+    MetadataCache,
+    SnapshotChange,
+    TopicMetadata,
+)
+from klamm.broker.metadata.response import Operations, encode_all_topics
+from klamm.names import is_internal, is_legal
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.metadata_records import PartitionMetadata
+from klamm.protocol.fast.metadata_records import PartitionMetadata
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _NOT_ASKED: Final = -(1 << 31)
@@ -241,3 +252,33 @@ def _unknown_topic(name: str | None, code: ErrorCode, topic_id: uuid.UUID | None
         "partitions": [],
         "topic_authorized_operations": _NOT_ASKED,
     }
+
+
+#: A cluster without a controller has to be told about too, after a while.
+_PATIENCE_S: Final = 25.0
+
+
+class FirstMetadata:
+    """Holds requests back until there is something to say."""
+
+    def __init__(self) -> None:
+        self._has_arrived = asyncio.Event()
+
+    def on_metadata(self, change: SnapshotChange) -> None:
+        """A controller has told something."""
+        self._has_arrived.set()
+
+    def hold(self, handler: Handler) -> Handler:
+        """The same handler, which waits for the first metadata."""
+
+        def handle(call: Call) -> Result | Awaitable[Result]:
+            return handler(call) if self._has_arrived.is_set() else self._later(handler, call)
+
+        return handle
+
+    async def _later(self, handler: Handler, call: Call) -> Result:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._has_arrived.wait()
+        answer = handler(call)
+        return await answer if inspect.isawaitable(answer) else answer

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from klamm.broker.config_changes import read_config, write_config
-from klamm.broker.dispatch import Body, Call, Handler
-from klamm.broker.metadata import MetadataCache
-from klamm.broker.topic_names import complaint_about
+from klamm.broker.handlers.dispatch import Body, Call, Handler
+from klamm.broker.metadata.cache import MetadataCache
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
@@ -24,9 +22,11 @@ from klamm.config.dynamic import Change, Operation, altered, validate_broker_con
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import validate_topic_config
 from klamm.errors import ConfigError
+from klamm.names import complaint_about
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper import znodes
+from klamm.zookeeper.configs import read_config, write_config
 from klamm.zookeeper.store import Store
 
 _TOPIC: Final = 2

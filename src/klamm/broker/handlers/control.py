@@ -5,20 +5,20 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.identity import Identity
-from klamm.broker.log.names import TopicPartition
-from klamm.broker.metadata import (
+from klamm.broker.metadata.cache import (
     Endpoint,
     LiveBroker,
     MetadataCache,
     MetadataUpdate,
     SnapshotChange,
 )
-from klamm.broker.partition import Order
+from klamm.broker.replication.partition import Order
+from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
+from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
 
 log = logging.getLogger("klamm.broker.control")
 

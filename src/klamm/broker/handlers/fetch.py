@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
-from klamm.broker.dispatch import Call, Frame, Handler, Result
-from klamm.broker.fetch_sessions import (
+from klamm.broker.delayed.requests import Parking
+from klamm.broker.fetch.reader import FetchReader, FetchTerms
+from klamm.broker.fetch.sessions import (
     Answer,
     FetchContext,
     Fetched,
@@ -15,23 +16,22 @@ from klamm.broker.fetch_sessions import (
     SessionKey,
     SessionRequest,
 )
-from klamm.broker.log.names import TopicPartition
-from klamm.broker.metadata import ClusterSnapshot, MetadataCache
-from klamm.broker.parking import Parking
-from klamm.broker.reading import FetchReader, FetchTerms
-from klamm.broker.reads import FetchPosition, Reader
-from klamm.broker.server import Part
+from klamm.broker.handlers.dispatch import Call, Frame, Handler, Result
+from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
+from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.config.broker import BrokerConfig
+from klamm.names import TopicPartition
+from klamm.net.server import Part
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fetch import (
+from klamm.protocol.fast.fetch import (
     FetchPartitionResponse,
     FetchRequest,
     FetchResponse,
     FetchTopicResponse,
     encode_fetch_response,
 )
-from klamm.protocol.leaders import NodeEndpoint
+from klamm.protocol.fast.leaders import NodeEndpoint
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13

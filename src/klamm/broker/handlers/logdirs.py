@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.log.manager import DirectoryDescription, LogDescription, LogManager
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
-from klamm.broker.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
-from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.results import TimestampedOffset
-from klamm.broker.partition import Partition
-from klamm.broker.reads import CONSUMER, Reader
-from klamm.broker.replicas import ReplicaManager
-from klamm.broker.topic_names import is_internal
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.replication.partition import Partition
+from klamm.broker.replication.replica_log import CONSUMER, Reader
+from klamm.names import TopicPartition, is_internal
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 

@@ -5,21 +5,20 @@ import inspect
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from klamm.broker.dispatch import NO_ANSWER, Call, Frame, Handler, Result
+from klamm.broker.fetch.reader import leader_hint
+from klamm.broker.handlers.dispatch import NO_ANSWER, Call, Frame, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
-from klamm.broker.log.names import TopicPartition
 from klamm.broker.log.validation import check_produced, is_garbage, takes_long
-from klamm.broker.metadata import MetadataCache
+from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
-from klamm.broker.partition import Partition
-from klamm.broker.reading import leader_hint
-from klamm.broker.replicas import ReplicaManager
-from klamm.broker.server import CloseConnection
-from klamm.broker.topic_names import is_internal
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.replication.partition import Partition
+from klamm.names import TopicPartition, is_internal
+from klamm.net.server import CloseConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.produce import (
+from klamm.protocol.fast.produce import (
     ProducePartitionResponse,
     ProduceRequest,
     ProduceResponse,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from klamm.broker.dispatch import Body, Call, Handler
-from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.handlers.dispatch import Body, Call, Handler
+from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 

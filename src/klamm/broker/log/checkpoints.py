@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from klamm.broker.log.files import Files
-from klamm.broker.log.names import TopicPartition
 from klamm.config.properties import format_properties, read_properties
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 
 logger = logging.getLogger(__name__)
 

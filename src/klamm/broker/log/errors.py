@@ -13,7 +13,7 @@ from enum import Enum
 
 from klamm.errors import KlammError
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.produce import RecordError
+from klamm.protocol.fast.produce import RecordError
 
 
 class Flaw(Enum):

@@ -27,7 +27,7 @@ from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.epochs import LeaderEpochs
 from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
 from klamm.broker.log.files import Buffer, Files
-from klamm.broker.log.names import CLEANED, DELETED, SWAP, TopicPartition
+from klamm.broker.log.names import CLEANED, DELETED, SWAP
 from klamm.broker.log.producers import NO_PRODUCER, ProducerStates
 from klamm.broker.log.replay import note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
@@ -40,6 +40,7 @@ from klamm.broker.log.validation import (
     validate_batch,
     validate_replicated,
 )
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import (
     ASSIGNED_SIZE,

@@ -36,15 +36,11 @@ from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.errors import CorruptLogError, StorageError
 from klamm.broker.log.files import REAL_FILES, Files
 from klamm.broker.log.log import Log
-from klamm.broker.log.names import (
-    TopicPartition,
-    marked_for_deletion,
-    parse_mark,
-    parse_replica,
-)
+from klamm.broker.log.names import marked_for_deletion, parse_mark, parse_replica
 from klamm.broker.log.recovery import Checkpointed, load_log
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 
 logger = logging.getLogger(__name__)
 

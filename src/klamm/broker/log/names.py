@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Final, NamedTuple
+from typing import Final
+
+from klamm.names import TopicPartition
 
 LOG: Final = ".log"
 OFFSET_INDEX: Final = ".index"
@@ -28,16 +30,6 @@ _REPLICA: Final = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)")
 _MARKED: Final = re.compile(r"(?P<replica>.+-\d+)\.[0-9a-f]{32}-(?P<mark>delete|future|stray)")
 #: Kafka shortens the topic in a marked name so that the whole stays within a file name's limit.
 _NAME_MAX: Final = 255
-
-
-class TopicPartition(NamedTuple):
-    """A partition, as it is named in directories and checkpoint files."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 def parse_replica(name: str) -> TopicPartition | None:

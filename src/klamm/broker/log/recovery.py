@@ -28,13 +28,13 @@ from klamm.broker.log.names import (
     OFFSET_INDEX,
     SWAP,
     TIME_INDEX,
-    TopicPartition,
     parse_segment_file,
 )
 from klamm.broker.log.producers import ProducerStates
 from klamm.broker.log.replay import collect_epochs, note_batch, rebuild_producers
 from klamm.broker.log.segment import Segment
 from klamm.broker.log.settings import FOREVER, LogConfig
+from klamm.names import TopicPartition
 from klamm.protocol.records import MAGIC, Batch, has_valid_crc
 
 logger = logging.getLogger(__name__)

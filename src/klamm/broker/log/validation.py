@@ -19,7 +19,7 @@ from klamm.broker.log.settings import LogConfig
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec, CompressionError
-from klamm.protocol.produce import RecordError
+from klamm.protocol.fast.produce import RecordError
 from klamm.protocol.records import (
     HEADER_SIZE,
     LENGTH_END,

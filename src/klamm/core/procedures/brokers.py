@@ -1,4 +1,8 @@
-"""Brokers that come, go, come back as somebody else, or change what they say of themselves."""
+"""Brokers that register, fail, restart or change: their replicas, endpoints and log directories.
+
+Controlled shutdown and failed log directories are here too: both take replicas away from a broker
+that is still alive.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -6,22 +10,28 @@ from dataclasses import replace
 import numpy as np
 
 from klamm.core.batch import Batch
-from klamm.core.cluster import Broker
-from klamm.core.columns import I32
+from klamm.core.cluster import Broker, TopicPartition
+from klamm.core.codes import Code
+from klamm.core.columns import I32, count
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import (
+    Answer,
     ChangeChannels,
+    DropLogDirNotifications,
     ForgetBrokerWatch,
     Procedure,
     ReadBroker,
     ReadBrokers,
+    ReadLogDirNotifications,
     WatchBrokers,
 )
+from klamm.core.events import ControlledShutdown, LeaderAndIsrAnswered
 from klamm.core.procedures.deletion import fail_deletion, resume_deletion_of
-from klamm.core.procedures.moves import resume_moves
-from klamm.core.procedures.partitions import move_partitions, trigger_elections
+from klamm.core.procedures.partitions import Strategy, move_partitions, trigger_elections
+from klamm.core.procedures.reassignment import resume_moves
 from klamm.core.procedures.replicas import move_replicas
 from klamm.core.transitions import PartitionState, ReplicaState
+from klamm.errors import FencedError
 
 _NO_ROWS = np.empty(0, np.int32)
 
@@ -143,3 +153,98 @@ def send_metadata(
     batch = Batch(ctx.cluster)
     batch.update_metadata(rows, brokers)
     yield from batch.send()
+
+
+def on_log_dir_notification(ctx: Context) -> Procedure[None]:
+    """Send brokers that lost a directory all their partitions: the answers say which are gone."""
+    names, brokers = yield ReadLogDirNotifications()
+    if not names:
+        return
+    drop = DropLogDirNotifications(names)
+    try:
+        ctx.say(Log.CONTROLLER, Level.WARNING, f"brokers lost log directories: {sorted(brokers)}")
+        row, broker = ctx.cluster.hosted_by(brokers)
+        yield from move_replicas(ctx, row, broker, ReplicaState.ONLINE)
+    except FencedError:
+        raise
+    except Exception:
+        yield drop
+        raise
+    yield drop
+
+
+def on_leader_and_isr_answered(ctx: Context, event: LeaderAndIsrAnswered) -> Procedure[None]:
+    """Take note of partitions that are on a lost directory, or no longer (LOGDIR-4..9)."""
+    cluster = ctx.cluster
+    if event.error != Code.NONE:
+        text = f"broker {event.broker} answered LeaderAndIsr with error {event.error}"
+        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+        return
+    if event.broker not in cluster.brokers:
+        return
+    before = cluster.offline_dirs.get(event.broker, set())
+    reported = {
+        cluster.row(*tp) for tp, error in event.errors.items() if error == Code.KAFKA_STORAGE_ERROR
+    }
+    lost = {row for row in reported if row is not None}
+    healed = {
+        row
+        for row in before - lost
+        if (tp := cluster.name(row)) in event.answered and event.errors.get(tp, 0) == Code.NONE
+    }
+    if before or lost:
+        cluster.offline_dirs[event.broker] = (before - healed) | lost
+    newly = np.array(sorted(lost - before), np.int32)
+    if len(newly):
+        ctx.say_of(
+            Log.STATE_CHANGE, Level.INFO, newly, f"replicas offline on broker {event.broker}"
+        )
+        yield from on_replicas_offline(ctx, newly, np.full(len(newly), event.broker, np.int32))
+
+
+#: The epoch of brokers too old to know theirs.
+_ANY_EPOCH = -1
+
+
+def on_controlled_shutdown(ctx: Context, event: ControlledShutdown) -> Procedure[None]:
+    """Move leadership off the broker and answer with what it still leads."""
+    refusal = _refusal(ctx, event)
+    if refusal is None:
+        remaining = yield from _empty(ctx, event.broker)
+        yield Answer(event, (Code.NONE, remaining))
+    else:
+        yield Answer(event, (refusal, []))
+
+
+def _refusal(ctx: Context, event: ControlledShutdown) -> Code | None:
+    known = ctx.cluster.brokers.get(event.broker)
+    if event.broker_epoch == _ANY_EPOCH:
+        return Code.BROKER_NOT_AVAILABLE if known is None else None
+    if known is None:
+        return Code.UNKNOWN_SERVER_ERROR
+    return Code.STALE_BROKER_EPOCH if event.broker_epoch < known.epoch else None
+
+
+def _empty(ctx: Context, broker: int) -> Procedure[list[TopicPartition]]:
+    """Take the broker out of the lead and out of the ISRs; returns what could not be moved."""
+    cluster = ctx.cluster
+    cluster.shutting_down.add(broker)
+    ctx.say(Log.CONTROLLER, Level.INFO, f"shutting down {sorted(cluster.shutting_down)}")
+    rows, _ = cluster.hosted_by([broker])
+    # A partition without another replica has nowhere to go; it is neither moved nor reported.
+    rows = rows[count(cluster.replicas[rows]) > 1]
+    rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
+    leads = cluster.leader[rows] == broker
+    yield from move_partitions(
+        ctx, rows[leads], PartitionState.ONLINE, Strategy.CONTROLLED_SHUTDOWN
+    )
+    followed = rows[~leads]
+    brokers = np.full(len(followed), broker, np.int32)
+    # It stops fetching first, so that leaders do not take it back.
+    batch = Batch(cluster)
+    batch.stop_replica(followed, brokers, delete=False)
+    yield from batch.send()
+    yield from move_replicas(ctx, followed, brokers, ReplicaState.OFFLINE)
+    still_led = rows[cluster.leader[rows] == broker]
+    ctx.say_of(Log.CONTROLLER, Level.WARNING, still_led, f"broker {broker} still leads partitions")
+    return [cluster.name(row) for row in still_led.tolist()]

@@ -7,17 +7,10 @@ from klamm.core.codes import Code
 from klamm.core.context import Context, Level, Log
 from klamm.core.effects import Answer, Procedure
 from klamm.core.events import Event
-from klamm.core.procedures import (
-    brokers,
-    deletion,
-    features,
-    isr,
-    leaders,
-    logdirs,
-    moves,
-    shutdown,
-    topics,
-)
+from klamm.core.procedures import brokers, deletion, features, isr, leaders, topics
+from klamm.core.procedures import brokers as logdirs
+from klamm.core.procedures import brokers as shutdown
+from klamm.core.procedures import reassignment as moves
 from klamm.errors import FencedError
 
 

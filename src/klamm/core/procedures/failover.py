@@ -29,8 +29,8 @@ from klamm.core.events import AutoRebalance
 from klamm.core.procedures.brokers import fit_brokers, send_metadata
 from klamm.core.procedures.deletion import mark_ineligible, resume_deletions
 from klamm.core.procedures.leaders import elect_requested
-from klamm.core.procedures.moves import give_up_moves, resume_moves, take_up_request
 from klamm.core.procedures.partitions import start_partition_machine
+from klamm.core.procedures.reassignment import give_up_moves, resume_moves, take_up_request
 from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError

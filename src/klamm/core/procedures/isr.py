@@ -20,7 +20,7 @@ from klamm.core.effects import (
 )
 from klamm.core.elections import RECOVERING
 from klamm.core.events import AlterPartition, IsrAnswer, IsrProposal
-from klamm.core.procedures.moves import complete_moves
+from klamm.core.procedures.reassignment import complete_moves
 from klamm.errors import FencedError
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.fetch import AbortedTransaction
+from klamm.protocol.codec.primitives import decode_varint
+from klamm.protocol.fast.fetch import AbortedTransaction
 from klamm.protocol.records import (
     HEADER_SIZE,
     MAGIC,
@@ -25,7 +26,6 @@ from klamm.protocol.records import (
     has_valid_crc,
     records_data,
 )
-from klamm.protocol.varints import decode_varint
 
 I64: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from klamm.client.admin import Admin
-from klamm.client.errors import KafkaError, check
+from klamm.client.errors import check
 from klamm.errors import UnavailableError
 from klamm.pipeline.source.columns import Decoder, offset_after
 from klamm.pipeline.source.leader_link import LeaderLink, Wish
@@ -22,8 +22,8 @@ from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fetch import FetchPartitionResponse
+from klamm.protocol.codes import ErrorCode, KafkaError
+from klamm.protocol.fast.fetch import FetchPartitionResponse
 
 _EARLIEST: Final = -2  # as a timestamp
 _CONSUMER: Final = -1

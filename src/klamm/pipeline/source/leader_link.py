@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from klamm.errors import RemoteProtocolError, UnavailableError
 from klamm.protocol.apis import APIS, ApiKey
-from klamm.protocol.fetch import FetchPartitionResponse
-from klamm.protocol.frames import decode_response, encode_request
-from klamm.protocol.headers import RequestHeader
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.fast.fetch import FetchPartitionResponse
 
 _SIZE: Final = struct.Struct(">i")
 _LAST_BY_NAME: Final = 12
@@ -35,7 +35,7 @@ class Wish:
     kafka: Mapping[str, str]
 
     def values(self, position: int) -> dict[str, Any]:
-        """A request, in the form of `klamm.protocol.encoding`."""
+        """A request, in the form of `klamm.protocol.codec.encoding`."""
         kafka = self.kafka
         size = int(kafka.get("max.partition.fetch.bytes", _FETCH_BYTES))
         return {

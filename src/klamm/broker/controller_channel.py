@@ -1,0 +1,71 @@
+"""Requests of this broker to the controller: who that is, and one request at a time (LIFE-10, 11).
+
+The controller is the one that the latest UpdateMetadata named. A request that meets a broken
+connection, or a node that is not controller, waits until the cache names one and is sent again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from klamm.broker.metadata.cache import MetadataCache, Node
+from klamm.errors import UnavailableError
+from klamm.net.connection import Exchange
+from klamm.protocol.apis import ApiKey
+
+log = logging.getLogger("klamm.broker.controller_channel")
+_PAUSE_S: Final = 0.05
+
+
+class ToController:
+    """Asks whoever is controller."""
+
+    def __init__(
+        self, broker_id: int, metadata: MetadataCache, listener: str, timeout_s: float
+    ) -> None:
+        self._metadata = metadata
+        self._listener = listener
+        self._exchange = Exchange(str(broker_id), timeout_s, timeout_s)
+        self._turn = asyncio.Lock()
+
+    @property
+    def controller(self) -> Node | None:
+        """The controller as far as it is known, on the listener that brokers use."""
+        return self._metadata.snapshot.controller(self._listener)
+
+    async def ask_once(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+        """Ask the present controller; UnavailableError if there is none or it does not answer."""
+        async with self._turn:
+            node = self.controller
+            if node is None:
+                raise UnavailableError("no controller is known")
+            return await self._exchange.ask(node.host, node.port, key, version, body)
+
+    async def ask(
+        self,
+        key: ApiKey,
+        version: int,
+        body: Callable[[], Mapping[str, Any]],
+        is_refused: Callable[[Any], bool],
+    ) -> Any:
+        """Ask until a controller answers and does not refuse; the body is made anew each time."""
+        while True:
+            try:
+                answer = await self.ask_once(key, version, body())
+            except UnavailableError as error:
+                log.debug("%s", error)
+            else:
+                if not is_refused(answer):
+                    return answer
+            await asyncio.sleep(_PAUSE_S)
+
+    def on_metadata(self) -> None:
+        """Another node may be controller now: do not wait for the answer of the old one."""
+        node = self.controller
+        if node is not None and self._exchange.address not in (None, (node.host, node.port)):
+            self._exchange.close()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._exchange.close()

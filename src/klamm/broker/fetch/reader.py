@@ -1,0 +1,288 @@
+"""Reading for a fetch: what each partition gives, and whether that is worth an answer."""
+
+import logging
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from klamm.broker.clock import Clock
+from klamm.broker.delayed.operations import FetchInterest, WaitingFetch
+from klamm.broker.fetch.sessions import Fetched, RequestedPartition
+from klamm.broker.log.errors import CorruptLogError, OffsetOutOfRangeError, StorageError
+from klamm.broker.log.log import Log
+from klamm.broker.log.results import Slice
+from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.replication.partition import Partition
+from klamm.broker.replication.replica_log import Reader, ReadView
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.fetch import AbortedTransaction, EpochEndOffset, FetchPartitionResponse
+from klamm.protocol.fast.leaders import LeaderHint
+
+log = logging.getLogger("klamm.broker.fetch.reader")
+
+_FIRST_WITH_STORAGE_ERROR: Final = 6
+_FIRST_WITH_ZSTD: Final = 10
+_FIRST_WITH_PREFERRED_REPLICA: Final = 11
+_FIRST_WITH_LEADER_HINTS: Final = 16
+_HINTED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+
+
+class FetchTerms(NamedTuple):
+    """On what terms somebody fetches."""
+
+    reader: Reader
+    version: int
+    listener: str
+    #: Where the consumer is; empty if it does not say, or if nobody wants to know.
+    rack: str
+    min_bytes: int
+    max_bytes: int
+
+
+class FetchResult(NamedTuple):
+    """What reading has brought."""
+
+    fetched: Fetched
+    size: int
+    #: There is something to tell, however little was read: an error, a divergence, a better place.
+    is_urgent: bool
+
+
+class FetchReader:
+    """Reads the partitions of a fetch, in their order."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        metadata: MetadataCache,
+        meters: BrokerMeters,
+        clock: Clock,
+    ) -> None:
+        self._replicas = replicas
+        self._metadata = metadata
+        self._meters = meters
+        self._clock = clock
+
+    def read(
+        self, terms: FetchTerms, partitions: Iterable[RequestedPartition], *, is_first: bool
+    ) -> FetchResult:
+        """Read what there is; `is_first` the first time, when a follower's progress is noted."""
+        fetched: Fetched = []
+        size, left, is_urgent = 0, terms.max_bytes, False
+        for requested in partitions:
+            entry = self._read(terms, requested, left, size == 0, is_first)
+            records = entry.records
+            if isinstance(records, Slice):
+                size += records.size
+                left = max(left - records.size, 0)
+            elif entry.error_code or entry.diverging_epoch or entry.preferred_read_replica >= 0:
+                is_urgent = True
+            fetched.append((requested, entry))
+        return FetchResult(fetched, size, is_urgent)
+
+    def count(self, terms: FetchTerms, fetched: Fetched) -> None:
+        """Note what is about to be sent."""
+        for requested, entry in fetched:
+            if isinstance(entry.records, Slice) and requested.name is not None:
+                size = entry.records.size
+                if terms.reader.is_follower:
+                    self._count_replicated(requested.name, size, terms.reader.replica_id)
+                else:
+                    self._meters.topic(requested.name.topic).bytes_out += size
+
+    def waiter(self, terms: FetchTerms, fetched: Fetched) -> WaitingFetch:
+        """The fetch as a request that waits, for when reading has brought too little."""
+        return WaitingFetch(
+            terms.reader,
+            {
+                requested.name: FetchInterest(requested.position, requested.max_bytes)
+                for requested, _ in fetched
+                if requested.name is not None
+            },
+            terms.min_bytes,
+            self._replicas.find,
+            lambda partition: self._is_held_back(terms.reader, partition),
+        )
+
+    # One partition
+
+    def _read(
+        self,
+        terms: FetchTerms,
+        requested: RequestedPartition,
+        left: int,
+        at_least_one: bool,
+        is_first: bool,
+    ) -> FetchPartitionResponse:
+        name = requested.name or self._resolve(terms.reader, requested)
+        if name is None:
+            return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
+        partition = self._replicas.find(name)
+        if isinstance(partition, ErrorCode):
+            return self._failed(terms, name, partition, None)
+        if is_first:
+            self._meters.topic(name.topic).fetch_requests += 1
+        error = self._check(terms, requested, partition)
+        if error:
+            return self._failed(terms, name, error, partition)
+        reader, position = terms.reader, requested.position
+        view = partition.view(reader, position)
+        if view.error:
+            return self._failed(terms, name, view.error, partition)
+        if view.diverging is not None:
+            return _entry(name, view, diverging_epoch=EpochEndOffset(*view.diverging))
+        if reader.is_follower:
+            if is_first:
+                self._replicas.on_follower_fetch(
+                    partition, reader, position.offset, requested.start_offset, view.end_offset
+                )
+            if self._is_held_back(reader, partition):
+                return _entry(name, view)
+        elif terms.rack:
+            preferred = partition.preferred_read_replica(
+                position.offset, terms.rack, self._metadata.snapshot.racks(terms.listener)
+            )
+            if preferred is not None:
+                return _entry(name, view, preferred_read_replica=preferred)
+        try:
+            return self._read_log(
+                terms,
+                name,
+                partition,
+                view,
+                requested,
+                min(requested.max_bytes, left),
+                at_least_one,
+            )
+        except OffsetOutOfRangeError:
+            return self._failed(terms, name, ErrorCode.OFFSET_OUT_OF_RANGE, partition)
+        except StorageError:
+            return self._failed(terms, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
+        except CorruptLogError as error:
+            # As in Kafka, what any client may run into is no failure; this is.
+            log.error("%s cannot be read: %s", name, error)
+            self._meters.topic(name.topic).failed_fetch_requests += 1
+            return self._failed(terms, name, ErrorCode.CORRUPT_MESSAGE, partition)
+
+    def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
+        """The name behind an id that was not known when it was first met."""
+        if requested.topic_id is None:
+            return None
+        topic = self._metadata.snapshot.topic_name(requested.topic_id)
+        if topic is None and reader.is_follower:
+            # A topic that is to be deleted leaves the metadata at once, but a move that its
+            # deletion waits for has to come to its end.
+            topic = self._replicas.topic_name(requested.topic_id)
+        if topic is not None:
+            requested.name = TopicPartition(topic, requested.partition)
+        return requested.name
+
+    def _check(
+        self, terms: FetchTerms, requested: RequestedPartition, partition: Partition
+    ) -> ErrorCode:
+        replica = partition.log
+        if (
+            requested.topic_id is not None
+            and replica is not None
+            and replica.topic_id is not None
+            and replica.topic_id != requested.topic_id
+        ):
+            return ErrorCode.INCONSISTENT_TOPIC_ID
+        if terms.version < _FIRST_WITH_ZSTD:
+            config = self._replicas.topics.of(partition.name.topic)
+            if config.compression_type == "zstd":
+                return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+        return ErrorCode.NONE
+
+    @staticmethod
+    def _read_log(
+        terms: FetchTerms,
+        name: TopicPartition,
+        partition: Partition,
+        view: ReadView,
+        requested: RequestedPartition,
+        max_bytes: int,
+        at_least_one: bool,
+    ) -> FetchPartitionResponse:
+        replica = partition.log
+        assert isinstance(replica, Log), "a partition that can be read has a log on disk"
+        offset = requested.position.offset
+        found = replica.read(offset, max_bytes, view.readable_end, at_least_one=at_least_one)
+        aborted = None
+        if terms.reader.read_committed:
+            aborted = [
+                AbortedTransaction(each.producer_id, each.first_offset)
+                for each in replica.aborted_transactions(offset, view.readable_end)
+            ]
+        return FetchPartitionResponse(
+            name.partition,
+            ErrorCode.NONE,
+            view.high_watermark,
+            view.last_stable_offset,
+            view.start_offset,
+            found if found.size else b"",
+            aborted,
+        )
+
+    def _failed(
+        self, terms: FetchTerms, name: TopicPartition, error: ErrorCode, partition: Partition | None
+    ) -> FetchPartitionResponse:
+        if terms.version < _FIRST_WITH_STORAGE_ERROR and error is ErrorCode.KAFKA_STORAGE_ERROR:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        hint = None
+        if terms.version >= _FIRST_WITH_LEADER_HINTS and error in _HINTED:
+            hint = leader_hint(self._metadata, name, partition)
+        return FetchPartitionResponse(name.partition, error, current_leader=hint)
+
+    # Replication
+
+    def _count_replicated(self, name: TopicPartition, size: int, follower: int) -> None:
+        meters = self._meters.topic(name.topic)
+        meters.replication_bytes_out += size
+        partition = self._replicas.find(name)
+        if isinstance(partition, Partition) and follower in partition.adding:
+            meters.reassignment_bytes_out += size
+        throttle = self._replicas.leader_throttle
+        if throttle.covers(*name):
+            throttle.record(size, self._clock.steady_ms())
+
+    def _is_held_back(self, reader: Reader, partition: Partition) -> bool:
+        """Whether a throttle stops this follower now; one that is in sync is never stopped."""
+        throttle = self._replicas.leader_throttle
+        return (
+            reader.is_follower
+            and throttle.covers(*partition.name)
+            and reader.replica_id not in partition.isr
+            and throttle.is_exceeded(self._clock.steady_ms())
+        )
+
+
+def leader_hint(
+    metadata: MetadataCache, name: TopicPartition, partition: Partition | None
+) -> LeaderHint:
+    """Who leads a partition: as it is known here, else as the cache has it (EPOCH-2)."""
+    if partition is not None and partition.leader >= 0:
+        return LeaderHint(partition.leader, partition.leader_epoch)
+    known = metadata.snapshot.partition(name)
+    return LeaderHint(-1, -1) if known is None else LeaderHint(known.leader, known.leader_epoch)
+
+
+def _entry(
+    name: TopicPartition,
+    view: ReadView,
+    *,
+    diverging_epoch: EpochEndOffset | None = None,
+    preferred_read_replica: int = -1,
+) -> FetchPartitionResponse:
+    """An answer without records."""
+    return FetchPartitionResponse(
+        name.partition,
+        ErrorCode.NONE,
+        view.high_watermark,
+        view.last_stable_offset,
+        view.start_offset,
+        preferred_read_replica=preferred_read_replica,
+        diverging_epoch=diverging_epoch,
+    )

@@ -1,0 +1,270 @@
+"""Fetch sessions (KIP-227), the server's side.
+
+A client that fetches many partitions names them once; afterwards it names only what it changes,
+and is answered only what has changed. A session is this memory. It is never needed: a broker that
+has no room declines, and a client whose session is gone starts over with a full request.
+
+A request becomes a `FetchContext`: which partitions to fetch, and, once they have been fetched,
+which of them belong into the answer.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from klamm.broker.replication.replica_log import UNKNOWN_OFFSET, FetchPosition
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.fetch import FetchPartitionResponse
+
+NO_SESSION: Final = 0
+#: The epoch of a full request that asks for a session.
+INITIAL_EPOCH: Final = 0
+#: The epoch of a full request that wants none.
+FINAL_EPOCH: Final = -1
+_LAST_EPOCH: Final = 2**31 - 1
+_FIRST_INCREMENTAL: Final = 1
+#: How long an unused session keeps its place when others want it.
+EVICTION_MS: Final = 120_000
+
+#: A topic, by id or by name as in the request, and a partition.
+SessionKey = tuple[uuid.UUID | str, int]
+
+
+@dataclass(slots=True)
+class RequestedPartition:
+    """One partition as a fetch names it."""
+
+    #: None for an id that this broker has not heard of; whoever fetches may find out later.
+    name: TopicPartition | None
+    topic_id: uuid.UUID | None
+    partition: int
+    position: FetchPosition
+    max_bytes: int
+    #: The follower's own log start; -1 from consumers.
+    start_offset: int = UNKNOWN_OFFSET
+
+    @property
+    def key(self) -> SessionKey:
+        return self.topic_id or (self.name.topic if self.name else ""), self.partition
+
+
+#: What was fetched, in the order in which it was asked for.
+Fetched = list[tuple[RequestedPartition, FetchPartitionResponse]]
+
+
+class SessionRequest(NamedTuple):
+    """The part of a fetch request that sessions are about."""
+
+    session_id: int
+    epoch: int
+    partitions: list[RequestedPartition]
+    forgotten: Iterable[SessionKey] = ()
+    #: Topics are named by id (v13+) and not by name; a session may not mix the two.
+    by_id: bool = False
+    is_follower: bool = False
+
+
+class _Cached:
+    """A partition of a session: what is asked of it, and what was last answered."""
+
+    __slots__ = ("high_watermark", "requested", "start_offset")
+
+    def __init__(self, requested: RequestedPartition) -> None:
+        self.requested = requested
+        self.high_watermark = UNKNOWN_OFFSET
+        self.start_offset = UNKNOWN_OFFSET
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch under which the client asks."""
+        return self.requested.position.current_leader_epoch
+
+    def remember(self, response: FetchPartitionResponse) -> bool:
+        """Take in a result; whether it is news to the client."""
+        is_news = (
+            has_records(response)
+            or response.error_code != ErrorCode.NONE
+            or response.high_watermark != self.high_watermark
+            or response.log_start_offset != self.start_offset
+            or response.diverging_epoch is not None
+            or response.preferred_read_replica >= 0
+        )
+        # An error leaves a watermark that no answer has, so that the partition is in the next
+        # answer too and the client learns that the error is over. Divergence does the same: the
+        # follower truncates first and takes no watermark from such an answer.
+        was_of_use = not response.error_code and response.diverging_epoch is None
+        self.high_watermark = response.high_watermark if was_of_use else UNKNOWN_OFFSET
+        self.start_offset = response.log_start_offset
+        return is_news
+
+
+def has_records(response: FetchPartitionResponse) -> bool:
+    """Whether a partition's answer carries any record data."""
+    records = response.records
+    if isinstance(records, bytes | memoryview):
+        return len(records) > 0
+    return records is not None and records.size > 0
+
+
+class FetchSession:
+    """What one client fetches, and the epoch that its next request has to carry."""
+
+    __slots__ = ("by_id", "created_ms", "epoch", "id", "is_follower", "last_used_ms", "partitions")
+
+    def __init__(self, session_id: int, *, by_id: bool, is_follower: bool, now_ms: int) -> None:
+        self.id = session_id
+        self.epoch = _FIRST_INCREMENTAL
+        self.by_id = by_id
+        self.is_follower = is_follower
+        self.created_ms = now_ms
+        self.last_used_ms = now_ms
+        self.partitions: dict[SessionKey, _Cached] = {}
+
+    @property
+    def value(self) -> tuple[bool, int, int]:
+        """What the session is worth when there is not room for all: followers, then large ones."""
+        return self.is_follower, len(self.partitions), self.id
+
+    def update(self, request: SessionRequest) -> None:
+        for requested in request.partitions:
+            cached = self.partitions.get(requested.key)
+            if cached:
+                if requested.position.current_leader_epoch != cached.leader_epoch:
+                    # A follower drops the answer that meets it under another epoch. Without this
+                    # it would not hear of the high watermark again before that moves on.
+                    cached.high_watermark = UNKNOWN_OFFSET
+                cached.requested = requested
+            else:
+                self.partitions[requested.key] = _Cached(requested)
+        for key in request.forgotten:
+            self.partitions.pop(key, None)
+
+    def answer(self, fetched: Fetched) -> Fetched:
+        """Those results that are news; partitions with data go to the end of the line."""
+        news: Fetched = []
+        for requested, result in fetched:
+            cached = self.partitions.get(requested.key)
+            if cached and cached.remember(result):
+                news.append((requested, result))
+                if has_records(result):
+                    self.partitions[requested.key] = self.partitions.pop(requested.key)
+        return news
+
+
+class Answer(NamedTuple):
+    """How the answer to a fetch begins; its partitions are returned beside it."""
+
+    error: ErrorCode
+    session_id: int
+
+
+class FetchContext:
+    """One fetch: what to fetch for it, and what of that to answer."""
+
+    def __init__(
+        self, sessions: "FetchSessions", request: SessionRequest, session: FetchSession | None
+    ) -> None:
+        self._sessions = sessions
+        self._request = request
+        self._session = session
+        self._epoch = session.epoch if session else 0
+
+    @property
+    def partitions(self) -> Iterator[RequestedPartition]:
+        if self._session:
+            return (cached.requested for cached in self._session.partitions.values())
+        return iter(self._request.partitions)
+
+    def answer(self, fetched: Fetched, now_ms: int) -> tuple[Answer, Fetched]:
+        """What to tell the client of what was fetched."""
+        session = self._session
+        if session:
+            if session.epoch != self._epoch:
+                # The client has not waited for this answer, and could not make sense of it.
+                return Answer(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
+            return Answer(ErrorCode.NONE, session.id), session.answer(fetched)
+        if self._request.epoch != INITIAL_EPOCH:
+            return Answer(ErrorCode.NONE, NO_SESSION), fetched
+        session_id = self._sessions.create(self._request, fetched, now_ms)
+        return Answer(ErrorCode.NONE, session_id), fetched
+
+
+class FetchSessions:
+    """The sessions of a broker."""
+
+    def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
+        """`new_id` draws a random positive id, again if it is taken."""
+        self._slots = slots
+        self._new_id = new_id
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def partition_count(self) -> int:
+        return sum(len(session.partitions) for session in self._sessions.values())
+
+    def open(self, request: SessionRequest, now_ms: int) -> FetchContext | ErrorCode:
+        """What to do about a request; an error ends it, with no partitions and no session."""
+        if request.epoch <= INITIAL_EPOCH:
+            self._sessions.pop(request.session_id, None)
+            return FetchContext(self, request, None)
+        session = self._sessions.get(request.session_id)
+        if not session:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if session.epoch != request.epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if session.by_id != request.by_id:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        session.update(request)
+        if not session.partitions:
+            del self._sessions[session.id]
+            return FetchContext(self, request, None)
+        session.epoch = session.epoch + 1 if session.epoch < _LAST_EPOCH else _FIRST_INCREMENTAL
+        session.last_used_ms = now_ms
+        # The least recently used one is always the first.
+        self._sessions[session.id] = self._sessions.pop(session.id)
+        return FetchContext(self, request, session)
+
+    def create(self, request: SessionRequest, fetched: Fetched, now_ms: int) -> int:
+        """Begin a session with what was just answered; its id, 0 if there is no room."""
+        if len(self._sessions) >= self._slots and not self._make_room(request, now_ms):
+            return NO_SESSION
+        session_id = self._new_id()
+        while session_id in self._sessions:
+            session_id = self._new_id()
+        session = FetchSession(
+            session_id, by_id=request.by_id, is_follower=request.is_follower, now_ms=now_ms
+        )
+        for requested, result in fetched:
+            cached = session.partitions[requested.key] = _Cached(requested)
+            cached.remember(result)
+        self._sessions[session_id] = session
+        return session_id
+
+    def _make_room(self, request: SessionRequest, now_ms: int) -> bool:
+        """Evict a session that is stale, or else one that is worth less than the new one.
+
+        A young session is safe from consumers, so that two clients cannot keep evicting each
+        other; a follower may take the place of any consumer.
+        """
+        stalest = next(iter(self._sessions.values()), None)
+        if stalest is None:
+            return False
+        if now_ms - stalest.last_used_ms > EVICTION_MS:
+            del self._sessions[stalest.id]
+            return True
+        candidates = (
+            session.value
+            for session in self._sessions.values()
+            if now_ms - session.created_ms > EVICTION_MS
+            or (request.is_follower and not session.is_follower)
+        )
+        cheapest = min(candidates, default=None)
+        if cheapest is None or (request.is_follower, len(request.partitions)) < cheapest[:2]:
+            return False
+        del self._sessions[cheapest[2]]
+        return True

@@ -1,0 +1,385 @@
+"""The messages of groups and offsets, translated to what the coordinator is asked and back.
+
+Requests are read from the dataclasses of their versions, where older versions lack fields; answers
+are bodies for all versions at once, from which the encoder takes what a version carries. Functions
+only, so that all of it can be tested without a broker: `<api>_request` and `<api>_body`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from klamm.broker.groups.coordinator import GROUP_TYPE
+from klamm.broker.groups.messages import (
+    NO_LEADER_EPOCH,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroupsAnswer,
+    DeleteOffsetsAnswer,
+    DeleteOffsetsRequest,
+    FetchAnswer,
+    FetchedOffset,
+    FetchRequest,
+    GroupDescription,
+    GroupList,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    MemberIdentity,
+    OffsetToCommit,
+    Protocol,
+    SyncAnswer,
+    SyncRequest,
+)
+from klamm.names import TopicPartition
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codes import ErrorCode
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_NO_NODE: Final = -1
+_NO_PORT: Final = -1
+_NOT_ASKED: Final = -(1 << 31)
+#: READ 3, DELETE 6, DESCRIBE 8: one bit for each operation that an unrestricted client may do.
+GROUP_OPERATIONS: Final = sum(1 << code for code in (3, 6, 8))
+
+FIRST_JOIN_WITH_NULL_PROTOCOL: Final = 7
+FIRST_LEAVE_IN_BATCHES: Final = 3
+FIRST_FETCH_WITH_TOP_LEVEL_ERROR: Final = 2
+FIRST_FETCH_OF_SEVERAL_GROUPS: Final = 8
+FIRST_FIND_OF_SEVERAL_KEYS: Final = 4
+
+#: Whether the metadata cache knows a partition.
+Exists = Callable[[TopicPartition], bool]
+
+
+# JoinGroup, SyncGroup, Heartbeat, LeaveGroup
+
+
+def join_request(header: RequestHeader, body: Any, client_address: str) -> JoinRequest:
+    session_timeout_ms = body.session_timeout // _MILLISECOND
+    rebalance_timeout = getattr(body, "rebalance_timeout", body.session_timeout)
+    return JoinRequest(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        instance_id=getattr(body, "group_instance_id", None),
+        client_id=header.client_id,
+        client_host=f"/{client_address}",
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout // _MILLISECOND,
+        protocol_type=body.protocol_type,
+        protocols=tuple(Protocol(each.name, each.metadata) for each in body.protocols),
+        version=header.api_version,
+    )
+
+
+def join_body(header: RequestHeader, answer: JoinAnswer) -> Values:
+    protocol = answer.protocol
+    if protocol is None and header.api_version < FIRST_JOIN_WITH_NULL_PROTOCOL:
+        protocol = ""
+    return {
+        "error_code": answer.error,
+        "generation_id": answer.generation,
+        "protocol_type": answer.protocol_type,
+        "protocol_name": protocol,
+        "leader": answer.leader,
+        "skip_assignment": answer.skip_assignment,
+        "member_id": answer.member_id,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "metadata": member.metadata,
+            }
+            for member in answer.members
+        ],
+    }
+
+
+def sync_request(header: RequestHeader, body: Any) -> SyncRequest:
+    return SyncRequest(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        instance_id=getattr(body, "group_instance_id", None),
+        generation=body.generation_id,
+        protocol_type=getattr(body, "protocol_type", None),
+        protocol=getattr(body, "protocol_name", None),
+        assignments={each.member_id: each.assignment for each in body.assignments},
+        version=header.api_version,
+    )
+
+
+def sync_body(answer: SyncAnswer) -> Values:
+    return {
+        "error_code": answer.error,
+        "protocol_type": answer.protocol_type,
+        "protocol_name": answer.protocol,
+        "assignment": answer.assignment,
+    }
+
+
+def heartbeat_request(body: Any) -> HeartbeatRequest:
+    return HeartbeatRequest(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        generation=body.generation_id,
+        instance_id=getattr(body, "group_instance_id", None),
+    )
+
+
+def heartbeat_body(error: ErrorCode) -> Values:
+    return {"error_code": error}
+
+
+def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
+    if header.api_version < FIRST_LEAVE_IN_BATCHES:
+        members: tuple[MemberIdentity, ...] = (MemberIdentity(body.member_id),)
+    else:
+        members = tuple(
+            MemberIdentity(each.member_id, each.group_instance_id) for each in body.members
+        )
+    return LeaveRequest(group_id=body.group_id, members=members)
+
+
+def leave_body(header: RequestHeader, answer: LeaveAnswer) -> Values:
+    error = answer.error
+    if header.api_version < FIRST_LEAVE_IN_BATCHES and not error:
+        # There is one member, and no other place for what became of it.
+        ((_, error),) = answer.members
+    return {
+        "error_code": error,
+        "members": [
+            {
+                "member_id": identity.member_id,
+                "group_instance_id": identity.instance_id,
+                "error_code": member_error,
+            }
+            for identity, member_error in answer.members
+        ],
+    }
+
+
+# OffsetCommit, OffsetFetch, OffsetDelete
+
+
+def offset_commit_request(body: Any, exists: Exists) -> CommitRequest:
+    """What there is to commit, of partitions that exist."""
+    retention = getattr(body, "retention_time", -_MILLISECOND)
+    offsets = {
+        TopicPartition(topic.name, each.partition_index): OffsetToCommit(
+            each.committed_offset,
+            getattr(each, "committed_leader_epoch", NO_LEADER_EPOCH),
+            each.committed_metadata,
+        )
+        for topic in body.topics
+        for each in topic.partitions
+    }
+    return CommitRequest(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        instance_id=getattr(body, "group_instance_id", None),
+        generation=body.generation_id_or_member_epoch,
+        offsets={partition: offset for partition, offset in offsets.items() if exists(partition)},
+        retention_ms=None if retention == -_MILLISECOND else retention // _MILLISECOND,
+    )
+
+
+def offset_commit_body(body: Any, answer: CommitAnswer) -> Values:
+    """In the order of the request; what the coordinator was not asked about does not exist."""
+    return {"topics": _partition_errors(body.topics, answer.errors)}
+
+
+def offset_fetch_requests(header: RequestHeader, body: Any) -> list[FetchRequest]:
+    """One for each group that is asked about."""
+    require_stable = getattr(body, "require_stable", False)
+    groups = body.groups if header.api_version >= FIRST_FETCH_OF_SEVERAL_GROUPS else (body,)
+    return [
+        FetchRequest(
+            group_id=group.group_id,
+            partitions=None
+            if group.topics is None
+            else tuple(
+                TopicPartition(topic.name, index)
+                for topic in group.topics
+                for index in topic.partition_indexes
+            ),
+            require_stable=require_stable,
+        )
+        for group in groups
+    ]
+
+
+def offset_fetch_body(
+    header: RequestHeader, requests: Sequence[FetchRequest], answers: Sequence[FetchAnswer]
+) -> Values:
+    groups = [
+        {
+            "group_id": request.group_id,
+            "error_code": answer.error,
+            "topics": _fetched_topics(header, request, answer),
+        }
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+    # Versions that ask about one group have its fields at the top.
+    return {**(groups[0] if groups else {}), "groups": groups}
+
+
+def offset_delete_request(body: Any, exists: Exists) -> DeleteOffsetsRequest:
+    named = (
+        TopicPartition(topic.name, each.partition_index)
+        for topic in body.topics
+        for each in topic.partitions
+    )
+    return DeleteOffsetsRequest(group_id=body.group_id, partitions=tuple(filter(exists, named)))
+
+
+def offset_delete_body(body: Any, answer: DeleteOffsetsAnswer) -> Values:
+    if answer.error:
+        return {"error_code": answer.error}
+    return {"topics": _partition_errors(body.topics, answer.errors)}
+
+
+# DescribeGroups, ListGroups, DeleteGroups
+
+
+def describe_groups_body(body: Any, descriptions: Iterable[GroupDescription]) -> Values:
+    asks = getattr(body, "include_authorized_operations", False)
+    return {
+        "groups": [
+            {
+                "error_code": group.error,
+                "group_id": group.group_id,
+                "group_state": group.state,
+                "protocol_type": group.protocol_type,
+                "protocol_data": group.protocol,
+                "members": [
+                    {
+                        "member_id": member.member_id,
+                        "group_instance_id": member.instance_id,
+                        "client_id": member.client_id,
+                        "client_host": member.client_host,
+                        "member_metadata": member.metadata,
+                        "member_assignment": member.assignment,
+                    }
+                    for member in group.members
+                ],
+                "authorized_operations": (
+                    GROUP_OPERATIONS if asks and not group.error else _NOT_ASKED
+                ),
+            }
+            for group in descriptions
+        ]
+    }
+
+
+def list_groups_filters(body: Any) -> tuple[Sequence[str], Sequence[str]]:
+    """The states and the types that are asked for; empty means all."""
+    return getattr(body, "states_filter", ()), getattr(body, "types_filter", ())
+
+
+def list_groups_body(listed: GroupList) -> Values:
+    return {
+        "error_code": listed.error,
+        "groups": [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type,
+                "group_state": group.state,
+                "group_type": GROUP_TYPE,
+            }
+            for group in listed.groups
+        ],
+    }
+
+
+def delete_groups_body(answer: DeleteGroupsAnswer) -> Values:
+    return {
+        "results": [
+            {"group_id": group_id, "error_code": error} for group_id, error in answer.errors.items()
+        ]
+    }
+
+
+# FindCoordinator
+
+
+class FoundCoordinator(NamedTuple):
+    """Who coordinates the group `key`, or why nobody is named."""
+
+    key: str
+    error: ErrorCode = ErrorCode.NONE
+    node_id: int = _NO_NODE
+    host: str = ""
+    port: int = _NO_PORT
+
+
+def find_coordinator_keys(header: RequestHeader, body: Any) -> tuple[int, Sequence[str]]:
+    """The type of the keys, 0 for groups, and the keys."""
+    key_type = getattr(body, "key_type", 0)
+    if header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS:
+        return key_type, body.coordinator_keys
+    return key_type, (body.key,)
+
+
+def find_coordinator_body(header: RequestHeader, found: Sequence[FoundCoordinator]) -> Values:
+    # Where nothing went wrong, Kafka says so in words in old versions and says nothing in new ones.
+    well = "" if header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS else ErrorCode.NONE.name
+    coordinators = [
+        {
+            "key": each.key,
+            "error_code": each.error,
+            "error_message": each.error.message if each.error else well,
+            "node_id": each.node_id,
+            "host": each.host,
+            "port": each.port,
+        }
+        for each in found
+    ]
+    return {**(coordinators[0] if coordinators else {}), "coordinators": coordinators}
+
+
+# Topics and their partitions
+
+
+def _partition_errors(
+    topics: Iterable[Any], errors: Mapping[TopicPartition, ErrorCode]
+) -> list[Values]:
+    """An error for each partition named in a request, in its order."""
+    return [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": each.partition_index,
+                    "error_code": errors.get(
+                        TopicPartition(topic.name, each.partition_index),
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    ),
+                }
+                for each in topic.partitions
+            ],
+        }
+        for topic in topics
+    ]
+
+
+def _fetched_topics(
+    header: RequestHeader, request: FetchRequest, answer: FetchAnswer
+) -> list[Values]:
+    offsets = answer.offsets
+    if answer.error and header.api_version < FIRST_FETCH_WITH_TOP_LEVEL_ERROR:
+        offsets = dict.fromkeys(request.partitions or (), FetchedOffset(answer.error))
+    topics: dict[str, list[Values]] = {}
+    for (topic, partition), fetched in offsets.items():
+        topics.setdefault(topic, []).append(
+            {
+                "partition_index": partition,
+                "committed_offset": fetched.offset,
+                "committed_leader_epoch": fetched.leader_epoch,
+                "metadata": fetched.metadata,
+                "error_code": fetched.error,
+            }
+        )
+    return [{"name": topic, "partitions": partitions} for topic, partitions in topics.items()]

@@ -1,0 +1,247 @@
+"""Runs the group coordinator: gives it the time, writes what it wants written, reads its log.
+
+The coordinator decides; here are the clock, the event loop, the partitions of `__consumer_offsets`
+and the futures that requests wait for.
+"""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from klamm.broker.clock import Clock
+from klamm.broker.groups.config import GroupConfig
+from klamm.broker.groups.coordinator import GroupCoordinator
+from klamm.broker.groups.effects import Answer, Append, Effect, Ticket
+from klamm.broker.groups.replay import ReplayBatch
+from klamm.broker.log.log import Log
+from klamm.broker.log.validation import Origin
+from klamm.broker.metadata.cache import SnapshotChange
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.config.broker import BrokerConfig
+from klamm.errors import KlammError
+from klamm.names import CONSUMER_OFFSETS, TopicPartition
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.compression import Codec
+from klamm.protocol.records import Record, build_batch, iterate_records
+
+log = logging.getLogger("klamm.broker.groups")
+
+_ALL_ACKS: Final = -1
+#: How many bytes of the log are taken in between two looks at other work.
+_PORTION_BYTES: Final = 1 << 18
+_MINUTE_MS: Final = 60_000
+
+
+def group_config(config: BrokerConfig) -> GroupConfig:
+    """The coordinator's part of the broker's configuration."""
+    return GroupConfig(
+        min_session_timeout_ms=config.group_min_session_timeout_ms,
+        max_session_timeout_ms=config.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        max_size=config.group_max_size,
+        offsets_retention_ms=config.offsets_retention_minutes * _MINUTE_MS,
+        retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        commit_timeout_ms=config.offsets_commit_timeout_ms,
+        commit_required_acks=config.offsets_commit_required_acks,
+    )
+
+
+class GroupService:
+    """One coordinator at work."""
+
+    def __init__(self, config: BrokerConfig, replicas: ReplicaManager, clock: Clock) -> None:
+        self.coordinator = GroupCoordinator(
+            group_config(config),
+            lambda: str(uuid.uuid4()),
+            partition_count=config.offsets_topic_num_partitions,
+        )
+        self._codec = Codec(config.offsets_topic_compression_codec)
+        self._replicas = replicas
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
+        self._effects: deque[Effect] = deque()
+        self._is_carrying_out = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Requests
+
+    @property
+    def now_ms(self) -> int:
+        """The time by the coordinator's clock."""
+        return self._clock.steady_ms()
+
+    def submit(self, ask: Callable[[Ticket, int], list[Effect]]) -> asyncio.Future[Any]:
+        """Ask the coordinator something that it may answer later."""
+        ticket = next(self._tickets)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        # A client that goes away wants no answer.
+        future.add_done_callback(lambda _: self._waiting.pop(ticket, None))
+        self._carry_out(ask(ticket, self.now_ms))
+        return future
+
+    def touched(self) -> None:
+        """Deadlines may have moved."""
+        self._arm()
+
+    # Partitions
+
+    def on_leading(self, name: TopicPartition, leader_epoch: int, replica: Log) -> None:
+        """This broker leads a partition; if it holds groups, they are read."""
+        if name.topic == CONSUMER_OFFSETS and self.coordinator.begin_load(
+            name.partition, leader_epoch
+        ):
+            self._start(self._load(name.partition, leader_epoch, replica))
+
+    def on_following(self, name: TopicPartition, leader_epoch: int) -> None:
+        """Another broker leads the partition, and its groups."""
+        if name.topic == CONSUMER_OFFSETS:
+            self._carry_out(self.coordinator.unload(name.partition, leader_epoch, self.now_ms))
+
+    def on_removed(self, name: TopicPartition) -> None:
+        """The replica is gone."""
+        if name.topic == CONSUMER_OFFSETS:
+            self._carry_out(self.coordinator.unload(name.partition, None, self.now_ms))
+
+    def on_metadata(self, change: SnapshotChange) -> None:
+        """Topics may have gone, and `__consumer_offsets` may have come."""
+        if CONSUMER_OFFSETS in change.topics:
+            topic = change.snapshot.topic(CONSUMER_OFFSETS)
+            if topic is not None:
+                self.coordinator.partition_count = len(topic)
+        if change.deleted:
+            self._carry_out(self.coordinator.partitions_deleted(change.deleted, self.now_ms))
+
+    async def _load(self, partition: int, epoch: int, replica: Log) -> None:
+        coordinator = self.coordinator
+        portions = _portions(replica)
+        try:
+            while portion := await asyncio.to_thread(next, portions, None):
+                if not coordinator.load(partition, epoch, portion):
+                    return
+        except KlammError:
+            # What was read so far is better than no coordinator at all.
+            log.exception("%s-%s cannot be read to its end", CONSUMER_OFFSETS, partition)
+        loaded = coordinator.finish_load(partition, epoch, self.now_ms)
+        if loaded is not None:
+            log.info(
+                "%s-%s is loaded under epoch %s: %s groups, %s offsets, %s records ignored",
+                CONSUMER_OFFSETS,
+                partition,
+                epoch,
+                *loaded,
+            )
+        self._arm()
+
+    # Effects
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        """Do what the coordinator wants, in order; doing it may make it want more."""
+        self._effects.extend(effects)
+        if self._is_carrying_out:
+            return
+        self._is_carrying_out = True
+        try:
+            while self._effects:
+                effect = self._effects.popleft()
+                if isinstance(effect, Answer):
+                    future = self._waiting.get(effect.ticket)
+                    if future is not None and not future.done():
+                        future.set_result(effect.response)
+                else:
+                    self._append(effect)
+        finally:
+            self._is_carrying_out = False
+        self._arm()
+
+    def _append(self, append: Append) -> None:
+        name = TopicPartition(CONSUMER_OFFSETS, append.partition)
+        records = [Record(*each, append.timestamp_ms) for each in append.records]
+        batch = build_batch(records, codec=self._codec)
+        is_acked = append.acks == _ALL_ACKS
+        error, result, _ = self._replicas.append(
+            name, batch.data, acks_all=is_acked, origin=Origin.COORDINATOR
+        )
+        if result is None or not is_acked:
+            self._report(append.number, error)
+            return
+        required = {name: result.last_offset + 1}
+        errors = self._replicas.check_committed(required)
+        if errors is not None:
+            self._report(append.number, errors[name])
+        else:
+            self._start(self._wait(append, name, required))
+
+    async def _wait(self, append: Append, name: TopicPartition, required: Any) -> None:
+        errors = await self._replicas.wait_committed(required, append.timeout_ms)
+        self._report(append.number, errors[name])
+
+    def _report(self, number: int, error: ErrorCode) -> None:
+        self._carry_out(self.coordinator.appended(number, error, self.now_ms))
+
+    # Time
+
+    def _arm(self) -> None:
+        deadline_ms = self.coordinator.next_deadline_ms()
+        if self._timer is not None:
+            if deadline_ms is not None and self._timer_ms <= deadline_ms:
+                return  # looks early and arms itself again: most deadlines are only moved
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None:
+            self._timer_ms = deadline_ms
+            delay_s = max(deadline_ms - self.now_ms, 0) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self.coordinator.tick(self.now_ms))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Stop the clock; nothing is answered any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._tasks:
+            task.cancel()
+
+
+def _portions(replica: Log) -> Iterator[list[ReplayBatch]]:
+    """The batches of a log up to where it ends now, some at a time."""
+    start, end = replica.start_offset, replica.end_offset
+    portion: list[ReplayBatch] = []
+    size = 0
+    for segment in replica.segments:
+        for batch in segment.batches():
+            header = batch.header
+            if header.base_offset >= end:
+                break
+            if header.last_offset < start:
+                continue
+            portion.append(
+                ReplayBatch(
+                    [(record.key, record.value) for record in iterate_records(batch)],
+                    header.producer_id,
+                    header.is_transactional,
+                    header.is_control,
+                )
+            )
+            size += header.size
+            if size >= _PORTION_BYTES:
+                yield portion
+                portion, size = [], 0
+    if portion:
+        yield portion

@@ -1,0 +1,272 @@
+"""What this broker knows of the whole cluster: brokers, topics and who leads what.
+
+All of it comes from the controller's UpdateMetadata requests; a topic that is not in here is
+unknown, whatever the disk or ZooKeeper may say. A snapshot never changes. An update makes the next
+one, which may happen in another thread and shares with the old one all that the update does not
+name, and then takes its place in one step.
+"""
+
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
+from zlib import crc32
+
+from klamm.names import TopicPartition
+from klamm.protocol.fast.control_decode import TopicRecords
+from klamm.protocol.fast.metadata_records import (
+    LEADER,
+    PartitionMetadata,
+    index_of,
+    unpack_partition,
+)
+
+#: The leader that UpdateMetadata gives to a partition that is being deleted.
+_LEADER_DURING_DELETE: Final = (-2).to_bytes(4, "big", signed=True)
+NO_CONTROLLER: Final = -1
+
+#: An update copies the shards that it touches, so this many divide its cost.
+_SHARDS: Final = 256
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+
+
+class LiveBroker(NamedTuple):
+    """A broker that the controller holds for alive, and how it is reached on each listener."""
+
+    id: int
+    endpoints: Mapping[str, Endpoint]
+    rack: str | None = None
+
+
+class Node(NamedTuple):
+    """A broker as clients of one listener see it."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+class MetadataUpdate(NamedTuple):
+    """An UpdateMetadata request."""
+
+    controller_id: int
+    brokers: Iterable[LiveBroker]
+    topics: Iterable[TopicRecords] = ()
+
+
+class TopicMetadata:
+    """One topic. Its partitions are kept packed and unpacked for whoever asks."""
+
+    __slots__ = ("id_bytes", "name", "records")
+
+    def __init__(self, name: str, id_bytes: bytes, records: tuple[bytes, ...]) -> None:
+        self.name = name
+        #: Empty if the topic has no id.
+        self.id_bytes = id_bytes
+        #: In the order of their partitions, see `metadata_records`.
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def topic_id(self) -> uuid.UUID | None:
+        return uuid.UUID(bytes=self.id_bytes) if self.id_bytes else None
+
+    def partitions(self) -> Iterator[PartitionMetadata]:
+        return map(unpack_partition, self.records)
+
+    def partition(self, index: int) -> PartitionMetadata | None:
+        record = self.record(index)
+        return unpack_partition(record) if record else None
+
+    def record(self, index: int) -> bytes | None:
+        records = self.records
+        # Partitions are numbered from zero without gaps, except for a moment while they come
+        # or go one by one.
+        if 0 <= index < len(records) and index_of(records[index]) == index:
+            return records[index]
+        at = bisect_left(records, index, key=index_of)
+        if at < len(records) and index_of(records[at]) == index:
+            return records[at]
+        return None
+
+
+class SnapshotChange(NamedTuple):
+    """The snapshot after an update, and what the update was about."""
+
+    snapshot: "ClusterSnapshot"
+    topics: frozenset[str]
+    deleted: tuple[TopicPartition, ...]
+
+
+TopicShards = tuple[dict[str, TopicMetadata], ...]
+NameShards = tuple[dict[bytes, str], ...]
+
+
+class ClusterSnapshot:
+    """The cluster as of one UpdateMetadata."""
+
+    __slots__ = ("_names", "_topics", "brokers", "controller_id", "partition_count", "topic_count")
+
+    def __init__(
+        self,
+        controller_id: int = NO_CONTROLLER,
+        brokers: Mapping[int, LiveBroker] = MappingProxyType({}),
+        topics: TopicShards = ({},) * _SHARDS,
+        names: NameShards = ({},) * _SHARDS,
+        topic_count: int = 0,
+        partition_count: int = 0,
+    ) -> None:
+        self.controller_id = controller_id
+        self.brokers = brokers
+        self.topic_count = topic_count
+        self.partition_count = partition_count
+        self._topics = topics
+        self._names = names
+
+    # Topics
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        return self._topics[crc32(name.encode()) % _SHARDS].get(name)
+
+    def topic_name(self, topic_id: uuid.UUID) -> str | None:
+        id_bytes = topic_id.bytes
+        return self._names[id_bytes[0]].get(id_bytes)
+
+    def topics(self) -> Iterator[TopicMetadata]:
+        return (topic for shard in self._topics for topic in shard.values())
+
+    def partition(self, name: TopicPartition) -> PartitionMetadata | None:
+        topic = self.topic(name.topic)
+        return topic.partition(name.partition) if topic else None
+
+    def knows(self, name: TopicPartition) -> bool:
+        topic = self.topic(name.topic)
+        return topic is not None and topic.record(name.partition) is not None
+
+    # Brokers
+
+    def is_alive(self, broker: int) -> bool:
+        return broker in self.brokers
+
+    def node(self, broker: int, listener: str) -> Node | None:
+        """How to reach a broker on a listener; None if it is not alive or has no such listener."""
+        live = self.brokers.get(broker)
+        endpoint = live.endpoints.get(listener) if live else None
+        return Node(broker, endpoint.host, endpoint.port, live.rack) if live and endpoint else None
+
+    def nodes(self, listener: str) -> list[Node]:
+        """The live brokers that have a listener of this name."""
+        nodes = (self.node(broker, listener) for broker in self.brokers)
+        return [node for node in nodes if node]
+
+    def controller(self, listener: str) -> Node | None:
+        """How to reach the controller, as far as it is known to be alive."""
+        return self.node(self.controller_id, listener)
+
+    def racks(self, listener: str) -> dict[int, str | None]:
+        """The racks of the brokers that clients of a listener can reach."""
+        return {node.id: node.rack for node in self.nodes(listener)}
+
+    # Updates
+
+    def after(self, update: MetadataUpdate) -> SnapshotChange:
+        """The cluster after an update. Costs what the update names, not what the cluster has."""
+        topics, names = _Shards(self._topics), _Shards(self._names)
+        topic_count, partition_count = self.topic_count, self.partition_count
+        touched: set[str] = set()
+        deleted: list[TopicPartition] = []
+        for name, told_id, news in update.topics:
+            shard = topics.writable(crc32(name.encode()) % _SHARDS)
+            known = shard.get(name)
+            records, gone = _merge(known.records if known else (), news)
+            deleted += (TopicPartition(name, index) for index in gone)
+            id_bytes = told_id if records else b""
+            if known and known.id_bytes and known.id_bytes != id_bytes:
+                names.writable(known.id_bytes[0]).pop(known.id_bytes, None)
+            if id_bytes:
+                names.writable(id_bytes[0])[id_bytes] = name
+            if records:
+                shard[name] = TopicMetadata(name, id_bytes, records)
+            else:
+                shard.pop(name, None)
+            topic_count += bool(records) - bool(known)
+            partition_count += len(records) - (len(known) if known else 0)
+            touched.add(name)
+        snapshot = ClusterSnapshot(
+            update.controller_id if update.controller_id >= 0 else NO_CONTROLLER,
+            MappingProxyType({broker.id: broker for broker in update.brokers}),
+            topics.sealed(),
+            names.sealed(),
+            topic_count,
+            partition_count,
+        )
+        return SnapshotChange(snapshot, frozenset(touched), tuple(deleted))
+
+
+class _Shards(Generic[K, V]):
+    """The shards of a snapshot, each copied when it is first written to."""
+
+    def __init__(self, shards: tuple[dict[K, V], ...]) -> None:
+        self._shared = shards
+        self._own: dict[int, dict[K, V]] = {}
+
+    def writable(self, index: int) -> dict[K, V]:
+        own = self._own.get(index)
+        if own is None:
+            own = self._own[index] = self._shared[index].copy()
+        return own
+
+    def sealed(self) -> tuple[dict[K, V], ...]:
+        shards = list(self._shared)
+        for index, own in self._own.items():
+            shards[index] = own
+        return tuple(shards)
+
+
+def _merge(
+    records: tuple[bytes, ...], news: Sequence[bytes]
+) -> tuple[tuple[bytes, ...], list[int]]:
+    """The records of a topic with news about some partitions, and the partitions that are gone."""
+    merged = list(records)
+    gone: list[int] = []
+    for record in news:
+        at = index = index_of(record)
+        if not merged or index > index_of(merged[-1]):
+            at = len(merged)
+        elif not (0 <= at < len(merged) and index_of(merged[at]) == index):
+            at = bisect_left(merged, index, key=index_of)
+        is_known = at < len(merged) and index_of(merged[at]) == index
+        if record[LEADER] == _LEADER_DURING_DELETE:
+            gone.append(index)
+            if is_known:
+                del merged[at]
+        elif is_known:
+            merged[at] = record
+        else:
+            merged.insert(at, record)
+    return tuple(merged), gone
+
+
+class MetadataCache:
+    """Holds the current snapshot. Whoever needs a consistent view takes it once and keeps it."""
+
+    def __init__(self) -> None:
+        self.snapshot = ClusterSnapshot()
+
+    def is_alive(self, broker: int) -> bool:
+        return broker in self.snapshot.brokers
+
+    def install(self, change: SnapshotChange) -> None:
+        """Let an update take effect. Updates are prepared and installed one at a time."""
+        self.snapshot = change.snapshot

@@ -1,0 +1,137 @@
+"""Metadata answers about all topics, put together from the records of the metadata cache.
+
+A client that asks for everything gets every partition of the cluster. Nearly all of them are sent
+as the bytes that they are kept as, or cut from those for versions before 9, so that a hundred
+thousand partitions do not keep a broker from its other clients.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from klamm.broker.metadata.cache import ClusterSnapshot, Node, TopicMetadata
+from klamm.names import is_internal
+from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
+from klamm.protocol.codec.primitives import encode_count, encode_string
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.metadata_records import LEADER, with_leader_error
+
+_FIRST_WITH_RACKS: Final = 1
+_FIRST_WITH_CLUSTER_ID: Final = 2
+_FIRST_WITH_THROTTLE: Final = 3
+_FIRST_WITH_OFFLINE_REPLICAS: Final = 5
+_FIRST_WITH_LISTENER_ERRORS: Final = 6
+_FIRST_WITH_LEADER_EPOCH: Final = 7
+_FIRST_WITH_OPERATIONS: Final = 8
+_FIRST_FLEXIBLE: Final = 9
+_FIRST_WITH_TOPIC_IDS: Final = 10
+_LAST_WITH_CLUSTER_OPERATIONS: Final = 10
+
+_NO_TOPIC_ID: Final = bytes(16)
+_NO_THROTTLE: Final = bytes(4)
+_pack_int32: Final = struct.Struct(">i").pack
+_pack_error: Final = struct.Struct(">h").pack
+
+
+class Operations(NamedTuple):
+    """What the client may do, in the bits of Kafka's authorized operations."""
+
+    topic: int
+    cluster: int
+
+
+def encode_all_topics(
+    header: RequestHeader,
+    snapshot: ClusterSnapshot,
+    listener: str,
+    cluster_id: str,
+    operations: Operations,
+) -> bytes:
+    """The whole frame of an answer that names every topic (META-1..4)."""
+    version = header.api_version
+    is_flexible = version >= _FIRST_FLEXIBLE
+    nodes = snapshot.nodes(listener)
+    parts = [encode_response_header(header)]
+    if version >= _FIRST_WITH_THROTTLE:
+        parts.append(_NO_THROTTLE)
+    parts.append(encode_count(len(nodes), is_flexible))
+    parts += (_encode_node(node, version) for node in nodes)
+    if version >= _FIRST_WITH_CLUSTER_ID:
+        parts.append(encode_string(cluster_id, is_flexible))
+    if version >= _FIRST_WITH_RACKS:
+        parts.append(_pack_int32(snapshot.controller_id))
+    parts.append(encode_count(snapshot.topic_count, is_flexible))
+    leaders = _Leaders(snapshot, nodes, version)
+    for topic in snapshot.topics():
+        _encode_topic(topic, version, leaders, operations.topic, parts)
+    if _FIRST_WITH_OPERATIONS <= version <= _LAST_WITH_CLUSTER_OPERATIONS:
+        parts.append(_pack_int32(operations.cluster))
+    if is_flexible:
+        parts.append(b"\0")
+    return framed(parts)
+
+
+class _Leaders:
+    """Which leaders may be named to the client, and what to say instead of the others."""
+
+    def __init__(self, snapshot: ClusterSnapshot, nodes: Iterable[Node], version: int) -> None:
+        self._reachable = frozenset(_pack_int32(node.id) for node in nodes)
+        self._snapshot = snapshot
+        self._knows_listeners = version >= _FIRST_WITH_LISTENER_ERRORS
+
+    def shown(self, records: Iterable[bytes]) -> list[bytes]:
+        """The records of a topic as this client gets to see them."""
+        reachable = self._reachable
+        return [
+            record if record[LEADER] in reachable else self._leaderless(record)
+            for record in records
+        ]
+
+    def _leaderless(self, record: bytes) -> bytes:
+        is_alive = self._snapshot.is_alive(int.from_bytes(record[LEADER], "big", signed=True))
+        if is_alive and self._knows_listeners:
+            return with_leader_error(record, ErrorCode.LISTENER_NOT_FOUND)
+        return with_leader_error(record, ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+def _encode_node(node: Node, version: int) -> bytes:
+    is_flexible = version >= _FIRST_FLEXIBLE
+    encoded = _pack_int32(node.id) + encode_string(node.host, is_flexible) + _pack_int32(node.port)
+    if version >= _FIRST_WITH_RACKS:
+        encoded += encode_string(node.rack, is_flexible)
+    return encoded + b"\0" if is_flexible else encoded
+
+
+def _encode_topic(
+    topic: TopicMetadata,
+    version: int,
+    leaders: _Leaders,
+    operations: int,
+    parts: list[bytes],
+) -> None:
+    is_flexible = version >= _FIRST_FLEXIBLE
+    head = _pack_error(ErrorCode.NONE) + encode_string(topic.name, is_flexible)
+    if version >= _FIRST_WITH_TOPIC_IDS:
+        head += topic.id_bytes or _NO_TOPIC_ID
+    if version >= _FIRST_WITH_RACKS:
+        head += b"\1" if is_internal(topic.name) else b"\0"
+    parts.append(head + encode_count(len(topic), is_flexible))
+    shown = leaders.shown(topic.records)
+    parts += shown if is_flexible else (_before_flexible(record, version) for record in shown)
+    if version >= _FIRST_WITH_OPERATIONS:
+        parts.append(_pack_int32(operations))
+    if is_flexible:
+        parts.append(b"\0")
+
+
+def _before_flexible(record: bytes, version: int) -> bytes:
+    """A record as versions before 9 have it: with long lengths, and without newer fields."""
+    head = record[:14] if version >= _FIRST_WITH_LEADER_EPOCH else record[:10]
+    arrays = 3 if version >= _FIRST_WITH_OFFLINE_REPLICAS else 2
+    at = 14
+    for _ in range(arrays):
+        count = record[at] - 1
+        end = at + 1 + 4 * count
+        head += _pack_int32(count) + record[at + 1 : end]
+        at = end
+    return head

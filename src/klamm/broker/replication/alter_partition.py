@@ -1,0 +1,170 @@
+"""Asks the controller for changes of ISRs, one request after the other (BISR-6, BISR-7)."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any, Final
+
+from klamm.broker.clock import Clock
+from klamm.broker.controller_channel import ToController
+from klamm.broker.identity import Identity
+from klamm.broker.replication.isr import (
+    RETRY_BACKOFF_MS,
+    AlterPartitionBatch,
+    IsrAnswer,
+    IsrChangeLine,
+    IsrProposal,
+)
+from klamm.errors import UnavailableError
+from klamm.names import TopicPartition
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+log = logging.getLogger("klamm.broker.replication.isr")
+
+#: With topic ids, and for topics that have none.
+_VERSION_BY_ID: Final = 3
+_VERSION_BY_NAME: Final = 1
+#: In ZooKeeper mode members of an ISR are not told apart by their incarnations.
+_NO_EPOCH: Final = -1
+
+OnAnswer = Callable[[IsrProposal, IsrAnswer], None]
+
+
+class IsrChanges:
+    """Sends what is in the line until the controller has answered it."""
+
+    def __init__(self, identity: Identity, to_controller: ToController, clock: Clock) -> None:
+        self._identity = identity
+        self._to_controller = to_controller
+        self._clock = clock
+        self._line = IsrChangeLine()
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, on_answer: OnAnswer) -> None:
+        """Begin; `on_answer` hears what becomes of each proposal."""
+        self._task = asyncio.create_task(self._send_all(on_answer), name="ISR changes")
+
+    def submit(self, proposal: IsrProposal) -> None:
+        """Put a proposal into the line."""
+        self._line.submit(proposal)
+        self._wanted.set()
+
+    def submit_later(self, proposal: IsrProposal, is_wanted: Callable[[], bool]) -> None:
+        """Put a proposal into the line again after a pause, if it still stands then."""
+
+        def submit() -> None:
+            if is_wanted():
+                self.submit(proposal)
+
+        asyncio.get_running_loop().call_later(RETRY_BACKOFF_MS / 1000, submit)
+
+    def on_metadata(self) -> None:
+        """There may be a controller now, or another one."""
+        self._wanted.set()
+
+    def withdraw(self, name: TopicPartition) -> None:
+        """Forget what was proposed for a partition."""
+        self._line.withdraw(name)
+
+    def close(self) -> None:
+        """Stop sending."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _send_all(self, on_answer: OnAnswer) -> None:
+        while True:
+            self._wanted.clear()
+            controller = self._to_controller.controller
+            batch = self._line.next_batch(
+                None if controller is None else controller.id, self._clock.steady_ms()
+            )
+            if batch is None:
+                await self._pause()
+                continue
+            try:
+                answers = await self._ask(batch)
+            except UnavailableError as error:
+                log.info("%s", error)
+                self._line.on_disconnect(self._clock.steady_ms())
+                continue
+            if isinstance(answers, ErrorCode):
+                log.info("the controller refuses AlterPartition: %s", answers.name)
+                self._line.on_error(answers, self._clock.steady_ms())
+                continue
+            for proposal, answer in self._line.on_answers(answers, self._clock.steady_ms()):
+                on_answer(proposal, answer)
+
+    async def _pause(self) -> None:
+        """Wait for a proposal, for a controller, or for the time to try again."""
+        at_ms = self._line.next_attempt_ms()
+        timeout_s = None
+        if at_ms is not None and self._to_controller.controller is not None:
+            timeout_s = max(at_ms - self._clock.steady_ms(), 1) / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+
+    async def _ask(self, batch: AlterPartitionBatch) -> dict[TopicPartition, IsrAnswer] | ErrorCode:
+        """The answers by partition, or the error that refuses all."""
+        by_id = all(proposal.topic_id is not None for proposal in batch.proposals)
+        version = _VERSION_BY_ID if by_id else _VERSION_BY_NAME
+        answer = await self._to_controller.ask_once(
+            ApiKey.ALTER_PARTITION,
+            version,
+            {
+                "broker_id": self._identity.broker_id,
+                "broker_epoch": self._identity.broker_epoch,
+                "topics": _topics(batch.proposals),
+            },
+        )
+        if answer.error_code:
+            return ErrorCode.of(int(answer.error_code))
+        names = {proposal.topic_id: proposal.partition.topic for proposal in batch.proposals}
+        return {
+            TopicPartition(
+                names.get(topic.topic_id, "") if by_id else topic.topic_name,
+                int(partition.partition_index),
+            ): IsrAnswer(
+                ErrorCode.of(int(partition.error_code)),
+                int(partition.leader_epoch),
+                int(partition.partition_epoch),
+                tuple(map(int, partition.isr)),
+            )
+            for topic in answer.topics
+            for partition in topic.partitions
+        }
+
+
+def _topics(proposals: Iterable[IsrProposal]) -> list[dict[str, Any]]:
+    def topic_of(proposal: IsrProposal) -> tuple[str, uuid.UUID | None]:
+        return proposal.partition.topic, proposal.topic_id
+
+    ordered = sorted(
+        proposals, key=lambda proposal: (topic_of(proposal)[0], str(proposal.topic_id))
+    )
+    return [
+        {
+            "topic_name": name,
+            "topic_id": topic_id,
+            "partitions": [
+                {
+                    "partition_index": proposal.partition.partition,
+                    "leader_epoch": proposal.leader_epoch,
+                    "new_isr": proposal.isr,
+                    "new_isr_with_epochs": [
+                        {"broker_id": broker, "broker_epoch": _NO_EPOCH} for broker in proposal.isr
+                    ],
+                    "leader_recovery_state": 0,
+                    "partition_epoch": proposal.partition_epoch,
+                }
+                for proposal in of_topic
+            ],
+        }
+        for (name, topic_id), of_topic in groupby(ordered, key=topic_of)
+    ]

@@ -1,0 +1,399 @@
+"""The follower's loop: fetch from one leader, append, and truncate where the logs have parted.
+
+A `ReplicaFetcher` says what to ask next and takes in the answers; sending is up to its owner, as
+are truncations, since they may wait for the disk. Appending and moving the high watermark touch
+the page cache only and happen here. For every partition the log itself says where to fetch from:
+what a new leader holds differently shows in the answer to the very first fetch.
+"""
+
+import enum
+import heapq
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from klamm.broker.fetch.session_handler import FetchPlan, FetchSessionClient, Wanted
+from klamm.broker.log.epochs import NO_EPOCH, UNDEFINED_END, EpochEnd
+from klamm.broker.log.errors import AppendError, StorageError
+from klamm.broker.replication.replica_log import FetchPosition, ReplicaLog
+from klamm.broker.replication.throttle import ReplicationThrottle
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.fetch import FetchPartitionResponse, FetchResponse
+
+#: The timestamps that ListOffsets gives a meaning of their own.
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+
+def fetcher_index(name: TopicPartition, fetchers: int) -> int:
+    """Which of the loops to a leader takes a partition."""
+    return (31 * crc32(name.topic.encode()) + name.partition) % fetchers
+
+
+class Truncation(NamedTuple):
+    """A log has to be cut before its partition is fetched again."""
+
+    name: TopicPartition
+    leader_epoch: int
+    offset: int
+    #: Nothing of the log is left, and it starts anew at `offset`.
+    is_total: bool = False
+
+    def carry_out(self, log: ReplicaLog, now_ms: int) -> None:
+        if self.is_total:
+            log.truncate_fully_and_start_at(self.offset, now_ms=now_ms)
+        else:
+            log.truncate_to(self.offset, now_ms=now_ms)
+
+
+class OffsetQuestion(NamedTuple):
+    """A ListOffsets for the partitions whose fetch offset the leader does not have."""
+
+    timestamp: int
+    leader_epochs: Mapping[TopicPartition, int]
+
+
+class OffsetReply(NamedTuple):
+    error: int
+    offset: int = -1
+
+
+@dataclass(slots=True)
+class FetchEffects:
+    """What an answer brought about, and what is left to do for the owner of the fetcher."""
+
+    #: Consumers may be waiting for these here.
+    high_watermark_moved: list[TopicPartition] = field(default_factory=list)
+    truncations: list[Truncation] = field(default_factory=list)
+    #: These are fetched no more: another leader is to come, or their disk is gone.
+    stopped: list[TopicPartition] = field(default_factory=list)
+    appended: dict[TopicPartition, int] = field(default_factory=dict)
+
+
+class _Phase(enum.Enum):
+    FETCHING = enum.auto()
+    TRUNCATING = enum.auto()
+    #: The leader does not have the fetch offset: is it beyond the leader's end?
+    ASKING_LATEST = enum.auto()
+    #: It is not: does the leader's log start later?
+    ASKING_EARLIEST = enum.auto()
+
+
+@dataclass(slots=True)
+class _Followed:
+    topic_id: uuid.UUID | None
+    log: ReplicaLog
+    leader_epoch: int
+    phase: _Phase = _Phase.FETCHING
+    delayed_until_ms: int = 0
+    #: How far the leader's high watermark is ahead; None until there is an answer.
+    lag: int | None = None
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What a topic id in an answer stands for, and how many partitions need to know."""
+
+    name: str
+    partitions: int = 0
+
+
+class ReplicaFetcher:
+    """All partitions that one loop fetches from one leader."""
+
+    def __init__(self, *, backoff_ms: int, throttle: ReplicationThrottle | None = None) -> None:
+        self._backoff_ms = backoff_ms
+        self._throttle = throttle or ReplicationThrottle()
+        self._followed: dict[TopicPartition, _Followed] = {}
+        self._session = FetchSessionClient()
+        self._topics: dict[uuid.UUID, _Topic] = {}
+        self._delayed: list[tuple[int, TopicPartition]] = []
+        self._paused_until_ms = 0
+        self._held_back: dict[TopicPartition, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def __contains__(self, name: TopicPartition) -> bool:
+        return name in self._followed
+
+    def lags(self) -> Iterator[tuple[TopicPartition, int]]:
+        """By how many records each partition is behind, as far as that is known."""
+        return (
+            (name, followed.lag)
+            for name, followed in self._followed.items()
+            if followed.lag is not None
+        )
+
+    # Which partitions
+
+    def add(
+        self, name: TopicPartition, topic_id: uuid.UUID | None, log: ReplicaLog, leader_epoch: int
+    ) -> Truncation | None:
+        """Follow a partition under `leader_epoch`; what has to be cut off its log before.
+
+        A log without epochs cannot be compared with the leader's, so all that is not known to be
+        committed goes.
+        """
+        known = self._followed.get(name)
+        if known and known.leader_epoch == leader_epoch:
+            return None
+        self.remove(name)
+        followed = self._followed[name] = _Followed(topic_id, log, leader_epoch)
+        if topic_id:
+            self._topics.setdefault(topic_id, _Topic(name.topic)).partitions += 1
+        if log.epochs.latest == NO_EPOCH and log.end_offset > log.high_watermark:
+            return self._truncate(name, followed, log.high_watermark)
+        self._want(name, followed)
+        return None
+
+    def remove(self, name: TopicPartition) -> bool:
+        """Follow a partition no longer; whether it was followed."""
+        followed = self._followed.pop(name, None)
+        if not followed:
+            return False
+        self._session.drop(name)
+        self._held_back.pop(name, None)
+        if followed.topic_id:
+            topic = self._topics[followed.topic_id]
+            topic.partitions -= 1
+            if not topic.partitions:
+                del self._topics[followed.topic_id]
+        return True
+
+    # Fetching
+
+    def next_fetch(self, now_ms: int) -> FetchPlan | None:
+        """What to ask the leader now; None if there is nothing to fetch at the moment."""
+        self._end_delays(now_ms)
+        if now_ms < self._paused_until_ms:
+            return None
+        self._apply_throttle(now_ms)
+        return self._session.next_request() if self._session.wanted else None
+
+    def next_attempt_ms(self, now_ms: int) -> int | None:
+        """When `next_fetch` may have something if it has nothing now; None: not by itself."""
+        if not self._followed:
+            return None
+        times = [self._delayed[0][0]] if self._delayed else []
+        if self._held_back:
+            times.append(self._throttle.open_again_ms(now_ms))
+        if self._session.wanted or times:
+            return max(self._paused_until_ms, min(times, default=now_ms))
+        return None
+
+    def on_response(self, response: FetchResponse, now_ms: int) -> FetchEffects:
+        """Take in the answer to the last fetch."""
+        effects = FetchEffects()
+        entries = list(self._entries(response))
+        is_usable = self._session.on_response(
+            response.error_code,
+            response.session_id,
+            (name for name, _ in entries),
+            throttled=response.throttle_time_ms > 0,
+        )
+        if not is_usable:
+            return effects
+        asked = self._session.remembered
+        for name, entry in entries:
+            followed = self._followed.get(name)
+            # The partition may have been truncated, or given to another leader, meanwhile.
+            if (
+                followed
+                and followed.phase is _Phase.FETCHING
+                and followed.delayed_until_ms <= now_ms
+                and asked[name].position.offset == followed.log.end_offset
+                and asked[name].position.current_leader_epoch == followed.leader_epoch
+            ):
+                self._take(name, followed, entry, effects, now_ms)
+        return effects
+
+    def on_disconnect(self, now_ms: int) -> None:
+        """The leader cannot be reached: nothing is asked of it for a while."""
+        self._paused_until_ms = now_ms + self._backoff_ms
+        self._session.on_failure()
+
+    def on_truncated(self, truncation: Truncation) -> None:
+        """A truncation has been carried out; the partition is fetched from its new end."""
+        followed = self._followed.get(truncation.name)
+        if followed and followed.leader_epoch == truncation.leader_epoch:
+            followed.phase = _Phase.FETCHING
+            self._want(truncation.name, followed)
+
+    # Out of range
+
+    def next_question(self) -> OffsetQuestion | None:
+        """What to ask the leader about offsets before fetching goes on; None: nothing."""
+        for phase, timestamp in (
+            (_Phase.ASKING_LATEST, LATEST),
+            (_Phase.ASKING_EARLIEST, EARLIEST),
+        ):
+            epochs = {
+                name: followed.leader_epoch
+                for name, followed in self._followed.items()
+                if followed.phase is phase
+            }
+            if epochs:
+                return OffsetQuestion(timestamp, epochs)
+        return None
+
+    def on_replies(
+        self, question: OffsetQuestion, replies: Mapping[TopicPartition, OffsetReply], now_ms: int
+    ) -> FetchEffects:
+        """Take in what the leader says to an `OffsetQuestion`."""
+        effects = FetchEffects()
+        phase = _Phase.ASKING_LATEST if question.timestamp == LATEST else _Phase.ASKING_EARLIEST
+        for name, leader_epoch in question.leader_epochs.items():
+            followed = self._followed.get(name)
+            if not followed or followed.phase is not phase or followed.leader_epoch != leader_epoch:
+                continue
+            reply = replies.get(name, OffsetReply(ErrorCode.UNKNOWN_SERVER_ERROR))
+            if reply.error:
+                followed.phase = _Phase.FETCHING
+                self._on_error(name, followed, reply.error, effects, now_ms)
+            elif phase is _Phase.ASKING_LATEST and reply.offset >= followed.log.end_offset:
+                followed.phase = _Phase.ASKING_EARLIEST
+            elif phase is _Phase.ASKING_LATEST:
+                effects.truncations.append(self._truncate(name, followed, reply.offset))
+            elif reply.offset > followed.log.end_offset:
+                truncation = self._truncate(name, followed, reply.offset, is_total=True)
+                effects.truncations.append(truncation)
+            else:
+                followed.phase = _Phase.FETCHING
+                self._want(name, followed)
+        return effects
+
+    # One partition
+
+    def _take(
+        self,
+        name: TopicPartition,
+        followed: _Followed,
+        entry: FetchPartitionResponse,
+        effects: FetchEffects,
+        now_ms: int,
+    ) -> None:
+        if entry.error_code:
+            self._on_error(name, followed, entry.error_code, effects, now_ms)
+        elif entry.diverging_epoch:
+            offset = truncation_offset(followed.log, EpochEnd(*entry.diverging_epoch))
+            effects.truncations.append(self._truncate(name, followed, offset))
+        else:
+            try:
+                self._append(name, followed, entry, effects, now_ms)
+            except AppendError:
+                # The next answer may be whole: the leader may have sent it while truncating.
+                self._delay(name, followed, now_ms)
+            except StorageError:
+                self._stop(name, effects)
+
+    def _append(
+        self,
+        name: TopicPartition,
+        followed: _Followed,
+        entry: FetchPartitionResponse,
+        effects: FetchEffects,
+        now_ms: int,
+    ) -> None:
+        log, records = followed.log, entry.records
+        assert records is None or isinstance(records, bytes | memoryview)
+        taken = log.append_as_follower(records, now_ms=now_ms) if records else 0
+        if taken:
+            effects.appended[name] = taken
+            if self._throttle.covers(*name):
+                self._throttle.record(taken, now_ms)
+        before = log.high_watermark
+        if log.advance_high_watermark(entry.high_watermark) != before:
+            effects.high_watermark_moved.append(name)
+        if entry.log_start_offset > log.start_offset:
+            log.raise_start_offset(min(entry.log_start_offset, log.high_watermark))
+        followed.lag = max(0, entry.high_watermark - log.end_offset)
+        self._want(name, followed)
+        if taken:
+            self._session.rotate(name)
+
+    def _on_error(
+        self,
+        name: TopicPartition,
+        followed: _Followed,
+        error: int,
+        effects: FetchEffects,
+        now_ms: int,
+    ) -> None:
+        if error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            followed.phase = _Phase.ASKING_LATEST
+            self._session.drop(name)
+        elif error == ErrorCode.FENCED_LEADER_EPOCH:
+            self._stop(name, effects)
+        else:
+            self._delay(name, followed, now_ms)
+
+    def _truncate(
+        self, name: TopicPartition, followed: _Followed, offset: int, *, is_total: bool = False
+    ) -> Truncation:
+        followed.phase = _Phase.TRUNCATING
+        self._session.drop(name)
+        return Truncation(name, followed.leader_epoch, offset, is_total)
+
+    def _stop(self, name: TopicPartition, effects: FetchEffects) -> None:
+        self.remove(name)
+        effects.stopped.append(name)
+
+    def _want(self, name: TopicPartition, followed: _Followed) -> None:
+        log = followed.log
+        position = FetchPosition(log.end_offset, followed.leader_epoch, log.epochs.latest)
+        self._session.want(name, Wanted(followed.topic_id, position, log.start_offset))
+
+    # Delays
+
+    def _delay(self, name: TopicPartition, followed: _Followed, now_ms: int) -> None:
+        followed.delayed_until_ms = now_ms + self._backoff_ms
+        self._session.drop(name)
+        heapq.heappush(self._delayed, (followed.delayed_until_ms, name))
+
+    def _end_delays(self, now_ms: int) -> None:
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            until_ms, name = heapq.heappop(self._delayed)
+            followed = self._followed.get(name)
+            if followed and followed.delayed_until_ms == until_ms:
+                self._want(name, followed)
+
+    def _apply_throttle(self, now_ms: int) -> None:
+        """Leave out throttled partitions that are behind while the allowance is used up."""
+        if not self._throttle.is_exceeded(now_ms):
+            for name in self._held_back:
+                self._want(name, self._followed[name])
+            self._held_back.clear()
+            return
+        for name in tuple(self._session.wanted):
+            if self._throttle.covers(*name) and self._followed[name].lag != 0:
+                self._held_back[name] = None
+                self._session.drop(name)
+
+    def _entries(
+        self, response: FetchResponse
+    ) -> Iterator[tuple[TopicPartition, FetchPartitionResponse]]:
+        for topic in response.topics:
+            name = topic.name
+            if topic.topic_id and (known := self._topics.get(topic.topic_id)):
+                name = known.name
+            for entry in topic.partitions:
+                yield TopicPartition(name or "", entry.partition), entry
+
+
+def truncation_offset(log: ReplicaLog, diverging: EpochEnd) -> int:
+    """Where to cut a log of which the leader says that its epoch ended elsewhere.
+
+    If this log has the epoch too, both agree up to the earlier of the two ends. If it has only
+    an older one, the epoch that the leader named is not here at all and what followed the older
+    one has to go; the next fetch then compares again, one step further back.
+    """
+    own = log.epochs.end_offset_for(diverging.epoch, log.end_offset)
+    if own == UNDEFINED_END:
+        return min(diverging.end_offset, log.end_offset)
+    if own.epoch < diverging.epoch:
+        return min(own.end_offset, log.end_offset)
+    return min(diverging.end_offset, own.end_offset, log.end_offset)

@@ -1,0 +1,333 @@
+"""The loops in which a follower fetches: one for each leader and fetcher index (REPL-1).
+
+What to ask and what follows from the answers is `ReplicaFetcher`'s; here are the connections, the
+thread in which logs are truncated, and the waiting in between.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from klamm.broker.clock import Clock
+from klamm.broker.fetch.session_handler import FetchPlan, Forgotten, Wanted
+from klamm.broker.identity import Identity
+from klamm.broker.log.errors import StorageError
+from klamm.broker.log.log import Log
+from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.replication.fetcher import (
+    FetchEffects,
+    OffsetQuestion,
+    OffsetReply,
+    ReplicaFetcher,
+    Truncation,
+    fetcher_index,
+)
+from klamm.broker.replication.throttle import ReplicationThrottle
+from klamm.config.broker import BrokerConfig
+from klamm.errors import UnavailableError
+from klamm.metrics.meters import Meter
+from klamm.names import TopicPartition
+from klamm.net.connection import Exchange
+from klamm.protocol.apis import ApiKey
+
+log = logging.getLogger("klamm.broker.replication.fetcher_manager")
+
+_FETCH_BY_ID: Final = 17
+_FETCH_BY_NAME: Final = 12
+_LIST_OFFSETS: Final = 9
+
+#: Cuts logs, in another thread, and notes their recovery points.
+Truncate = Callable[[list[tuple[Log, Truncation]]], Awaitable[None]]
+OnEffects = Callable[[FetchEffects], None]
+LoopKey = tuple[int, int]
+
+
+class Means(NamedTuple):
+    """What all loops fetch with."""
+
+    config: BrokerConfig
+    identity: Identity
+    metadata: MetadataCache
+    clock: Clock
+    throttle: ReplicationThrottle
+
+
+class Fetchers:
+    """All loops of a broker, started when they are needed and ended when they are not."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        metadata: MetadataCache,
+        truncate: Truncate,
+        on_effects: OnEffects,
+        clock: Clock,
+    ) -> None:
+        self.throttle = ReplicationThrottle()
+        self._means = Means(config, identity, metadata, clock, self.throttle)
+        self._truncate = truncate
+        self._on_effects = on_effects
+        self._loops: dict[LoopKey, _Loop] = {}
+        self._loop_of: dict[TopicPartition, _Loop] = {}
+        self._truncating: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._failed: set[TopicPartition] = set()
+
+    def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
+        """Follow a partition; what it has too much is cut off first."""
+        key = leader, fetcher_index(name, self._means.config.num_replica_fetchers)
+        loop = self._loops.get(key)
+        if loop is None:
+            loop = self._loops[key] = _Loop(leader, self._means, self._take, self._ended)
+        self._loop_of[name] = loop
+        self._failed.discard(name)
+        loop.logs[name] = replica
+        truncation = loop.fetcher.add(name, replica.topic_id, replica, leader_epoch)
+        if truncation is not None:
+            self._start_truncating(loop, [truncation])
+        loop.wake()
+
+    def remove(self, name: TopicPartition) -> None:
+        """Follow a partition no longer."""
+        self._failed.discard(name)
+        loop = self._loop_of.pop(name, None)
+        if loop is not None:
+            loop.fetcher.remove(name)
+            loop.logs.pop(name, None)
+            if not loop.logs:
+                loop.wake()
+
+    async def wait_truncated(self, name: TopicPartition) -> None:
+        """Wait while a log is being cut: nobody else may touch it meanwhile."""
+        while (task := self._truncating.get(name)) is not None:
+            await asyncio.wait([task])
+
+    def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """By how much the partitions here are behind their leaders, and who fetches them."""
+        for (leader, index), loop in self._loops.items():
+            for name, lag in loop.fetcher.lags():
+                yield f"ReplicaFetcherThread-{index}-{leader}", name, lag
+
+    @property
+    def failed_count(self) -> int:
+        """Partitions that are followed but not fetched, because that has failed for good."""
+        return len(self._failed)
+
+    @property
+    def dead_count(self) -> int:
+        """Loops that have ended though there was something left to fetch."""
+        return sum(loop.is_dead for loop in self._loops.values())
+
+    def min_fetch_rate(self) -> float:
+        """Fetches in a second, over a minute, of the loop that has sent fewest; 0 without any."""
+        return min((loop.fetches.rates()[0] for loop in self._loops.values()), default=0.0)
+
+    def close(self) -> None:
+        """End all loops."""
+        for loop in self._loops.values():
+            loop.close()
+
+    def _take(self, loop: "_Loop", effects: FetchEffects) -> None:
+        if effects.truncations:
+            self._start_truncating(loop, effects.truncations)
+        self._failed.update(effects.stopped)
+        for name in effects.stopped:
+            log.warning("%s is fetched no more from broker %s", name, loop.leader)
+        self._on_effects(effects)
+
+    def _start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
+        """Cut logs in another thread; their partitions are fetched again afterwards."""
+        work = [(loop.logs[each.name], each) for each in truncations]
+        task = asyncio.create_task(self._cut(loop, work))
+        for each in truncations:
+            self._truncating[each.name] = task
+
+    async def _cut(self, loop: "_Loop", work: list[tuple[Log, Truncation]]) -> None:
+        try:
+            await self._truncate(work)
+        except StorageError as error:
+            log.error("truncation failed: %s", error)
+        finally:
+            for _, truncation in work:
+                self._truncating.pop(truncation.name, None)
+                loop.fetcher.on_truncated(truncation)
+            loop.wake()
+
+    def _ended(self, loop: "_Loop") -> None:
+        self._loops = {key: each for key, each in self._loops.items() if each is not loop}
+
+
+class _Loop:
+    """Fetches from one leader until there is nothing left to fetch."""
+
+    def __init__(
+        self,
+        leader: int,
+        means: Means,
+        on_effects: Callable[["_Loop", FetchEffects], None],
+        on_end: Callable[["_Loop"], None],
+    ) -> None:
+        config = means.config
+        self.leader = leader
+        self.fetcher = ReplicaFetcher(
+            backoff_ms=config.replica_fetch_backoff_ms, throttle=means.throttle
+        )
+        self.logs: dict[TopicPartition, Log] = {}
+        self.fetches = Meter(lambda: means.clock.steady_ms() / 1000)
+        self._means = means
+        self._clock = means.clock
+        self._on_effects = on_effects
+        self._on_end = on_end
+        self._changed = asyncio.Event()
+        self._exchange = Exchange(
+            f"broker-{means.identity.broker_id}-fetcher-{leader}",
+            config.replica_socket_timeout_ms / 1000,
+            config.socket_connection_setup_timeout_ms / 1000,
+        )
+        self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
+
+    @property
+    def is_dead(self) -> bool:
+        return self._task.done()
+
+    def wake(self) -> None:
+        """Something has changed that the next fetch depends on."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._exchange.close()
+
+    async def _run(self) -> None:
+        while self.logs:
+            try:
+                await self._step()
+            except UnavailableError as error:
+                log.info("leader %s: %s", self.leader, error)
+                self.fetcher.on_disconnect(self._clock.steady_ms())
+            except Exception:
+                log.exception("fetching from broker %s failed", self.leader)
+                self.fetcher.on_disconnect(self._clock.steady_ms())
+        self._exchange.close()
+        self._on_end(self)
+
+    async def _step(self) -> None:
+        self._changed.clear()
+        question = self.fetcher.next_question()
+        if question is not None:
+            replies = await self._ask_offsets(question)
+            now_ms = self._clock.steady_ms()
+            self._on_effects(self, self.fetcher.on_replies(question, replies, now_ms))
+            return
+        plan = self.fetcher.next_fetch(self._clock.steady_ms())
+        if plan is None:
+            await self._pause()
+            return
+        self.fetches.mark()
+        version = _FETCH_BY_ID if plan.by_id else _FETCH_BY_NAME
+        response = await self._ask(ApiKey.FETCH, version, self._fetch_body(plan))
+        self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
+
+    async def _pause(self) -> None:
+        """Wait until something changes, or until it is time to look again."""
+        now_ms = self._clock.steady_ms()
+        at_ms = self.fetcher.next_attempt_ms(now_ms)
+        timeout_s = None if at_ms is None else max(at_ms - now_ms, 1) / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _ask(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+        listener = self._means.config.inter_broker_listener_name
+        node = self._means.metadata.snapshot.node(self.leader, listener)
+        if node is None:
+            raise UnavailableError(f"broker {self.leader} is not known to be alive")
+        return await self._exchange.ask(node.host, node.port, key, version, body)
+
+    def _fetch_body(self, plan: FetchPlan) -> dict[str, Any]:
+        config, identity = self._means.config, self._means.identity
+        return {
+            "replica_id": identity.broker_id,
+            "replica_state": {
+                "replica_id": identity.broker_id,
+                "replica_epoch": identity.broker_epoch,
+            },
+            "max_wait": config.replica_fetch_wait_max_ms,
+            "min_bytes": config.replica_fetch_min_bytes,
+            "max_bytes": config.replica_fetch_response_max_bytes,
+            "isolation_level": 0,
+            "session_id": plan.session_id,
+            "session_epoch": plan.session_epoch,
+            "topics": _fetch_topics(plan.partitions, config.replica_fetch_max_bytes),
+            "forgotten_topics_data": _forgotten_topics(plan.forgotten),
+            "rack_id": "",
+        }
+
+    async def _ask_offsets(self, question: OffsetQuestion) -> dict[TopicPartition, OffsetReply]:
+        answer = await self._ask(
+            ApiKey.LIST_OFFSETS,
+            _LIST_OFFSETS,
+            {
+                "replica_id": self._means.identity.broker_id,
+                "isolation_level": 0,
+                "topics": [
+                    {
+                        "name": topic,
+                        "partitions": [
+                            {
+                                "partition_index": name.partition,
+                                "current_leader_epoch": question.leader_epochs[name],
+                                "timestamp": question.timestamp,
+                            }
+                            for name in names
+                        ],
+                    }
+                    for topic, names in groupby(
+                        sorted(question.leader_epochs), key=lambda name: name.topic
+                    )
+                ],
+            },
+        )
+        return {
+            TopicPartition(topic.name, int(each.partition_index)): OffsetReply(
+                int(each.error_code), int(each.offset)
+            )
+            for topic in answer.topics
+            for each in topic.partitions
+        }
+
+
+def _fetch_topics(
+    partitions: Mapping[TopicPartition, Wanted], max_bytes: int
+) -> list[dict[str, Any]]:
+    topics: dict[tuple[str, uuid.UUID | None], list[dict[str, Any]]] = {}
+    for name, (topic_id, position, start_offset) in partitions.items():
+        topics.setdefault((name.topic, topic_id), []).append(
+            {
+                "partition": name.partition,
+                "current_leader_epoch": position.current_leader_epoch,
+                "fetch_offset": position.offset,
+                "last_fetched_epoch": position.last_fetched_epoch,
+                "log_start_offset": start_offset,
+                "partition_max_bytes": max_bytes,
+            }
+        )
+    return [
+        {"topic": topic, "topic_id": topic_id, "partitions": entries}
+        for (topic, topic_id), entries in topics.items()
+    ]
+
+
+def _forgotten_topics(forgotten: Iterable[Forgotten]) -> list[dict[str, Any]]:
+    topics: dict[tuple[str, uuid.UUID | None], list[int]] = {}
+    for name, topic_id in forgotten:
+        topics.setdefault((name.topic, topic_id), []).append(name.partition)
+    return [
+        {"topic": topic, "topic_id": topic_id, "partitions": indexes}
+        for (topic, topic_id), indexes in topics.items()
+    ]

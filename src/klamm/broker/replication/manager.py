@@ -1,0 +1,449 @@
+"""The partitions that this broker hosts: what the controller orders, what clients append.
+
+A `ReplicaManager` holds the state machines of all hosted partitions together with what they act
+on: logs, fetchers, the line of ISR changes and the requests that wait. It runs on the event loop
+and never waits itself; whoever calls it from a request of the controller does so one at a time.
+"""
+
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from klamm.broker.clock import Clock
+from klamm.broker.delayed.operations import WaitingDelete, WaitingProduce
+from klamm.broker.delayed.requests import Parking
+from klamm.broker.identity import Identity
+from klamm.broker.log.errors import AppendError, StorageError
+from klamm.broker.log.files import Buffer
+from klamm.broker.log.log import Log
+from klamm.broker.log.manager import LogManager
+from klamm.broker.log.results import AppendResult
+from klamm.broker.log.validation import Origin, validate_batch
+from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.metadata.topic_configs import TopicConfigs
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.replication.alter_partition import IsrChanges
+from klamm.broker.replication.fetcher_manager import Fetchers
+from klamm.broker.replication.isr import IsrAnswer, IsrProposal
+from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.replica_log import Reader
+from klamm.broker.replication.throttle import ReplicationThrottle, parse_throttled_replicas
+from klamm.config.broker import BrokerConfig
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.records import Batch
+
+log = logging.getLogger("klamm.broker.replication.manager")
+
+_LEADER_THROTTLE = "leader.replication.throttled"
+_FOLLOWER_THROTTLE = "follower.replication.throttled"
+
+
+class RoleListener(Protocol):
+    """Hears who leads what: coordinators follow the partitions that hold their state."""
+
+    def on_leading(self, name: TopicPartition, leader_epoch: int, log: Log) -> None: ...
+
+    def on_following(self, name: TopicPartition, leader_epoch: int) -> None: ...
+
+    def on_removed(self, name: TopicPartition) -> None: ...
+
+
+class Appended(NamedTuple):
+    """What became of an append; `error` is set or `result` is."""
+
+    error: ErrorCode
+    result: AppendResult | None = None
+    failure: AppendError | None = None
+
+
+class ReplicaManager:
+    """All hosted partitions."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        metadata: MetadataCache,
+        logs: LogManager,
+        topics: TopicConfigs,
+        fetchers: Fetchers,
+        isr_changes: IsrChanges,
+        parking: Parking,
+        meters: BrokerMeters,
+        clock: Clock,
+    ) -> None:
+        self.logs = logs
+        self.topics = topics
+        self.parking = parking
+        self.leader_throttle = ReplicationThrottle()
+        self.is_shutting_down = False
+        self.role_listener: RoleListener | None = None
+        self._config = config
+        self._identity = identity
+        self._metadata = metadata
+        self._fetchers = fetchers
+        self._isr_changes = isr_changes
+        self._meters = meters
+        self._clock = clock
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._offline: set[TopicPartition] = set()
+        self._hosted: Counter[str] = Counter()  # partitions by topic
+        self._topic_ids: dict[str, uuid.UUID] = {}
+        self._topic_names: dict[uuid.UUID, str] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    @property
+    def offline_count(self) -> int:
+        """Replicas whose log directory has failed."""
+        return len(self._offline)
+
+    def find(self, name: TopicPartition) -> Partition | ErrorCode:
+        """A hosted partition, or why data requests cannot have it (UMD-9)."""
+        partition = self._partitions.get(name)
+        if partition is not None:
+            return partition
+        if name in self._offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if self._metadata.snapshot.knows(name):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def topic_name(self, topic_id: uuid.UUID) -> str | None:
+        """The topic with this id, if a partition of it is hosted here, known to clients or not."""
+        return self._topic_names.get(topic_id)
+
+    # Orders of the controller
+
+    async def prepare(self, topics: list[str]) -> None:
+        """Read the settings of topics that are new here: logs are opened with them."""
+        new = [topic for topic in topics if topic not in self.topics]
+        await self.topics.learn(new)
+        for topic in new:
+            self._apply_throttles(topic)
+
+    async def settle(self, name: TopicPartition) -> None:
+        """Wait until nobody is cutting the log of this partition."""
+        await self._fetchers.wait_truncated(name)
+
+    def apply(self, name: TopicPartition, topic_id: uuid.UUID | None, order: Order) -> ErrorCode:
+        """Carry out one partition of a LeaderAndIsr (LISR-1..13)."""
+        if name in self._offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        try:
+            partition = self._partitions.get(name) or self._new_partition(name)
+            error, step = partition.decide(order, topic_id)
+            if step is Step.NOTHING:
+                return error
+            replica = self._open(name, topic_id, order)
+            self._hold(partition)
+            match step:
+                case Step.LEAD:
+                    self._lead(partition, order, replica)
+                case Step.FOLLOW:
+                    self._follow(partition, order, replica)
+                case _:
+                    partition.log = replica
+        except StorageError as failure:
+            log.error("%s cannot be opened: %s", name, failure)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return error
+
+    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
+        """Carry out one partition of a StopReplica (STOP-1..4)."""
+        if name in self._offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = self._partitions.get(name)
+        if partition is not None and (error := partition.check_stop(leader_epoch)):
+            return error
+        self._fetchers.remove(name)
+        if delete:
+            try:
+                self._delete(name)
+            except StorageError:
+                return ErrorCode.KAFKA_STORAGE_ERROR
+        self.parking.on_change(name)
+        return ErrorCode.NONE
+
+    def _new_partition(self, name: TopicPartition) -> Partition:
+        return Partition(
+            name,
+            self._identity.broker_id,
+            is_alive=self._metadata.is_alive,
+            replica_lag_time_max_ms=self._config.replica_lag_time_max_ms,
+            min_insync_replicas=self.topics.of(name.topic).min_insync_replicas,
+            log=self.logs.get(name),
+        )
+
+    def _hold(self, partition: Partition) -> None:
+        if partition.name not in self._partitions:
+            self._partitions[partition.name] = partition
+            self._hosted[partition.name.topic] += 1
+
+    def _let_go(self, name: TopicPartition) -> None:
+        if self._partitions.pop(name, None) is not None:
+            self._hosted[name.topic] -= 1
+        self._isr_changes.withdraw(name)
+        if self.role_listener is not None:
+            self.role_listener.on_removed(name)
+
+    def _open(self, name: TopicPartition, topic_id: uuid.UUID | None, order: Order) -> Log:
+        replica = self.logs.get_or_create(
+            name, topic_id=topic_id, is_new=order.is_new, now_ms=self._clock.wall_ms()
+        )
+        if topic_id is not None and replica.topic_id is None:
+            replica.assign_topic_id(topic_id)
+        if replica.topic_id is not None:
+            self._topic_ids[name.topic] = replica.topic_id
+            self._topic_names[replica.topic_id] = name.topic
+        return replica
+
+    def _lead(self, partition: Partition, order: Order, replica: Log) -> None:
+        name = partition.name
+        self._fetchers.remove(name)
+        self._isr_changes.withdraw(name)
+        partition.become_leader(order, replica, self._clock.steady_ms())
+        log.debug(
+            "[Broker id=%s] leads %s from offset %s under epoch %s, ISR %s",
+            self._identity.broker_id,
+            name,
+            replica.end_offset,
+            order.leader_epoch,
+            order.isr,
+        )
+        self.parking.on_change(name)
+        if self.role_listener is not None:
+            self.role_listener.on_leading(name, order.leader_epoch, replica)
+
+    def _follow(self, partition: Partition, order: Order, replica: Log) -> None:
+        name = partition.name
+        self._fetchers.remove(name)
+        self._isr_changes.withdraw(name)
+        partition.become_follower(order, replica)
+        self.parking.on_change(name)
+        if self.role_listener is not None:
+            self.role_listener.on_following(name, order.leader_epoch)
+        if not self.is_shutting_down:
+            self._fetchers.add(name, replica, order.leader, order.leader_epoch)
+
+    def _delete(self, name: TopicPartition) -> None:
+        self._let_go(name)
+        self.logs.delete(name, now_ms=self._clock.wall_ms())
+        if not self._hosted[name.topic]:
+            self._forget_topic(name.topic)
+
+    def _forget_topic(self, topic: str) -> None:
+        del self._hosted[topic]
+        if topic in self._topic_ids:
+            del self._topic_names[self._topic_ids.pop(topic)]
+        self.topics.forget(topic)
+        self.leader_throttle.forget_topics([topic])
+        self._fetchers.throttle.forget_topics([topic])
+        self._meters.forget_topic(topic)
+
+    # Produce
+
+    def append(
+        self,
+        name: TopicPartition,
+        records: Buffer | Batch,
+        *,
+        acks_all: bool,
+        origin: Origin = Origin.CLIENT,
+    ) -> Appended:
+        """Append one batch to a partition that is led here (PROD-2, from its fifth check on).
+
+        A `Batch` is what `validate` has returned.
+        """
+        partition = self.find(name)
+        if isinstance(partition, ErrorCode):
+            return Appended(partition)
+        if error := partition.check_append(acks_all=acks_all):
+            if error is ErrorCode.NOT_ENOUGH_REPLICAS:
+                self._meters.topic(name.topic).failed_produce_requests += 1
+            return Appended(error)
+        replica = partition.log
+        assert isinstance(replica, Log), "a leader has a log on disk"
+        size = records.header.size if isinstance(records, Batch) else len(records)
+        try:
+            result = replica.append_as_leader(
+                records,
+                leader_epoch=partition.leader_epoch,
+                now_ms=self._clock.wall_ms(),
+                origin=origin,
+            )
+        except AppendError as failure:
+            self._meters.on_refused(name.topic, size, failure)
+            return Appended(failure.code, failure=failure)
+        except StorageError:
+            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+        if not result.is_duplicate:
+            count = result.last_offset - result.first_offset + 1
+            self._meters.on_appended(name.topic, count, size)
+            # In this order: a lone replica commits what it appends, and who waits sees both.
+            rose = partition.on_append(self._clock.steady_ms())
+            self.parking.on_append(name)
+            if rose:
+                self.parking.on_high_watermark(name)
+        return Appended(ErrorCode.NONE, result)
+
+    def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
+        """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused."""
+        partition = self.find(name)
+        if isinstance(partition, ErrorCode) or partition.role is not Role.LEADER:
+            return records  # which `append` will refuse
+        assert isinstance(partition.log, Log), "a leader has a log on disk"
+        return validate_batch(records, partition.log.config, self._clock.wall_ms(), Origin.CLIENT)
+
+    async def wait_committed(
+        self, required_offsets: dict[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Wait until these partitions are committed up to these offsets; what came of each."""
+        waiter = WaitingProduce(required_offsets, self.find)
+        if not waiter.check_all():
+            parking = self.parking
+            if not await parking.wait(parking.produces, waiter, waiter.keys, timeout_ms):
+                waiter.expire()
+        return waiter.errors
+
+    def check_committed(
+        self, required_offsets: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, ErrorCode] | None:
+        """The same without waiting: None if there is something to wait for."""
+        waiter = WaitingProduce(required_offsets, self.find)
+        return waiter.errors if waiter.check_all() else None
+
+    # DeleteRecords
+
+    def delete_records(self, name: TopicPartition, offset: int) -> tuple[ErrorCode, int]:
+        """Raise the log start of a partition that is led here; up to where (BADM-9)."""
+        partition = self.find(name)
+        if isinstance(partition, ErrorCode):
+            return partition, -1
+        may_delete = self.topics.of(name.topic).deletes
+        error, target = partition.plan_delete_records(offset, may_delete=may_delete)
+        if error:
+            return error, -1
+        assert partition.log is not None, "a leader has a log"
+        try:
+            partition.log.raise_start_offset(target)
+        except StorageError:
+            return ErrorCode.KAFKA_STORAGE_ERROR, -1
+        return ErrorCode.NONE, target
+
+    async def wait_deleted(
+        self, offsets: dict[TopicPartition, int], timeout_ms: int
+    ) -> WaitingDelete:
+        """Wait until all live replicas have deleted up to these offsets."""
+        waiter = WaitingDelete(offsets, self.find)
+        if not waiter.check_all():
+            parking = self.parking
+            if not await parking.wait(parking.deletes, waiter, waiter.keys, timeout_ms):
+                waiter.expire()
+        return waiter
+
+    # Followers
+
+    def on_follower_fetch(
+        self, partition: Partition, reader: Reader, offset: int, start_offset: int, end_offset: int
+    ) -> None:
+        """Note how far a follower has come; `end_offset` is the log's before it is read."""
+        progress = partition.record_follower_fetch(
+            reader, offset, start_offset, end_offset, self._clock.steady_ms()
+        )
+        if progress.proposal is not None:
+            self._propose(progress.proposal)
+        if progress.high_watermark_rose:
+            self.parking.on_high_watermark(partition.name)
+        if progress.start_offset_rose:
+            self.parking.on_low_watermark(partition.name)
+
+    def on_isr_answer(self, proposal: IsrProposal, answer: IsrAnswer) -> None:
+        """Take in what the controller says to a change of an ISR (BISR-8..10)."""
+        partition = self._partitions.get(proposal.partition)
+        if partition is None:
+            return
+        outcome = partition.on_isr_answer(proposal, answer, self._clock.steady_ms())
+        if outcome.resend:
+            self._isr_changes.submit_later(proposal, lambda: partition.pending is proposal)
+        if outcome.committed:
+            self._meters.on_isr_changed(is_expansion=proposal.is_expansion)
+            log.info("%s: the ISR is now %s", partition.name, partition.isr)
+            # Who waits for acks may have to be told that there are too few replicas.
+            self.parking.on_high_watermark(partition.name)
+        elif answer.error:
+            self._meters.failed_isr_updates += 1
+            log.info("%s: the controller says %s", partition.name, answer.error.name)
+
+    def shrink_isrs(self) -> None:
+        """Propose ISRs without the followers that have fallen behind (BISR-4)."""
+        now_ms = self._clock.steady_ms()
+        for partition in self._partitions.values():
+            if partition.role is Role.LEADER and (proposal := partition.shrink(now_ms)):
+                self._propose(proposal)
+
+    def _propose(self, proposal: IsrProposal) -> None:
+        log.info("%s: proposing the ISR %s", proposal.partition, proposal.isr)
+        self._isr_changes.submit(proposal)
+
+    # Configuration and failures
+
+    def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
+        """Let a topic's new settings take effect at once (CFG-4)."""
+        config = self.topics.change(topic, overrides)
+        if config is None:
+            return
+        self.logs.configure(topic, config)
+        self._apply_throttles(topic)
+        for partition in self._partitions.values():
+            if partition.name.topic == topic:
+                partition.min_insync_replicas = config.min_insync_replicas
+                if partition.on_append(self._clock.steady_ms()):
+                    self.parking.on_high_watermark(partition.name)
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """Let the broker's new settings take effect on the logs and on the throttles."""
+        self._config = config
+        for topic, of_topic in self.topics.use(config):
+            self.logs.configure(topic, of_topic)
+            for partition in self._partitions.values():
+                if partition.name.topic == topic:
+                    partition.min_insync_replicas = of_topic.min_insync_replicas
+        self.apply_throttle_rates()
+
+    def apply_throttle_rates(self) -> None:
+        """Read the rates of replication throttles from the configuration."""
+        now_ms = self._clock.steady_ms()
+        for throttle, prefix in self._throttles():
+            rate = self._config.layers.value(f"{prefix}.rate")
+            throttle.set_rate(rate if isinstance(rate, int) else None, now_ms)
+
+    def _apply_throttles(self, topic: str) -> None:
+        overrides = self.topics.overrides(topic)
+        for throttle, prefix in self._throttles():
+            text = overrides.get(f"{prefix}.replicas", "")
+            throttle.set_partitions(topic, parse_throttled_replicas(text, self._identity.broker_id))
+
+    def _throttles(self) -> tuple[tuple[ReplicationThrottle, str], ...]:
+        return (
+            (self.leader_throttle, _LEADER_THROTTLE),
+            (self._fetchers.throttle, _FOLLOWER_THROTTLE),
+        )
+
+    def directory_failed(self, path: Path) -> None:
+        """Part with the replicas of a log directory that has gone offline (REC-7)."""
+        for name, partition in list(self._partitions.items()):
+            if isinstance(partition.log, Log) and not partition.log.directory.is_online:
+                self._fetchers.remove(name)
+                self._let_go(name)
+                self._offline.add(name)
+                self.parking.on_change(name)
+        log.error("log directory %s is offline; %s replicas are lost", path, len(self._offline))

@@ -1,0 +1,506 @@
+"""One partition that this broker hosts: who leads it, who is in sync, what is committed.
+
+A `Partition` decides and remembers; it reads no clock, opens no file and sends nothing. Whoever
+owns it opens the log, hands over the time and the fact that something happened, and carries out
+what comes back: an ISR to propose to the controller, waiting requests to look at again.
+
+The committed ISR comes from LeaderAndIsr and from the answers to AlterPartition. Beside it there
+is at most one proposed ISR. Until the answer is there, whoever is in either of the two counts:
+the controller may have put the proposal into force already, and may never do so.
+"""
+
+import enum
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from klamm.broker.log.epochs import NO_EPOCH, UNDEFINED_END, EpochEnd
+from klamm.broker.replication.isr import (
+    FollowerProgress,
+    FollowerState,
+    IsrAnswer,
+    IsrOutcome,
+    IsrProposal,
+)
+from klamm.broker.replication.replica_log import (
+    UNKNOWN_OFFSET,
+    FetchPosition,
+    Reader,
+    ReadView,
+    ReplicaLog,
+)
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+
+#: In StopReplica: the topic is being deleted, whatever epoch this broker knows.
+EPOCH_DURING_DELETE: Final = -2
+#: In DeleteRecords: everything that is committed.
+UP_TO_HIGH_WATERMARK: Final = -1
+NO_LEADER: Final = -1
+
+
+class Role(enum.Enum):
+    """What this broker does for a partition; NONE until the first LeaderAndIsr."""
+
+    NONE = enum.auto()
+    LEADER = enum.auto()
+    FOLLOWER = enum.auto()
+
+
+class Order(NamedTuple):
+    """What LeaderAndIsr says about one partition."""
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    is_new: bool = False
+
+
+class Step(enum.Enum):
+    """What to do about an `Order`."""
+
+    LEAD = enum.auto()  # open the log, then call become_leader
+    FOLLOW = enum.auto()  # open the log, then call become_follower
+    OPEN_LOG = enum.auto()  # the leader is not known to be alive: nothing else changes
+    ASSIGN_TOPIC_ID = enum.auto()  # the log has none yet, and that is all that is new
+    NOTHING = enum.auto()
+
+
+class Decision(NamedTuple):
+    """The answer to one partition of a LeaderAndIsr, and what to do before it is sent."""
+
+    error: ErrorCode
+    step: Step
+
+
+class BecameLeader(NamedTuple):
+    is_new_leader: bool
+    high_watermark_rose: bool
+
+
+class DeletePlan(NamedTuple):
+    """Up to where DeleteRecords deletes."""
+
+    error: ErrorCode
+    offset: int = UNKNOWN_OFFSET
+
+
+class Partition:
+    """The state of one partition on one broker."""
+
+    def __init__(
+        self,
+        name: TopicPartition,
+        broker_id: int,
+        *,
+        is_alive: Callable[[int], bool],
+        replica_lag_time_max_ms: int,
+        min_insync_replicas: int = 1,
+        log: ReplicaLog | None = None,
+    ) -> None:
+        self.name = name
+        self.broker_id = broker_id
+        #: A change of the topic's configuration sets this anew.
+        self.min_insync_replicas = min_insync_replicas
+        self.log = log
+        self.role = Role.NONE
+        self.leader = NO_LEADER
+        self.leader_epoch = NO_EPOCH
+        self.partition_epoch = -1
+        #: Where the log ended when this broker became leader; None if it is not.
+        self.epoch_start_offset: int | None = None
+        self.replicas: tuple[int, ...] = ()
+        self.adding: tuple[int, ...] = ()
+        self.removing: tuple[int, ...] = ()
+        self.isr: tuple[int, ...] = ()
+        self.pending: IsrProposal | None = None
+        self.maximal_isr: frozenset[int] = frozenset()
+        #: Whether somebody in the ISR is no replica any more, and about to be taken out of it.
+        self._isr_has_strangers = False
+        self.followers: dict[int, FollowerState] = {}
+        self._is_alive = is_alive
+        self._max_lag_ms = replica_lag_time_max_ms
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.role.name.lower()} epoch={self.leader_epoch} isr={self.isr}>"
+
+    # Orders of the controller
+
+    def decide(self, order: Order, topic_id: uuid.UUID | None) -> Decision:
+        """Whether `order` is news, and what has to be done about it. Changes nothing."""
+        log_topic_id = self.log.topic_id if self.log else None
+        if topic_id and log_topic_id and topic_id != log_topic_id:
+            return Decision(ErrorCode.INCONSISTENT_TOPIC_ID, Step.NOTHING)
+        if order.leader_epoch < self.leader_epoch:
+            return Decision(ErrorCode.STALE_CONTROLLER_EPOCH, Step.NOTHING)
+        if order.leader_epoch == self.leader_epoch:
+            if topic_id and self.log and log_topic_id is None:
+                return Decision(ErrorCode.NONE, Step.ASSIGN_TOPIC_ID)
+            return Decision(ErrorCode.STALE_CONTROLLER_EPOCH, Step.NOTHING)
+        if self.broker_id not in order.replicas:
+            return Decision(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Step.NOTHING)
+        if order.leader != self.broker_id and not self._is_alive(order.leader):
+            # Taking the epoch over would make this broker refuse the same order when it comes
+            # again, after the UpdateMetadata that names the leader.
+            return Decision(ErrorCode.NONE, Step.OPEN_LOG)
+        if order.partition_epoch < self.partition_epoch:
+            return Decision(ErrorCode.NONE, Step.NOTHING)
+        return Decision(
+            ErrorCode.NONE, Step.LEAD if order.leader == self.broker_id else Step.FOLLOW
+        )
+
+    def become_leader(self, order: Order, log: ReplicaLog, now_ms: int) -> BecameLeader:
+        """Lead from now on. The fetcher is stopped and `log` is open with its high watermark."""
+        is_new_leader = self.role is not Role.LEADER
+        self.log = log
+        self._assign(order)
+        # Only a leader has followers, so one that is new to it starts without knowing anything.
+        self.followers = {
+            replica: self.followers.get(replica) or FollowerState()
+            for replica in order.replicas
+            if replica != self.broker_id
+        }
+        self._commit_isr(order.isr)
+        # Whoever asks about this epoch from now on has to find where it began, whether or not
+        # anything is ever written under it.
+        log.epochs.assign(order.leader_epoch, log.end_offset)
+        self.epoch_start_offset = log.end_offset
+        for replica, follower in self.followers.items():
+            follower.last_caught_up_ms = now_ms if replica in order.isr else 0
+            if not is_new_leader:
+                follower.last_fetch_leader_end_offset = log.end_offset
+                follower.last_fetch_ms = now_ms
+        self.role = Role.LEADER
+        return BecameLeader(is_new_leader, self._raise_high_watermark(now_ms))
+
+    def become_follower(self, order: Order, log: ReplicaLog) -> None:
+        """Follow from now on. The fetcher has to be started anew, even for the same leader."""
+        self.log = log
+        self._assign(order)
+        self.followers = {}
+        self._commit_isr(())
+        self.epoch_start_offset = None
+        self.role = Role.FOLLOWER
+
+    def check_stop(self, leader_epoch: int) -> ErrorCode:
+        """Whether a StopReplica that was sent under `leader_epoch` is to be carried out."""
+        if leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH) or leader_epoch >= self.leader_epoch:
+            return ErrorCode.NONE
+        return ErrorCode.FENCED_LEADER_EPOCH
+
+    def _assign(self, order: Order) -> None:
+        self.leader = order.leader
+        self.leader_epoch = order.leader_epoch
+        self.partition_epoch = order.partition_epoch
+        self.replicas = order.replicas
+        self.adding = order.adding
+        self.removing = order.removing
+
+    # In-sync replicas
+
+    @property
+    def effective_min_isr(self) -> int:
+        """A partition with fewer replicas than `min.insync.replicas` has to make do with them."""
+        return min(self.min_insync_replicas, len(self.followers) + 1)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        return self.role is Role.LEADER and len(self.isr) < self.effective_min_isr
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        return self.role is Role.LEADER and len(self.isr) == self.effective_min_isr
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Replicas that are only being added are not missed yet."""
+        settled = sum(replica not in self.adding for replica in self.replicas)
+        return self.role is Role.LEADER and settled > len(self.isr)
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
+
+    def record_follower_fetch(
+        self, reader: Reader, offset: int, start_offset: int, leader_end_offset: int, now_ms: int
+    ) -> FollowerProgress:
+        """Note that a follower holds everything below `offset`, and what follows from that.
+
+        Called once for each fetch that `view` found good, when it is first read;
+        `leader_end_offset` is the end of the log before that read.
+        """
+        follower = self.followers[reader.replica_id]
+        follower.broker_epoch = reader.broker_epoch
+        known_end, known_start = follower.end_offset, follower.start_offset
+        follower.record(offset, start_offset, leader_end_offset, now_ms)
+        proposal = self._expand(reader.replica_id, follower)
+        rose = offset != known_end and self._raise_high_watermark(now_ms)
+        return FollowerProgress(proposal, rose, start_offset > known_start)
+
+    def shrink(self, now_ms: int) -> IsrProposal | None:
+        """Propose an ISR without the followers that have fallen behind, if there are any."""
+        if self.role is not Role.LEADER or self.pending or not self.log:
+            return None
+        end_offset = self.log.end_offset
+        kept = tuple(
+            replica
+            for replica in self.isr
+            if replica == self.broker_id
+            or (
+                (follower := self.followers.get(replica)) is not None
+                and follower.is_caught_up(end_offset, now_ms, self._max_lag_ms)
+            )
+        )
+        return self._propose(kept) if len(kept) < len(self.isr) else None
+
+    def on_isr_answer(self, proposal: IsrProposal, answer: IsrAnswer, now_ms: int) -> IsrOutcome:
+        """Take in what the controller says to `proposal`.
+
+        An answer to anything but the pending proposal is too late: a LeaderAndIsr has replaced
+        the state that it was about.
+        """
+        if proposal is not self.pending:
+            return IsrOutcome()
+        if answer.refuses:
+            self._commit_isr(self.isr)
+            return IsrOutcome()
+        if answer.error:
+            return IsrOutcome(resend=not answer.awaits_order)
+        if (
+            answer.leader_epoch != self.leader_epoch
+            or answer.partition_epoch < self.partition_epoch
+        ):
+            return IsrOutcome()
+        self.partition_epoch = answer.partition_epoch
+        self._commit_isr(answer.isr)
+        return IsrOutcome(committed=True, high_watermark_rose=self._raise_high_watermark(now_ms))
+
+    def _expand(self, replica_id: int, follower: FollowerState) -> IsrProposal | None:
+        if self.pending or replica_id in self.isr or not self.log:
+            return None
+        # Without the second condition a follower could join that still lacks what the previous
+        # leader had committed: the high watermark of a new leader may lag behind that.
+        if follower.end_offset < self.log.high_watermark or follower.end_offset < (
+            self.epoch_start_offset or 0
+        ):
+            return None
+        return self._propose((*self.isr, replica_id)) if self._is_alive(replica_id) else None
+
+    def _propose(self, isr: tuple[int, ...]) -> IsrProposal:
+        topic_id = self.log.topic_id if self.log else None
+        self.pending = IsrProposal(
+            self.name,
+            topic_id,
+            self.leader_epoch,
+            self.partition_epoch,
+            isr,
+            is_expansion=len(isr) > len(self.isr),
+        )
+        self._expect_of(frozenset(self.isr) | frozenset(isr))
+        return self.pending
+
+    def _commit_isr(self, isr: tuple[int, ...]) -> None:
+        self.isr = isr
+        self.pending = None
+        self._expect_of(frozenset(isr))
+
+    def _expect_of(self, maximal_isr: frozenset[int]) -> None:
+        self.maximal_isr = maximal_isr
+        known = self.followers.keys() | {self.broker_id}
+        self._isr_has_strangers = not maximal_isr <= known
+
+    # High and low watermark
+
+    def on_append(self, now_ms: int) -> bool:
+        """Note that this leader has appended; whether that alone raised the high watermark."""
+        return self._raise_high_watermark(now_ms)
+
+    def low_watermark(self) -> int:
+        """The smallest log start over this leader and its live followers."""
+        if not self.log:
+            return UNKNOWN_OFFSET
+        low = self.log.start_offset
+        for replica, follower in self.followers.items():
+            if follower.start_offset < low and self._is_alive(replica):
+                low = follower.start_offset
+        return low
+
+    def _raise_high_watermark(self, now_ms: int) -> bool:
+        log = self.log
+        if self.role is not Role.LEADER or not log or len(self.isr) < self.effective_min_isr:
+            return False
+        # Stricter than the reference: at the end of a reassignment a replica that goes is in the
+        # ISR for a moment longer than it may fetch, and could still be elected.
+        if self._isr_has_strangers:
+            return False
+        end_offset = candidate = log.end_offset
+        for replica, follower in self.followers.items():
+            # A replica that is about to join the ISR is waited for, or it could never catch up
+            # with a high watermark that moves on at the same pace.
+            if follower.end_offset < candidate and (
+                replica in self.maximal_isr
+                or (
+                    follower.is_caught_up(end_offset, now_ms, self._max_lag_ms)
+                    and self._is_alive(replica)
+                )
+            ):
+                candidate = follower.end_offset
+        if candidate <= log.high_watermark:
+            return False
+        log.advance_high_watermark(candidate)
+        return True
+
+    # Produce
+
+    def check_append(self, *, acks_all: bool) -> ErrorCode:
+        """Whether a client may append here now."""
+        if self.role is not Role.LEADER:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if acks_all and self.is_under_min_isr:
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        return ErrorCode.NONE
+
+    def check_committed(self, required_offset: int) -> ErrorCode | None:
+        """The answer to an acks=all append that ends before `required_offset`; None: not yet."""
+        if self.role is not Role.LEADER or not self.log:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self.log.high_watermark < required_offset:
+            return None
+        if len(self.maximal_isr) < self.effective_min_isr:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE
+
+    # Fetch
+
+    def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
+        """Whether a request was made under the leader epoch that is in force here."""
+        if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
+            return ErrorCode.NONE
+        if current_leader_epoch < self.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def check_reader(self, reader: Reader, current_leader_epoch: int) -> ErrorCode:
+        """Whether this broker is the one to answer the reader."""
+        if error := self.check_epoch(current_leader_epoch):
+            return error
+        is_leader = self.role is Role.LEADER
+        if not self.log or (not is_leader and (reader.leader_only or reader.is_follower)):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if reader.is_follower and reader.replica_id not in self.followers:
+            # The follower may know of a reassignment that this leader has yet to hear of.
+            if current_leader_epoch >= 0:
+                return ErrorCode.UNKNOWN_LEADER_EPOCH
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if reader.broker_epoch >= 0 and (
+            self.followers[reader.replica_id].broker_epoch > reader.broker_epoch
+        ):
+            # Sent before the follower restarted: what it held then, it may hold no longer.
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.NONE
+
+    def view(self, reader: Reader, position: FetchPosition) -> ReadView:
+        """What a fetch at `position` may read."""
+        error = self.check_reader(reader, position.current_leader_epoch)
+        log = self.log
+        if error or not log:
+            return ReadView(error)
+        start_offset, end_offset = log.start_offset, log.end_offset
+        diverging = None
+        if position.last_fetched_epoch >= 0:
+            reign = log.epochs.end_offset_for(position.last_fetched_epoch, end_offset)
+            if reign == UNDEFINED_END or position.offset < start_offset:
+                return ReadView(ErrorCode.OFFSET_OUT_OF_RANGE)
+            if reign.epoch < position.last_fetched_epoch or reign.end_offset < position.offset:
+                diverging = reign
+        if not diverging and not start_offset <= position.offset <= end_offset:
+            return ReadView(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return ReadView(
+            ErrorCode.NONE,
+            log.high_watermark,
+            log.last_stable_offset,
+            start_offset,
+            end_offset,
+            self._readable_end(reader, log),
+            diverging,
+        )
+
+    def readable_bytes(self, reader: Reader, position: FetchPosition, *, enough: int) -> int | None:
+        """How much a waiting fetch could read now; None if it has to be answered at once.
+
+        That is so after any error or divergence, and when the readable end has moved on to a
+        later segment than the position. If a single byte is `enough`, as it is for nearly every
+        fetch, nothing is measured.
+        """
+        view = self.view(reader, position)
+        if view.error or view.diverging or not self.log:
+            return None
+        if view.readable_end <= position.offset:
+            return 0
+        return self.log.bytes_between(position.offset, view.readable_end) if enough > 1 else 1
+
+    def _readable_end(self, reader: Reader, log: ReplicaLog) -> int:
+        if reader.is_follower:
+            return log.end_offset
+        return log.last_stable_offset if reader.read_committed else log.high_watermark
+
+    def preferred_read_replica(
+        self, offset: int, rack: str, rack_of: Mapping[int, str | None]
+    ) -> int | None:
+        """The in-sync follower in the consumer's rack that should serve `offset`; None: nobody.
+
+        `rack_of` names the brokers that the consumer can reach. A leader in the same rack is the
+        best choice of all and is never named.
+        """
+        if self.role is not Role.LEADER or not rack or rack_of.get(self.broker_id) == rack:
+            return None
+        candidates = (
+            (state.end_offset, state.last_caught_up_ms, replica)
+            for replica, state in self.followers.items()
+            if replica in self.isr
+            and state.start_offset <= offset <= state.end_offset
+            and rack_of.get(replica) == rack
+        )
+        best = max(candidates, default=None)
+        return best[2] if best else None
+
+    # Other requests
+
+    def end_of_epoch(self, epoch: int, current_leader_epoch: int) -> tuple[ErrorCode, EpochEnd]:
+        """The answer to OffsetForLeaderEpoch, which only a leader gives."""
+        error = self.check_reader(Reader(leader_only=True), current_leader_epoch)
+        if error or not self.log:
+            return error, UNDEFINED_END
+        return ErrorCode.NONE, self.log.epochs.end_offset_for(epoch, self.log.end_offset)
+
+    def is_lagging_behind_predecessor(self) -> bool:
+        """Whether consumers may have seen more from the previous leader than this one can show.
+
+        Until that is made up for, no offset may be called the latest.
+        """
+        return (
+            self.log is not None
+            and self.epoch_start_offset is not None
+            and self.log.high_watermark < self.epoch_start_offset
+        )
+
+    def plan_delete_records(self, offset: int, *, may_delete: bool) -> DeletePlan:
+        """Check a DeleteRecords; `may_delete` is whether the topic's policy contains delete."""
+        if self.role is not Role.LEADER or not self.log:
+            return DeletePlan(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if not may_delete:
+            return DeletePlan(ErrorCode.POLICY_VIOLATION)
+        target = self.log.high_watermark if offset == UP_TO_HIGH_WATERMARK else offset
+        if not 0 <= target <= self.log.high_watermark:
+            return DeletePlan(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return DeletePlan(ErrorCode.NONE, target)
+
+    def check_deleted(self, offset: int) -> ErrorCode | None:
+        """The answer to a DeleteRecords up to `offset`; None while a live replica is behind."""
+        if self.role is not Role.LEADER:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.NONE if self.low_watermark() >= offset else None

@@ -1,0 +1,64 @@
+"""Ids for idempotent producers, handed out from blocks that the controller gives (IDEM-2)."""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from klamm.broker.controller_channel import ToController
+from klamm.broker.identity import Identity
+from klamm.protocol.apis import ApiKey
+
+log = logging.getLogger("klamm.broker.transactions.producer_ids")
+
+_VERSION: Final = 0
+#: The next block is asked for when this much of a block is used.
+_PREFETCH_PERCENT: Final = 90
+
+
+class ProducerIds:
+    """The block in use and, towards its end, the next one."""
+
+    def __init__(self, identity: Identity, to_controller: ToController) -> None:
+        self._identity = identity
+        self._to_controller = to_controller
+        self._current = range(0)
+        self._used = 0
+        self._next: range | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def take(self) -> int | None:
+        """A fresh id; None while the controller has yet to give a block."""
+        if self._used == len(self._current) and self._next is not None:
+            self._current, self._used, self._next = self._next, 0, None
+        self._prefetch()
+        if self._used == len(self._current):
+            return None
+        taken = self._current[self._used]
+        self._used += 1
+        return taken
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _prefetch(self) -> None:
+        is_low = self._used * 100 >= len(self._current) * _PREFETCH_PERCENT
+        if is_low and self._next is None and self._asking is None:
+            self._asking = asyncio.create_task(self._ask(), name="producer ids")
+
+    async def _ask(self) -> None:
+        try:
+            answer: Any = await self._to_controller.ask(
+                ApiKey.ALLOCATE_PRODUCER_IDS,
+                _VERSION,
+                lambda: {
+                    "broker_id": self._identity.broker_id,
+                    "broker_epoch": self._identity.broker_epoch,
+                },
+                lambda answer: bool(answer.error_code),
+            )
+            start = int(answer.producer_id_start)
+            self._next = range(start, start + int(answer.producer_id_len))
+        finally:
+            self._asking = None

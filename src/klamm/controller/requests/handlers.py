@@ -1,0 +1,370 @@
+"""The controller's requests: bytes to events, and answers back to bytes (section 20).
+
+Requests about topics are handled by `TopicAdmin`; the others become events of the queue. On a node
+that is not controller each gets its own form of NOT_CONTROLLER.
+"""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from klamm.controller.loop import Controller
+from klamm.controller.requests.topics import TopicAdmin
+from klamm.core.cluster import TopicPartition
+from klamm.core.events import (
+    AlterPartition,
+    ApiReassignment,
+    ControlledShutdown,
+    ElectionType,
+    ElectLeaders,
+    Event,
+    FeatureUpdate,
+    IsrAnswer,
+    IsrProposal,
+    ListReassignments,
+    UpdateFeatures,
+    UpgradeType,
+)
+from klamm.errors import KlammError, SessionLostError
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.failures import error_codes, failure
+from klamm.protocol.codec.frames import Request, decode_request, encode_response
+from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper import znodes
+from klamm.zookeeper.store import BadVersionError, Store
+
+log = logging.getLogger("klamm.controller.requests.handlers")
+
+Body = dict[str, Any]
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+class ControllerRequests:
+    """Answers the requests that only a controller can answer."""
+
+    def __init__(self, controller: Controller, store: Store, topics: TopicAdmin) -> None:
+        self._controller = controller
+        self._store = store
+        self._topics = topics
+        #: How often which API was answered with which error code; 0 is success.
+        self.errors: Counter[tuple[str, int]] = Counter()
+        self._handlers: dict[int, Callable[[Request], Awaitable[Body]]] = {
+            ApiKey.CONTROLLED_SHUTDOWN: self._controlled_shutdown,
+            ApiKey.ALTER_PARTITION: self._alter_partition,
+            ApiKey.ALLOCATE_PRODUCER_IDS: self._allocate_producer_ids,
+            ApiKey.ELECT_LEADERS: self._elect_leaders,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS: self._reassign,
+            ApiKey.LIST_PARTITION_REASSIGNMENTS: self._list_reassignments,
+            ApiKey.UPDATE_FEATURES: self._update_features,
+            ApiKey.CREATE_TOPICS: topics.create_topics,
+            ApiKey.DELETE_TOPICS: topics.delete_topics,
+            ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+        }
+
+    async def handle(self, frame: bytes) -> bytes:
+        """The whole answer to a request frame."""
+        request = decode_request(frame)
+        try:
+            body: Mapping[str, Any] = await self._handlers[request.header.api_key](request)
+        except Exception as error:
+            body = self._failed(request, error)
+        name = APIS[request.header.api_key].name
+        self.errors.update((name, int(code)) for code in error_codes(body))
+        return encode_response(request.header, body)
+
+    def _failed(self, request: Request, error: Exception) -> Mapping[str, Any]:
+        """An answer that says so: a part may have been carried out, so nobody is to try it again
+        on the client's behalf."""
+        name = APIS[request.header.api_key].name
+        # A lost session is an event like any other, and no reason to show where it was noticed.
+        trace = None if isinstance(error, SessionLostError) else error
+        log.error("%s of %r failed: %s", name, request.header.client_id, error, exc_info=trace)
+        body = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert body is not None, "every request for the controller expects an answer"
+        return body
+
+    async def _ask(self, event: Event, request: Request) -> Any:
+        """Queue the event and wait for its answer."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answer(value: Any) -> None:
+            if not answered.done():
+                answered.set_result(value)
+
+        name = APIS[request.header.api_key].name
+        self._controller.submit(event, f"{name} request of {request.header.client_id!r}", answer)
+        return await answered
+
+    async def _controlled_shutdown(self, request: Request) -> Body:
+        body = request.body
+        event = ControlledShutdown(int(body.broker_id), int(getattr(body, "broker_epoch", -1)))
+        error, remaining = await self._ask(event, request)
+        return {
+            "error_code": error,
+            "remaining_partitions": [
+                {"topic_name": topic, "partition_index": partition}
+                for topic, partition in sorted(remaining)
+            ],
+        }
+
+    async def _alter_partition(self, request: Request) -> Body:
+        body = request.body
+        version = request.header.api_version
+        proposals = [
+            IsrProposal(
+                topic=None if version >= 2 else topic.topic_name,
+                topic_id=_topic_id_text(topic.topic_id) if version >= 2 else None,
+                partition=int(partition.partition_index),
+                leader_epoch=int(partition.leader_epoch),
+                isr=_proposed_isr(partition, version),
+                recovery=int(getattr(partition, "leader_recovery_state", 0)),
+                partition_epoch=int(partition.partition_epoch),
+            )
+            for topic in body.topics
+            for partition in topic.partitions
+        ]
+        event = AlterPartition(int(body.broker_id), int(body.broker_epoch), version, proposals)
+        error, answers = await self._ask(event, request)
+        return {
+            "error_code": error,
+            "topics": [
+                {
+                    "topic_id": topic_id and znodes.decode_topic_id("request", topic_id),
+                    "topic_name": topic,
+                    "partitions": [_isr_answer(answer) for answer in of_topic],
+                }
+                for (topic, topic_id), of_topic in _by_topic(answers)
+            ],
+        }
+
+    async def _allocate_producer_ids(self, request: Request) -> Body:
+        broker = int(request.body.broker_id)
+        context = self._controller.context
+        if context is None or not self._controller.is_active:
+            return {"error_code": ErrorCode.NOT_CONTROLLER, **_NO_BLOCK}
+        known = context.cluster.brokers.get(broker)
+        if known is None:
+            return {"error_code": ErrorCode.BROKER_ID_NOT_REGISTERED, **_NO_BLOCK}
+        if known.epoch != int(request.body.broker_epoch):
+            return {"error_code": ErrorCode.STALE_BROKER_EPOCH, **_NO_BLOCK}
+        try:
+            block = await self._next_block(broker)
+        except (KlammError, OverflowError):
+            return {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, **_NO_BLOCK}
+        return {
+            "error_code": ErrorCode.NONE,
+            "producer_id_start": block.start,
+            "producer_id_len": block.end - block.start + 1,
+        }
+
+    async def _next_block(self, broker: int) -> znodes.ProducerIdBlock:
+        """Claim the next block on condition of the node's own version (ADM-46)."""
+        while True:
+            node = await self._store.get(znodes.PRODUCER_ID_BLOCK)
+            latest = znodes.decode_producer_id_block(node.data)
+            block = znodes.next_producer_id_block(latest, broker)
+            if block.end > _INT64_MAX:
+                raise OverflowError("all producer ids are used up")
+            try:
+                await self._store.set(
+                    znodes.PRODUCER_ID_BLOCK,
+                    znodes.encode_producer_id_block(block),
+                    node.stat.version,
+                )
+            except BadVersionError:
+                continue
+            return block
+
+    async def _update_features(self, request: Request) -> Body:
+        ibp = self._topics.config.inter_broker_protocol_version
+        if self._controller.is_active and not ibp.has_feature_versioning:
+            return {
+                "error_code": ErrorCode.INVALID_REQUEST,
+                "error_message": "Feature versioning system is disabled.",
+                "results": [],
+            }
+        updates = [
+            FeatureUpdate(
+                str(each.feature),
+                int(each.max_version_level),
+                _upgrade_type(each, request.header.api_version),
+            )
+            for each in request.body.feature_updates
+        ]
+        event = UpdateFeatures(updates, bool(getattr(request.body, "validate_only", False)))
+        error, verdicts = await self._ask(event, request)
+        return {
+            "error_code": error,
+            "error_message": _message(error),
+            "results": [
+                {"feature": name, "error_code": e, "error_message": message or _message(e)}
+                for name, (e, message) in verdicts.items()
+            ],
+        }
+
+    async def _elect_leaders(self, request: Request) -> Body:
+        body = request.body
+        wanted = None
+        if body.topic_partitions is not None:
+            wanted = [
+                (str(topic.topic), int(partition))
+                for topic in body.topic_partitions
+                for partition in topic.partitions
+            ]
+        kind = int(getattr(body, "election_type", ElectionType.PREFERRED))
+        if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
+            refused = failure(request.header, body, ErrorCode.UNKNOWN_SERVER_ERROR)  # as Kafka does
+            return dict(refused or {})
+        deadline = _deadline(body)
+        results = await self._ask(ElectLeaders(ElectionType(kind), wanted), request)
+        elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
+        if elected and not await self._topics.wait_announced(deadline):
+            late = (ErrorCode.REQUEST_TIMED_OUT, "The request timed out.", -1)
+            results = {**results, **dict.fromkeys(elected, late)}
+        if wanted is None:
+            results = {
+                tp: result
+                for tp, result in results.items()
+                if result[0] != ErrorCode.ELECTION_NOT_NEEDED
+            }
+        return {
+            "error_code": ErrorCode.NONE,
+            "replica_election_results": [
+                {
+                    "topic": topic,
+                    "partition_result": [
+                        {
+                            "partition_id": p,
+                            "error_code": e,
+                            "error_message": message or _message(e),
+                        }
+                        for p, (e, message, _) in of_topic
+                    ],
+                }
+                for topic, of_topic in _by_name(results)
+            ],
+        }
+
+    async def _reassign(self, request: Request) -> Body:
+        targets = {
+            (str(topic.name), int(partition.partition_index)): (
+                None if partition.replicas is None else [int(b) for b in partition.replicas]
+            )
+            for topic in request.body.topics
+            for partition in topic.partitions
+        }
+        error, errors = await self._ask(ApiReassignment(targets), request)
+        return {
+            "error_code": error,
+            "error_message": _message(error) or "",
+            "responses": [
+                {
+                    "name": topic,
+                    "partitions": [
+                        {
+                            "partition_index": p,
+                            "error_code": e,
+                            "error_message": message or _message(e),
+                        }
+                        for p, (e, message) in of_topic
+                    ],
+                }
+                for topic, of_topic in _by_name(errors)
+            ],
+        }
+
+    async def _list_reassignments(self, request: Request) -> Body:
+        wanted = None
+        if request.body.topics is not None:
+            wanted = [
+                (str(topic.name), int(partition))
+                for topic in request.body.topics
+                for partition in topic.partition_indexes
+            ]
+        error, found = await self._ask(ListReassignments(wanted), request)
+        return {
+            "error_code": error,
+            "error_message": _message(error) or "",
+            "topics": [
+                {
+                    "name": topic,
+                    "partitions": [
+                        {
+                            "partition_index": p,
+                            "replicas": assignment.replicas,
+                            "adding_replicas": assignment.adding,
+                            "removing_replicas": assignment.removing,
+                        }
+                        for p, assignment in of_topic
+                    ],
+                }
+                for topic, of_topic in _by_name(found)
+            ],
+        }
+
+
+_NO_BLOCK: Final = {"producer_id_start": 0, "producer_id_len": 0}
+
+
+def _message(error: int) -> str | None:
+    return None if error == ErrorCode.NONE else ErrorCode.of(error).message
+
+
+def _deadline(body: Any) -> float:
+    now = asyncio.get_running_loop().time()
+    return float(now + max(body.timeout.total_seconds(), 0.0))
+
+
+def _upgrade_type(update: Any, version: int) -> UpgradeType | None:
+    if version == 0:
+        return UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
+    kind = int(update.upgrade_type)
+    return UpgradeType(kind) if kind in set(UpgradeType) else None
+
+
+def _topic_id_text(topic_id: uuid.UUID | None) -> str:
+    return znodes.encode_topic_id(topic_id or uuid.UUID(int=0))
+
+
+def _proposed_isr(partition: Any, version: int) -> tuple[int, ...]:
+    if version >= 3:
+        return tuple(int(member.broker_id) for member in partition.new_isr_with_epochs)
+    return tuple(int(broker) for broker in partition.new_isr)
+
+
+def _isr_answer(answer: IsrAnswer) -> Body:
+    body: Body = {
+        "partition_index": answer.proposal.partition,
+        "error_code": answer.error,
+        "leader_id": answer.leader,
+        "leader_epoch": answer.leader_epoch,
+        "isr": answer.isr,
+        "leader_recovery_state": answer.recovery,
+        "partition_epoch": answer.partition_epoch,
+    }
+    if answer.error != ErrorCode.NONE:
+        # Kafka leaves these as they are in a message nobody filled in.
+        body |= {"leader_id": 0, "leader_epoch": 0, "partition_epoch": 0}
+    return body
+
+
+def _by_topic(
+    answers: Iterable[IsrAnswer],
+) -> Iterable[tuple[tuple[str | None, str | None], list[IsrAnswer]]]:
+    groups: dict[tuple[str | None, str | None], list[IsrAnswer]] = {}
+    for answer in answers:
+        key = (answer.proposal.topic, answer.proposal.topic_id)
+        groups.setdefault(key, []).append(answer)
+    return groups.items()
+
+
+def _by_name(
+    results: Mapping[TopicPartition, Any],
+) -> Iterable[tuple[str, list[tuple[int, Any]]]]:
+    """Results by partition, grouped by topic and in order."""
+    for topic, group in itertools.groupby(sorted(results), key=lambda tp: tp[0]):
+        yield topic, [(partition, results[topic, partition]) for _, partition in group]

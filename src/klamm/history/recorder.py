@@ -1,0 +1,479 @@
+"""The history: for each event that a controller handles, why it came and what was decided.
+
+`History` is told of every event and of every effect while they happen, and keeps columns: what it
+adds to an event does not grow with a Python object for each partition. Turning records into bytes
+is left to the spool's own thread (`klamm.history.spool`), and pyarrow with it, so that a
+candidate that never takes office never pays for it. docs/history.md describes the records.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from klamm.config.broker import BrokerConfig
+from klamm.core import effects
+from klamm.core.cluster import NO_EPOCH, Cluster, States
+from klamm.core.columns import I8, I32, NO_BROKER, Mask, contains, widen
+from klamm.core.context import Context
+from klamm.core.effects import Effect, Outcome
+from klamm.core.elections import RECOVERING
+from klamm.core.events import IsrChangeNotification, Queued, ReassignmentIsrChange
+from klamm.core.reassignment import Assignment
+from klamm.core.transitions import PartitionState
+from klamm.history.records import (
+    CLEAN,
+    CONTROLLED_SHUTDOWN,
+    CREATED,
+    EPOCH_RAISED,
+    ISR_CHANGED,
+    NOBODY,
+    PREFERRED,
+    REASSIGNMENT,
+    REPLICA_OFFLINE,
+    UNCLEAN,
+    BrokerChanged,
+    Decisions,
+    EventRecord,
+    Move,
+    TopicChanged,
+)
+from klamm.history.spool import Spool
+from klamm.history.topic import TopicShipping
+
+#: What the controller calls its writes, and what the history calls the decisions behind them.
+_KIND_OF: Final = {
+    "offline election": CLEAN,
+    "unclean election": CLEAN,
+    "preferred election": PREFERRED,
+    "reassign election": REASSIGNMENT,
+    "controlled_shutdown election": CONTROLLED_SHUTDOWN,
+    "replica offline": REPLICA_OFFLINE,
+    "isr change": ISR_CHANGED,
+    "reassignment": EPOCH_RAISED,
+}
+#: Decisions after which a partition is online.
+_ELECTIONS: Final = frozenset({CREATED, CLEAN, PREFERRED, REASSIGNMENT, CONTROLLED_SHUTDOWN})
+_READS: Final = (
+    effects.ReadStates,
+    effects.ReadTopicNames,
+    effects.ReadTopics,
+    effects.ReadPartitionChildren,
+    effects.ReadUncleanOverrides,
+    effects.ReadDeletions,
+    effects.ReadReassignRequest,
+    effects.ReadPreferredRequest,
+    effects.ReadIsrNotifications,
+    effects.ReadLogDirNotifications,
+    effects.ReadBrokers,
+    effects.ReadBroker,
+)
+_WRITES: Final = (
+    effects.WriteStates,
+    effects.CreateStates,
+    effects.WriteTopic,
+    effects.WriteTopics,
+    effects.DeleteTopic,
+    effects.DropDeletions,
+    effects.WriteReassignRequest,
+    effects.DropPreferredRequest,
+    effects.DropIsrNotifications,
+    effects.DropLogDirNotifications,
+    effects.SetUpFeatures,
+)
+
+
+class Clock(Protocol):
+    """Both kinds of time, in seconds."""
+
+    def now(self) -> float:
+        """Since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Of a clock that only goes forward."""
+        ...
+
+
+class History:
+    """Records the events of this node's terms of office; what happens outside of one is not kept.
+
+    Sequence numbers count from 1 in each term, so (controller epoch, sequence) names an event, and
+    a missing number a gap.
+    """
+
+    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+        self._controller = config.broker_id
+        self._clock = clock
+        self.spool = Spool(config.klamm_history_dir, config.klamm_history_retention_bytes)
+        topic = config.klamm_history_topic
+        self._shipping = None if topic is None else TopicShipping(config, topic, self.spool)
+        self._term = _Term()
+        self._event: EventRecord | None = None
+        self._began = 0.0
+        #: Topics that were rewritten, and that went, in the course of the event.
+        self._touched: set[str] = set()
+        self._gone: dict[str, str] = {}
+        self._is_isr_event = False
+
+    # Recorder
+
+    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+        """An event is about to be handled; `epoch` is 0 outside of a term of office."""
+        if self._shipping is not None:
+            self._shipping.begin()
+        self._began = self._clock.monotonic()
+        event = queued.event
+        self._event = EventRecord(
+            at=round(at * 1e6),
+            controller=self._controller,
+            controller_epoch=epoch,
+            seq=0,
+            kind=type(event).__name__,
+            cause=queued.cause,
+            caused_by=self._term.asked_for.pop(id(event), (None, None))[1],
+            queued=_us(self._began - queued.enqueued_at),
+        )
+        _name_subjects(event, self._event)
+        self._is_isr_event = isinstance(event, IsrChangeNotification | ReassignmentIsrChange)
+
+    def end(self, outcome: str, context: Context | None) -> None:
+        """It has been handled; without a context this node is not, or no longer, in office."""
+        event, self._event = self._event, None
+        assert event is not None, "an event ends after it has begun"
+        was_in_office = self._term.epoch > 0
+        if context is not None:
+            cluster = context.cluster
+            if cluster.controller_epoch != self._term.epoch:
+                self._term = _Term(cluster.controller_epoch, self._term.asked_for)
+                event.term = "began"
+                event.controller_epoch = self._term.epoch
+            event.seq = self._term.next_seq()
+            self._compare(event, cluster)
+        elif was_in_office or event.controller_epoch:
+            # Resigned, or taking office failed half-way; what was written by then is told.
+            if not was_in_office:
+                self._term = _Term(event.controller_epoch)
+            event.term = "ended"
+            event.seq = self._term.next_seq()
+            self._term = _Term()
+        else:
+            return
+        event.outcome = outcome
+        event.total = _us(self._clock.monotonic() - self._began)
+        event.deciding = event.total - event.reading - event.writing - event.announcing
+        event.topic_changes += (TopicChanged(name, how, 0) for name, how in self._gone.items())
+        self._touched.clear()
+        self._gone.clear()
+        self.spool.put(event)
+
+    # DecisionLog
+
+    def performed(self, cluster: Cluster, effect: Effect, reply: Any, elapsed_s: float) -> None:
+        """An effect was carried out, and its procedure has not gone on yet."""
+        event = self._event
+        if event is None:
+            return
+        event.controller_epoch = cluster.controller_epoch
+        elapsed = _us(elapsed_s)
+        if isinstance(effect, _READS):
+            event.reading += elapsed
+        elif isinstance(effect, _WRITES):
+            event.writing += elapsed
+        match effect:
+            case effects.WriteStates(states=states, why=why):
+                self._decided(cluster, states, reply, _KIND_OF.get(why, why.replace(" ", "_")))
+            case effects.CreateStates(states=states):
+                self._decided(cluster, states, reply, CREATED)
+            case effects.Announce():
+                event.announcing += elapsed
+                event.announced_after = _us(self._clock.monotonic() - self._began)
+            case effects.ReadStates() if self._is_isr_event:
+                self._isr_seen(cluster, reply)
+            case effects.WriteTopic(name=name):
+                self._touched.add(name)
+            case effects.WriteTopics(topics=topics):
+                self._touched.update(topic.name for topic in topics)
+            case effects.DeleteTopic(name=name):
+                self._touched.add(name)
+                self._gone[name] = "deleted"
+            case effects.ForgetTopicWatch(names=names):
+                # Unless it is this controller that deletes them, which comes after.
+                self._gone.update(dict.fromkeys(names, "vanished"))
+            case effects.Enqueue(event=asked) | effects.Schedule(event=asked):
+                # The event itself is kept, so that its identity is not reused meanwhile.
+                self._term.asked_for[id(asked)] = (asked, self._term.seq + 1)
+
+    async def close(self) -> None:
+        """Write what is left; what has not been shipped is shipped by the node's next life."""
+        await asyncio.to_thread(self.spool.close)
+        if self._shipping is not None:
+            await self._shipping.close()
+
+    # What an event has changed
+
+    def _decided(self, cluster: Cluster, states: States, outcomes: I8, kind: str) -> None:
+        if self._event is not None and len(states):
+            decisions = _decisions(cluster, states, outcomes, kind)
+            self._event.decisions.append(decisions)
+            if kind == CREATED:
+                self._event.topic_changes += _created(cluster, decisions)
+
+    def _isr_seen(self, cluster: Cluster, reply: effects.StatesRead) -> None:
+        """Leaders have written states themselves; the controller learns of it by reading them."""
+        seen = reply.states.at(reply.found)
+        known = cluster.leadership(seen.row)
+        width = max(seen.isr.shape[1], known.isr.shape[1])
+        differs = (widen(seen.isr, width) != widen(known.isr, width)).any(axis=1)
+        seen = seen.at(differs)
+        done = np.full(len(seen), Outcome.DONE, np.int8)
+        self._decided(cluster, seen, done, ISR_CHANGED)
+
+    def _compare(self, event: EventRecord, cluster: Cluster) -> None:
+        """Note what is different from the end of the event before."""
+        term = self._term
+        took_office = event.term is not None
+        event.broker_changes += term.brokers_changed(cluster, took_office=took_office)
+        event.topic_changes += term.deletions_changed(cluster)
+        event.moves += term.moves_changed(cluster, None if took_office else self._touched)
+        if (leaderless := term.newly_leaderless(cluster)).size:
+            event.decisions.append(_nobody_elected(cluster, leaderless, event.decisions))
+
+
+@dataclass(slots=True)
+class _Term:
+    """A term of office as far as it has been recorded; epoch 0 stands for none."""
+
+    epoch: int = 0
+    #: Events that an earlier event asked for, by identity, each with itself and that one's number.
+    asked_for: dict[int, tuple[Any, int | None]] = field(default_factory=dict)
+    seq: int = 0
+    brokers: dict[int, int] = field(default_factory=dict)
+    shutting_down: set[int] = field(default_factory=set)
+    deletions: dict[str, str] = field(default_factory=dict)
+    moves: dict[str, dict[int, Assignment]] = field(default_factory=dict)
+    #: The column of partition states.
+    states: bytes = b""
+
+    def next_seq(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def brokers_changed(self, cluster: Cluster, *, took_office: bool) -> Iterator[BrokerChanged]:
+        """Brokers that came, went, came back as others, or began to shut down."""
+        before, now = self.brokers, {b.id: b.epoch for b in cluster.brokers.values()}
+        if before != now:
+            for broker in sorted(before.keys() | now.keys()):
+                if broker not in now:
+                    yield BrokerChanged(broker, "failed", before[broker])
+                elif broker not in before:
+                    change = "present" if took_office else "started"
+                    yield BrokerChanged(broker, change, now[broker])
+                elif before[broker] != now[broker]:
+                    yield BrokerChanged(broker, "bounced", now[broker])
+            self.brokers = now
+        if cluster.shutting_down != self.shutting_down:
+            for broker in sorted(cluster.shutting_down - self.shutting_down):
+                yield BrokerChanged(broker, "shutting_down", now.get(broker, NO_EPOCH))
+            self.shutting_down = set(cluster.shutting_down)
+
+    def deletions_changed(self, cluster: Cluster) -> Iterator[TopicChanged]:
+        """Topics whose deletion was accepted, began or was put on hold."""
+        if not (cluster.queued_for_deletion or self.deletions):
+            return
+        now = {
+            name: "deletion_paused"
+            if name in cluster.ineligible_for_deletion
+            else "deletion_started"
+            if name in cluster.deletion_started
+            else "deletion_queued"
+            for name in cluster.queued_for_deletion
+        }
+        for name in sorted(now):
+            if self.deletions.get(name) != now[name]:
+                topic = cluster.topics.get(name)
+                yield TopicChanged(name, now[name], 0 if topic is None else len(topic.rows))
+        self.deletions = now
+
+    def moves_changed(self, cluster: Cluster, touched: Iterable[str] | None) -> Iterator[Move]:
+        """Reassignments of the touched topics that began, changed or ended; None: all there are."""
+        if touched is None:
+            phase = "present"
+            names = cluster.topic_names_of(np.fromiter(cluster.adding, np.int32))
+            names |= cluster.topic_names_of(np.fromiter(cluster.removing, np.int32))
+        else:
+            phase = "started"
+            names = set(touched)
+        for name in sorted(names):
+            before = self.moves.pop(name, {})
+            now = _moves_of(cluster, name)
+            if now:
+                self.moves[name] = now
+            for partition in sorted(before.keys() | now.keys()):
+                if partition not in now:
+                    yield _ended(cluster, name, partition, before[partition])
+                elif now[partition] != before.get(partition):
+                    move = now[partition]
+                    yield Move(
+                        name,
+                        partition,
+                        "replaced" if partition in before else phase,
+                        tuple(move.replicas),
+                        tuple(move.adding),
+                        tuple(move.removing),
+                    )
+
+    def newly_leaderless(self, cluster: Cluster) -> I32:
+        """Partitions that wait for a leader now and did not after the event before."""
+        # Most events change no state, and comparing bytes is the cheapest way to see that.
+        before, self.states = self.states, cluster.state.tobytes()
+        if self.states == before:
+            return np.empty(0, np.int32)
+        fresh = _waits(cluster.state)
+        fresh[: len(before)] &= ~_waits(np.frombuffer(before, np.int8))[: len(fresh)]
+        rows = np.flatnonzero(fresh).astype(np.int32)
+        return rows[~cluster.is_queued(rows)]
+
+
+def _waits(state: I8) -> Mask:
+    waits: Mask = (state == PartitionState.NEW) | (state == PartitionState.OFFLINE)
+    return waits
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _name_subjects(event: Any, record: EventRecord) -> None:
+    """Whom the event is about, as far as it says so itself."""
+    if isinstance(broker := getattr(event, "broker", None), int):
+        record.brokers.append(broker)
+    if isinstance(topic := getattr(event, "topic", None), str):
+        record.topics.append(topic)
+
+
+def _topics_of(cluster: Cluster, rows: I32) -> tuple[list[str], I32]:
+    """Names of the rows' topics, and for each row the position of its own among them."""
+    index = cluster.topic_of[rows]
+    # A table instead of a sort, since there are far more rows than topics.
+    position = np.full(int(index.max(initial=0)) + 1, -1, np.int32)
+    position[index] = 0
+    present = np.flatnonzero(position == 0)
+    position[present] = np.arange(len(present), dtype=np.int32)
+    return [cluster.topic_at(topic).name for topic in present.tolist()], position[index]
+
+
+def _known(cluster: Cluster, rows: I32) -> States:
+    """What is cached about rows; where nothing is, there is no leader, no epoch and no ISR."""
+    known = cluster.leadership(rows)
+    blank = np.flatnonzero(~cluster.has_leadership[rows])
+    known.leader[blank] = NO_BROKER
+    known.leader_epoch[blank] = NO_EPOCH
+    known.isr[blank] = NO_BROKER
+    return known
+
+
+def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Decisions:
+    """What is about to replace what the cluster holds."""
+    row = states.row
+    topics, topic = _topics_of(cluster, row)
+    known = _known(cluster, row)
+    old_state = cluster.state[row]
+    kinds: Sequence[str] = (kind,)
+    code = np.zeros(len(row), np.int8)
+    state = old_state
+    if kind in _ELECTIONS:
+        state = np.where(outcomes == Outcome.DONE, np.int8(PartitionState.ONLINE), old_state)
+    if kind == CLEAN:
+        kinds = (CLEAN, UNCLEAN)
+        outsider = ~contains(known.isr, states.leader[:, None])[:, 0]
+        outsider &= cluster.has_leadership[row]
+        recovering = (states.recovery == RECOVERING) & (known.recovery != RECOVERING)
+        code = (outsider | recovering).astype(np.int8)
+    return Decisions(
+        topics=topics,
+        kinds=kinds,
+        row=row,
+        topic=topic,
+        partition=cluster.partition[row],
+        kind=code,
+        outcome=outcomes,
+        old_leader=known.leader,
+        old_leader_epoch=known.leader_epoch,
+        old_isr=known.isr,
+        old_state=old_state,
+        leader=states.leader,
+        leader_epoch=states.leader_epoch,
+        isr=states.isr,
+        state=state,
+        # Several times faster than an index, for rows of a few slots.
+        replicas=cluster.replicas.take(row, axis=0),
+    )
+
+
+def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -> Decisions:
+    """Partitions that the event leaves without a leader, compared with how it found them."""
+    found, left = _known(cluster, rows), _known(cluster, rows)
+    # From the last to the first, so that the first one's past is what stays.
+    for decisions in reversed(earlier):
+        at = np.flatnonzero(np.isin(decisions.row, rows))
+        target = np.searchsorted(rows, decisions.row[at])
+        found.leader[target] = decisions.old_leader[at]
+        found.leader_epoch[target] = decisions.old_leader_epoch[at]
+        found.isr[target] = widen(decisions.old_isr[at], found.isr.shape[1])
+    topics, topic = _topics_of(cluster, rows)
+    state = cluster.state[rows]
+    was_online = np.int8(PartitionState.ONLINE)
+    return Decisions(
+        topics=topics,
+        kinds=(NOBODY,),
+        row=rows,
+        topic=topic,
+        partition=cluster.partition[rows],
+        kind=np.zeros(len(rows), np.int8),
+        outcome=np.full(len(rows), Outcome.DONE, np.int8),
+        old_leader=found.leader,
+        old_leader_epoch=found.leader_epoch,
+        old_isr=found.isr,
+        old_state=np.where(cluster.has_leadership[rows], was_online, state),
+        leader=np.full(len(rows), NO_BROKER, np.int32),
+        leader_epoch=left.leader_epoch,
+        isr=left.isr,
+        state=state,
+        replicas=cluster.replicas[rows],
+    )
+
+
+def _created(cluster: Cluster, decisions: Decisions) -> Iterator[TopicChanged]:
+    """Topics that have got their first, or more, partitions."""
+    done = decisions.topic[decisions.outcome == Outcome.DONE]
+    counts = np.bincount(done, minlength=len(decisions.topics)).tolist()
+    for name, count in zip(decisions.topics, counts, strict=True):
+        if count:
+            is_whole = count == len(cluster.topics[name].rows)
+            yield TopicChanged(name, "created" if is_whole else "expanded", count)
+
+
+def _moves_of(cluster: Cluster, name: str) -> dict[int, Assignment]:
+    topic = cluster.topics.get(name)
+    if topic is None:
+        return {}
+    return {
+        number: cluster.assignment(row)
+        for number, row in zip(topic.numbers.tolist(), topic.rows.tolist(), strict=True)
+        if row in cluster.adding or row in cluster.removing
+    }
+
+
+def _ended(cluster: Cluster, name: str, partition: int, move: Assignment) -> Move:
+    """The end of a reassignment: whether it reached its target shows in the replicas."""
+    row = cluster.row(name, partition)
+    if row is None:
+        phase, replicas = "dropped", tuple(move.replicas)
+    else:
+        replicas = tuple(cluster.assignment(row).replicas)
+        reached = set(replicas) == set(move.replicas) - set(move.removing)
+        phase = "completed" if reached else "cancelled"
+    return Move(name, partition, phase, replicas, tuple(move.adding), tuple(move.removing))

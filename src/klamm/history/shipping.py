@@ -1,0 +1,140 @@
+"""From the spool to a topic: batches are sent in order, and the position is kept beside the files.
+
+What the spool still holds is sent once the topic can be written to, however long that takes, also
+after a restart. A batch whose acknowledgement was lost is sent twice; readers drop the second one
+by controller epoch, sequence and part.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from klamm.errors import KlammError
+from klamm.history.spool import Read, read_file, spool_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("klamm.history.recorder")
+
+POSITION_FILE: Final = "shipped.json"
+RETRY_PAUSE_S: Final = 1.0
+#: What a stream that was ended has after its last batch.
+_END_OF_STREAM_BYTES: Final = 8
+
+#: Sends one message, value and key, and returns once it is safe.
+Send = Callable[[bytes, bytes], Awaitable[None]]
+
+
+class TooLargeError(KlammError):
+    """The topic does not take messages of this size."""
+
+
+class Position(NamedTuple):
+    """Up to where a spool has been shipped."""
+
+    file: str = ""
+    offset: int = 0
+
+
+class Shipper:
+    """Sends what a spool holds, and what is added to it."""
+
+    def __init__(self, directory: Path, topic: str, send: Send) -> None:
+        self._directory = directory
+        self._topic = topic
+        self._send = send
+        self._news = asyncio.Event()
+        self._position = self._read_position()
+
+    def notify(self) -> None:
+        """There may be something new."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Ship until cancelled."""
+        is_failing = False
+        while True:
+            self._news.clear()
+            try:
+                await self.ship()
+            except (KlammError, OSError) as error:
+                if not is_failing:
+                    log.warning("the history waits to be shipped to %s: %s", self._topic, error)
+                is_failing = True
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                is_failing = False
+                await self._news.wait()
+
+    async def ship(self) -> None:
+        """Ship all there is at the moment."""
+        while self._has_more():
+            # Looked up before the file is read to its end: only a file that had a successor by
+            # then has nothing to come.
+            files = [path for path in self._files() if path.name >= self._position.file]
+            path, is_last = files[0], len(files) == 1
+            offset = self._position.offset if path.name == self._position.file else 0
+            reads = read_file(path, offset)
+            while (read := await asyncio.to_thread(_next, reads)) is not None:
+                await self._send_batch(read.batch)
+                self._move_to(Position(path.name, read.end))
+            if is_last:
+                return
+            self._move_to(Position(files[1].name, 0))
+
+    async def _send_batch(self, batch: "pa.RecordBatch") -> None:
+        from klamm.history.arrow import encode_stream
+
+        epoch, seq = (batch.column(name)[0].as_py() for name in ("controller_epoch", "seq"))
+        value = await asyncio.to_thread(encode_stream, batch)
+        try:
+            await self._send(value, b"%d-%d" % (epoch, seq))
+        except TooLargeError as error:
+            half = batch.num_rows // 2
+            if half == 0:
+                log.error("event %d of epoch %d cannot be shipped: %s", seq, epoch, error)
+                return
+            await self._send_batch(batch.slice(0, half))
+            await self._send_batch(batch.slice(half))
+
+    def _has_more(self) -> bool:
+        """Whether there is anything to look at; asked without reading, and so without pyarrow."""
+        files = self._files()
+        if not files or files[-1].name < self._position.file:
+            return False
+        unread = files[-1].stat().st_size - self._position.offset
+        return files[-1].name > self._position.file or unread > _END_OF_STREAM_BYTES
+
+    def _files(self) -> Sequence[Path]:
+        return spool_files(self._directory)
+
+    def _read_position(self) -> Position:
+        """Where to go on; from the beginning if that is unknown or was about another topic."""
+        try:
+            kept = json.loads((self._directory / POSITION_FILE).read_text())
+            if kept["topic"] == self._topic:
+                return Position(str(kept["file"]), int(kept["offset"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return Position()
+
+    def _move_to(self, position: Position) -> None:
+        self._position = position
+        path = self._directory / POSITION_FILE
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"topic": self._topic, **position._asdict()}))
+        os.replace(new, path)
+
+
+def _next(reads: Iterator[Read]) -> Read | None:
+    try:
+        return next(reads, None)
+    except KlammError as error:
+        # Left behind by another version; what follows it is not to wait for ever.
+        log.error("a file of the history is not shipped: %s", error)
+        return None

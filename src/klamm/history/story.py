@@ -1,0 +1,259 @@
+"""What the controller decided about a partition, and why, in plain sentences."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from klamm.errors import ConfigError, KlammError
+from klamm.history.records import (
+    CLEAN,
+    CONTROLLED_SHUTDOWN,
+    CREATED,
+    EPOCH_RAISED,
+    ISR_CHANGED,
+    NOBODY,
+    PREFERRED,
+    REASSIGNMENT,
+    REPLICA_OFFLINE,
+    UNCLEAN,
+)
+from klamm.history.spool import read_spool
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from klamm.history.trail import Gap, Row
+
+DEFAULT_TOPIC: Final = "__klamm_history"
+
+#: Why an event came, where neither a broker nor a term of office says it better.
+_REASONS: Final = {
+    "TopicChange": "topics appeared or vanished in ZooKeeper",
+    "PartitionModifications": "the topic's partitions were changed in ZooKeeper",
+    "TopicDeletion": "the topic is to be deleted",
+    "ZkReassignment": "a reassignment was asked for in ZooKeeper",
+    "ApiReassignment": "a reassignment was asked for",
+    "ReassignmentIsrChange": "a leader changed an ISR during a reassignment",
+    "ZkPreferredElection": "preferred leaders were asked for in ZooKeeper",
+    "ElectLeaders": "an election was asked for",
+    "AutoRebalance": "leaders are being rebalanced",
+    "IsrChangeNotification": "its leader said in ZooKeeper that the ISR had changed",
+    "LogDirEventNotification": "a broker lost a log directory",
+    "UncleanElectionEnabled": "unclean elections were switched on",
+    "TopicUncleanElectionEnabled": "unclean elections were switched on for the topic",
+}
+_REASONS_WITH_BROKER: Final = {
+    "AlterPartition": "broker {} asked for an ISR",
+    "ControlledShutdown": "broker {} asked to shut down",
+    "LeaderAndIsrAnswered": "broker {} said which partitions it can serve",
+    "StopReplicaAnswered": "broker {} answered about replicas to be deleted",
+    "BrokerModifications": "broker {} changed its registration",
+}
+_BROKER_CHANGES: Final = {
+    "started": "broker {} appeared",
+    "failed": "broker {} disappeared",
+    "bounced": "broker {} came back with a new registration",
+    "shutting_down": "broker {} asked to shut down",
+}
+_STATE: Final = "leader epoch {epoch}, ISR {isr}"
+_DECISIONS: Final = {
+    CREATED: f"{{name}} was created with {{leader}}, {_STATE}",
+    CLEAN: f"{{name}} got {{leader}}{{was}}, {_STATE}",
+    UNCLEAN: f"{{name}} got {{leader}}{{was}} although it was not in sync, so that records may be "
+    f"lost, {_STATE}",
+    PREFERRED: f"{{name}} went back to its preferred {{leader}}{{was}}, {_STATE}",
+    REASSIGNMENT: f"{{name}} got {{leader}}{{was}} from among its new replicas, {_STATE}",
+    CONTROLLED_SHUTDOWN: f"{{name}} was handed over to {{leader}}{{was}}, {_STATE}",
+    REPLICA_OFFLINE: f"a replica of {{name}} went offline{{change}}: {{leader}}{{was}}, {_STATE}",
+    ISR_CHANGED: "the ISR of {name} became {isr}{change}",
+    EPOCH_RAISED: f"{{name}} kept {{leader}} under a new epoch, {_STATE}",
+    NOBODY: "nobody could be elected for {name}, it has {leader}{was}: ISR {isr} of replicas "
+    "{replicas}",
+}
+_OTHER_DECISION: Final = f"{{name}}: {{kind}}, {{leader}}{{was}}, {_STATE}"
+_TOPIC_CHANGES: Final = {
+    "deletion_queued": "the deletion of topic {} was accepted",
+    "deletion_started": "the deletion of topic {} began",
+    "deletion_paused": "the deletion of topic {} has to wait",
+    "deleted": "topic {} was deleted",
+    "vanished": "topic {} was gone from ZooKeeper",
+}
+_REFUSALS: Final = {
+    "bad_version": "ZooKeeper had a newer state, so it was read and decided again",
+    "no_node": "its state was gone from ZooKeeper",
+    "exists": "ZooKeeper had a state of it already",
+    "failed": "ZooKeeper did not carry it out",
+}
+
+
+def story(trail: "Iterable[Row | Gap]", topic: str, partition: int) -> Iterator[str]:
+    """A sentence for each entry of a trail that says something about the partition."""
+    return (text for _, text in _told(trail, f"{topic}-{partition}"))
+
+
+def _told(trail: "Iterable[Row | Gap]", name: str) -> "Iterator[tuple[Row | Gap, str]]":
+    for entry in trail:
+        if not isinstance(entry, dict):
+            yield entry, _gap(entry)
+        elif entry["term"] or _clauses(entry, name):
+            yield entry, _sentence(entry, name)
+
+
+def run(
+    name: str,
+    *,
+    spools: Sequence[Path] = (),
+    bootstrap_servers: str = "127.0.0.1:9092",
+    history_topic: str = DEFAULT_TOPIC,
+    as_json: bool = False,
+    write: Callable[[str], Any] = print,
+) -> None:
+    """Tell the story of TOPIC-PARTITION from spools, or else from the history topic.
+
+    As JSON it is a list: what the history has of each event (docs/history.md), with the sentence
+    as `text`; a gap has `gap` and `text` only.
+    """
+    from klamm.history.trail import Gap, read_trail
+
+    topic, partition = split_name(name)
+    batches = _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic)
+    trail = list(read_trail(batches, topic, partition))
+    if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in trail):
+        raise KlammError(f"The history says nothing about {name}.")
+    told = _told(trail, name)
+    if not as_json:
+        for _, text in told:
+            write(text)
+        return
+    rows = [
+        {"gap": asdict(entry), "text": text} if isinstance(entry, Gap) else entry | {"text": text}
+        for entry, text in told
+    ]
+    write(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode())
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """`orders-0` as topic and partition; the topic may have hyphens itself."""
+    topic, hyphen, number = name.rpartition("-")
+    if not (topic and hyphen and number.isdecimal()):
+        raise ConfigError(f"{name} is not a partition; expected is TOPIC-PARTITION, as in orders-0")
+    return topic, int(number)
+
+
+def _from_spools(spools: Sequence[Path]) -> "Iterator[pa.RecordBatch]":
+    for directory in spools:
+        if not directory.is_dir():
+            raise ConfigError(
+                f"There is no spool {directory}; klamm.history.dir says where each node has its own"
+            )
+        yield from read_spool(directory)
+
+
+def _from_topic(bootstrap_servers: str, history_topic: str) -> "Iterator[pa.RecordBatch]":
+    from klamm.history.topic import read_topic
+
+    return read_topic(bootstrap_servers, history_topic)
+
+
+# Sentences
+
+
+def _sentence(row: "Row", name: str) -> str:
+    at: datetime = row["at"]
+    head = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
+    text = "; ".join([_reason(row), *_clauses(row, name)])
+    if row["outcome"] != "done":
+        text += f"; the event was not carried through ({row['outcome']})"
+    return f"{head} epoch {row['controller_epoch']} #{row['seq']}: {text}."
+
+
+def _gap(gap: "Gap") -> str:
+    if gap.last is None:
+        return f"(Nothing is known of controller epoch {gap.controller_epoch}.)"
+    events = f"#{gap.first}" if gap.first == gap.last else f"#{gap.first} to #{gap.last}"
+    return f"(Missing from the history, at least in part: epoch {gap.controller_epoch} {events}.)"
+
+
+def _reason(row: "Row") -> str:
+    if row["term"] == "began":
+        return f"broker {row['controller']} became controller"
+    if row["term"] == "ended":
+        return f"broker {row['controller']} gave up being controller ({row['cause']})"
+    changes = [
+        _BROKER_CHANGES[change["change"]].format(change["broker"])
+        for change in row["broker_changes"]
+        if change["change"] in _BROKER_CHANGES
+    ]
+    if changes:
+        return ", ".join(changes)
+    kind: str = row["kind"]
+    if kind in _REASONS_WITH_BROKER and row["brokers"]:
+        return _REASONS_WITH_BROKER[kind].format(row["brokers"][0])
+    return _REASONS.get(kind) or str(row["cause"])
+
+
+def _clauses(row: "Row", name: str) -> list[str]:
+    """What was decided about the partition and its topic."""
+    return [
+        *(_decision(decision, name) for decision in row["decisions"]),
+        *(_move(move, name) for move in row["moves"]),
+        *(
+            _TOPIC_CHANGES[change["change"]].format(change["topic"])
+            for change in row["topic_changes"]
+            if change["change"] in _TOPIC_CHANGES
+        ),
+    ]
+
+
+def _decision(decision: "Row", name: str) -> str:
+    old, new = decision["old_leader"], decision["leader"]
+    text = _DECISIONS.get(decision["kind"], _OTHER_DECISION).format(
+        name=name,
+        kind=decision["kind"],
+        leader=f"leader {new}" if new >= 0 else "no leader",
+        was=f" (was {old})" if old not in (-1, new) else "",
+        epoch=decision["leader_epoch"],
+        isr=_ids(decision["isr"]),
+        change=_isr_change(decision),
+        replicas=_ids(decision["replicas"]),
+    )
+    if decision["outcome"] != "done":
+        return f"refused: {text}, because {_REFUSALS[decision['outcome']]}"
+    return text
+
+
+def _isr_change(decision: "Row") -> str:
+    old, new = decision["old_isr"], decision["isr"]
+    joined, left = [b for b in new if b not in old], [b for b in old if b not in new]
+    parts = []
+    if joined:
+        parts.append(f"{_ids(joined)} joined")
+    if left:
+        parts.append(f"{_ids(left)} left")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _move(move: "Row", name: str) -> str:
+    replicas, adding, removing = move["replicas"], move["adding"], move["removing"]
+    match move["phase"]:
+        case "completed":
+            return f"the move of {name} is complete: replicas {_ids(replicas)}"
+        case "cancelled":
+            return f"the move of {name} was cancelled: replicas {_ids(replicas)}"
+        case "dropped":
+            return f"the move of {name} ended with its topic"
+        case phase:
+            target = [id for id in replicas if id not in removing]
+            how = {"started": "is to move", "replaced": "is now to move"}.get(phase, "is moving")
+            return (
+                f"{name} {how} to replicas {_ids(target)} (adding {_ids(adding)}, removing "
+                f"{_ids(removing)})"
+            )
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return ",".join(map(str, ids)) or "nobody"

@@ -1,0 +1,217 @@
+"""The history as a topic: who writes it, and how it is read.
+
+A message is a batch of the spool, schema included, as an Arrow stream; its key is the controller
+epoch and the sequence of the first event in it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from klamm.config.broker import BrokerConfig
+from klamm.errors import KlammError, UnavailableError
+from klamm.history.shipping import Shipper, TooLargeError
+from klamm.history.spool import Spool
+from klamm.net.connection import Exchange
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.protocol.records import Record, build_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Versions that Kafka has known since 2.4 and knows in 3.9.
+_METADATA_VERSION: Final = 9
+_CREATE_TOPICS_VERSION: Final = 5
+_PRODUCE_VERSION: Final = 8
+_REPLICATION_MAX: Final = 3
+_LEADER_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
+_ACKS_ALL: Final = -1
+_REQUEST_TIMEOUT_MS: Final = 30_000
+_ANSWER_TIMEOUT_S: Final = 35.0
+_CONNECT_TIMEOUT_S: Final = 10.0
+#: How long a reader waits for the next message of a topic that is known to have one.
+_READ_TIMEOUT_S: Final = 30.0
+
+
+class TopicWriter:
+    """Sends messages to partition 0 of a topic, one at a time, and creates the topic if need be."""
+
+    def __init__(self, host: str, port: int, topic: str, client_id: str) -> None:
+        self._bootstrap = (host, port)
+        self._topic = topic
+        self._asking = Exchange(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        self._producing = Exchange(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        self._leader: tuple[str, int] | None = None
+
+    async def send(self, value: bytes, key: bytes) -> None:
+        """Returns when all in-sync replicas have the message.
+
+        Raises `UnavailableError` if that did not come about; sending it again may help.
+        """
+        if self._leader is None:
+            self._leader = await self._find_leader()
+        batch = build_batch([Record(key, value, time.time_ns() // 1_000_000)])
+        request = {
+            "acks": _ACKS_ALL,
+            "timeout": _REQUEST_TIMEOUT_MS,
+            "topic_data": [
+                {
+                    "name": self._topic,
+                    "partition_data": [{"index": 0, "records": bytes(batch.data)}],
+                }
+            ],
+        }
+        try:
+            answer = await self._producing.ask(
+                *self._leader, ApiKey.PRODUCE, _PRODUCE_VERSION, request
+            )
+        except UnavailableError:
+            self._leader = None
+            raise
+        code = ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
+        if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
+            raise TooLargeError(f"{len(value)} bytes: {code.message}")
+        if code != ErrorCode.NONE:
+            self._leader = None
+            raise UnavailableError(f"{self._topic}-0 was not written to: {code.name}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._asking.close()
+        self._producing.close()
+
+    async def _find_leader(self) -> tuple[str, int]:
+        request = {
+            "topics": [{"name": self._topic}],
+            "allow_auto_topic_creation": False,
+            "include_cluster_authorized_operations": False,
+            "include_topic_authorized_operations": False,
+        }
+        code = ErrorCode.NONE
+        # A topic that was just created has no leader yet, or is not known everywhere.
+        for pause_s in (*_LEADER_PAUSES_S, 0.0):
+            answer = await self._asking.ask(
+                *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
+            )
+            nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+            topic = answer.topics[0]
+            code = ErrorCode.of(topic.error_code)
+            leader = next((p.leader_id for p in topic.partitions if p.partition_index == 0), None)
+            if leader in nodes:
+                return nodes[leader]
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and answer.controller_id in nodes:
+                await self._create(nodes[answer.controller_id], len(nodes))
+            await asyncio.sleep(pause_s)
+        raise UnavailableError(f"{self._topic}-0 has no leader ({code.name})")
+
+    async def _create(self, controller: tuple[str, int], brokers: int) -> None:
+        """Create the topic with up to three replicas: not every node may hold any."""
+        for factor in range(min(brokers, _REPLICATION_MAX), 0, -1):
+            request = {
+                "topics": [
+                    {"name": self._topic, "num_partitions": 1, "replication_factor": factor}
+                ],
+                "timeout": _REQUEST_TIMEOUT_MS,
+            }
+            answer = await self._asking.ask(
+                *controller, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, request
+            )
+            code = ErrorCode.of(answer.topics[0].error_code)
+            if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                return
+            if code != ErrorCode.INVALID_REPLICATION_FACTOR:
+                raise UnavailableError(f"{self._topic} was not created: {code.name}")
+        raise UnavailableError(f"{self._topic} was not created: nobody holds replicas")
+
+
+class TopicShipping:
+    """The task that ships this node's spool; it begins when the broker is there to be asked."""
+
+    def __init__(self, config: BrokerConfig, topic: str, spool: Spool) -> None:
+        # The node's own broker, as other brokers reach it: it knows the leader of the topic.
+        own = next(
+            endpoint
+            for endpoint in config.advertised_listeners
+            if endpoint.name == config.inter_broker_listener_name
+        )
+        client_id = f"klamm-history-{config.broker_id}"
+        self._writer = TopicWriter(own.host or "localhost", own.port, topic, client_id)
+        self._shipper = Shipper(spool.directory, topic, self._writer.send)
+        self._spool = spool
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin, unless that has been done."""
+        if self._task is None:
+            loop = asyncio.get_running_loop()
+
+            def on_written() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop may be closed already
+                    loop.call_soon_threadsafe(self._shipper.notify)
+
+            self._spool.on_written = on_written
+            self._task = loop.create_task(self._shipper.run(), name="history shipping")
+
+    async def close(self) -> None:
+        """Stop where it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._writer.close()
+
+
+def read_topic(bootstrap_servers: str, topic: str) -> "Iterator[pa.RecordBatch]":
+    """Everything that the topic holds now, partition by partition."""
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "klamm-story",  # librdkafka wants one; no group is joined
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+        "log_level": 0,  # what goes wrong is raised, once
+    }
+    consumer = Consumer(settings)
+    try:
+        known = consumer.list_topics(topic, timeout=_CONNECT_TIMEOUT_S).topics[topic]
+        if known.error is not None or not known.partitions:
+            raise UnavailableError(
+                f"There is no history topic {topic} at {bootstrap_servers}: set "
+                f"klamm.history.topic={topic} on the brokers, or name the nodes' spools "
+                "(klamm.history.dir) with --spool"
+            )
+        for partition in known.partitions:
+            at = TopicPartition(topic, partition)
+            low, high = consumer.get_watermark_offsets(at, timeout=_READ_TIMEOUT_S)
+            consumer.assign([TopicPartition(topic, partition, low)])
+            while low < high:
+                message = consumer.poll(_READ_TIMEOUT_S)
+                if message is None:
+                    raise UnavailableError(f"{topic}-{partition} cannot be read at offset {low}")
+                offset = message.offset()
+                if message.error() is not None or offset is None:
+                    raise UnavailableError(f"{topic}-{partition}: {message.error()}")
+                low = offset + 1
+                yield from _batches_of(message.value(), f"{topic}-{partition} at {offset}")
+    except KafkaException as error:
+        raise UnavailableError(
+            f"The history cannot be read from {bootstrap_servers}: {error.args[0].str()}"
+        ) from error
+    finally:
+        consumer.close()
+
+
+def _batches_of(value: bytes | None, source: str) -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    from klamm.history.arrow import check_schema
+
+    try:
+        stream = pa.ipc.open_stream(value or b"")
+    except pa.ArrowInvalid as error:
+        raise KlammError(f"{source} holds no history: {error}") from error
+    check_schema(stream.schema, source)
+    yield from stream

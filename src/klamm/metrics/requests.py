@@ -1,0 +1,114 @@
+"""What a broker knows about its requests: how many, how large, how long in each stage, how ended.
+
+There is no time for histograms while a request is served. What was measured is put aside as one
+row, rows are summed up by the thousand, and distributions are computed when somebody looks.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from time import perf_counter_ns
+from typing import Any, Final, TypeAlias
+
+from klamm.metrics.meters import RECENT_MAX, Histogram
+from klamm.protocol.apis import APIS, ApiKey
+
+#: A request whose answer is about to be sent: its version, its size, the error codes in the answer,
+#: and when, by `perf_counter_ns`, all of it had arrived, its handler was called, the handler had
+#: done what could be done at once, and there was an answer.
+Unsent: TypeAlias = tuple[int, int, Sequence[int], int, int, int, int]
+#: The same with the time when the kernel had taken all of the answer.
+Row: TypeAlias = tuple[int, int, Sequence[int], int, int, int, int, int]
+
+_SIZE, _ARRIVED, _BEGUN, _HANDLED, _ANSWERED, _SENT = 1, 3, 4, 5, 6, 7
+#: Kafka's name for each time that is measured, and the columns between which it lies.
+_TIMES: Final = {
+    "TotalTimeMs": (_ARRIVED, _SENT),
+    "RequestQueueTimeMs": (_ARRIVED, _BEGUN),
+    "LocalTimeMs": (_BEGUN, _HANDLED),
+    "RemoteTimeMs": (_HANDLED, _ANSWERED),
+    # There are no quotas, and an answer is sent as soon as it is there.
+    "ThrottleTimeMs": (_ANSWERED, _ANSWERED),
+    "ResponseQueueTimeMs": (_ANSWERED, _ANSWERED),
+    "ResponseSendTimeMs": (_ANSWERED, _SENT),
+}
+_MS: Final = 1e-6  # of a nanosecond
+
+
+class RequestMeter:
+    """The requests of one name."""
+
+    def __init__(self, name: str, wider: "RequestMeter | None" = None) -> None:
+        """What is counted here is counted in `wider` too."""
+        self.name = name
+        #: Requests by version.
+        self.versions: Counter[int] = Counter()
+        #: The error codes of answers, of which one may hold many; 0 is success.
+        self.errors: Counter[int] = Counter() if wider is None else wider.errors
+        self._wider = wider
+        self._fresh: list[Row] = []
+        self._recent: deque[Row] = deque(maxlen=RECENT_MAX)
+        self._sums = [0] * (_SENT + 1)
+
+    def note(self, unsent: Unsent) -> None:
+        """Take in a request whose answer has just been sent."""
+        self._fresh.append((*unsent, perf_counter_ns()))
+        if len(self._fresh) >= RECENT_MAX:
+            self.settle()
+
+    def count_errors(self, codes: Iterable[int]) -> None:
+        """Take in the error codes of an answer."""
+        self.errors.update(map(int, codes))
+
+    def settle(self) -> None:
+        """Sum up what was put aside."""
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            return
+        columns = tuple(zip(*fresh, strict=True))
+        self.count_errors(chain.from_iterable(columns[2]))
+        sums = [0, sum(columns[_SIZE]), 0, *map(sum, columns[_ARRIVED:])]
+        meter: RequestMeter | None = self
+        while meter is not None:
+            meter.versions.update(columns[0])
+            meter._recent.extend(fresh)
+            meter._sums = [old + new for old, new in zip(meter._sums, sums, strict=True)]
+            meter = meter._wider
+
+    def measures(self) -> Iterator[tuple[str, Histogram]]:
+        """What is settled, under Kafka's names."""
+        count = self.versions.total()
+        columns: Sequence[Sequence[Any]] = tuple(zip(*self._recent, strict=True))
+        for name, (begin, end) in _TIMES.items():
+            total = (self._sums[end] - self._sums[begin]) * _MS
+            times = zip(columns[begin], columns[end], strict=True)
+            yield name, Histogram(count, total, ((to - since) * _MS for since, to in times))
+        yield "RequestBytes", Histogram(count, self._sums[_SIZE], columns[_SIZE])
+
+
+class RequestMeters:
+    """The requests of all names. A fetch counts under two: by who sent it, and with all others."""
+
+    def __init__(self) -> None:
+        self.of_api = {key: RequestMeter(api.name) for key, api in APIS.items()}
+        fetches = self.of_api[ApiKey.FETCH]
+        self.consumer_fetches = RequestMeter("FetchConsumer", fetches)
+        self.follower_fetches = RequestMeter("FetchFollower", fetches)
+
+    def used(self) -> list[RequestMeter]:
+        """Those that have something to show, up to date, by name."""
+        meters = (*self.of_api.values(), self.consumer_fetches, self.follower_fetches)
+        for meter in meters:
+            meter.settle()
+        return sorted((meter for meter in meters if meter.versions), key=lambda meter: meter.name)
+
+    def errors(self) -> Counter[tuple[str, int]]:
+        """How often which API has answered with which code."""
+        self.used()
+        return Counter(
+            {
+                (meter.name, code): count
+                for meter in self.of_api.values()
+                for code, count in meter.errors.items()
+            }
+        )

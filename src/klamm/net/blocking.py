@@ -1,0 +1,110 @@
+"""One connection to one broker: requests one after another, each in the best version of both."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from klamm.errors import UnavailableError
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codes import ErrorCode, KafkaError
+
+_SIZE: Final = struct.Struct(">i")
+_CONNECT_TIMEOUT_S: Final = 5.0
+_ANSWER_BYTES_MAX: Final = 1 << 30
+#: Later versions say the same for several at once, in a form that older brokers do not know.
+_SINGLE_FORM: Final[Mapping[ApiKey, int]] = MappingProxyType(
+    {ApiKey.DELETE_TOPICS: 5, ApiKey.FIND_COORDINATOR: 3, ApiKey.OFFSET_FETCH: 7}
+)
+
+
+class Connection:
+    """Safe to share between threads: requests wait for one another.
+
+    Whatever goes wrong on the way is an `UnavailableError`, and the next request connects again.
+    """
+
+    def __init__(self, host: str, port: int, client_id: str) -> None:
+        self.host = host
+        self.port = port
+        self._client_id = client_id
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._correlation_id = 0
+
+    def ask(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
+        """The body of the answer."""
+        with self._lock:
+            try:
+                if self._socket is None:
+                    self._connect(timeout_s)
+                return self._exchange(api, self._version(api), values, timeout_s)
+            except OSError as error:
+                self._close()
+                reason = error.strerror or str(error) or type(error).__name__
+                raise UnavailableError(f"{self.host}:{self.port} ({reason})") from error
+            except BaseException:
+                # Half an answer may be left on the connection.
+                self._close()
+                raise
+
+    def close(self) -> None:
+        """Close it; a request that is under way in another thread is waited for."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _connect(self, timeout_s: float) -> None:
+        self._socket = socket.create_connection(
+            (self.host, self.port), min(timeout_s, _CONNECT_TIMEOUT_S)
+        )
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answer = self._exchange(ApiKey.API_VERSIONS, 0, {}, timeout_s)
+        self._versions = {
+            each.api_key: (each.min_version, each.max_version) for each in answer.api_keys
+        }
+
+    def _version(self, api: ApiKey) -> int:
+        ours = APIS[api]
+        lowest, highest = self._versions.get(api, (0, -1))
+        version = min(highest, ours.max_version, _SINGLE_FORM.get(api, highest))
+        if version < max(lowest, ours.min_version):
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"the broker at {self.host}:{self.port} has no {ours.name} in a version that "
+                "klamm knows.",
+            )
+        return version
+
+    def _exchange(self, api: ApiKey, version: int, values: Values, timeout_s: float) -> Any:
+        assert self._socket is not None
+        self._correlation_id += 1
+        header = RequestHeader(api, version, self._correlation_id, self._client_id)
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(encode_request(header, values))
+        (size,) = _SIZE.unpack(self._read(_SIZE.size))
+        if not 0 <= size <= _ANSWER_BYTES_MAX:
+            raise OSError("what answers there is not a Kafka broker")
+        return decode_response(header, self._read(size))
+
+    def _read(self, size: int) -> bytes:
+        assert self._socket is not None
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(min(size - len(parts), 1 << 20))
+            if not part:
+                raise ConnectionError("it closed the connection")
+            parts += part
+        return bytes(parts)

@@ -1,0 +1,125 @@
+"""A connection to another node on which one request at a time is asked and answered.
+
+An answer is read straight into a buffer of its own size: a follower appends what it fetches from
+there, without another copy.
+"""
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from klamm.errors import RemoteProtocolError, UnavailableError
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
+
+_SIZE: Final = struct.Struct(">i")
+#: Larger than any answer that a broker gives to another.
+_ANSWER_MAX_BYTES: Final = 1 << 30
+
+
+class Exchange:
+    """Asks one node, opening the connection when it is needed."""
+
+    def __init__(self, client_id: str, timeout_s: float, connect_timeout_s: float) -> None:
+        self._client_id = client_id
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._correlation_id = 0
+        self._wire: _Wire | None = None
+        #: Where the connection leads to, None if there is none.
+        self.address: tuple[str, int] | None = None
+
+    async def ask(
+        self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
+    ) -> Any:
+        """The answer's body; UnavailableError if the connection fails, which is then closed."""
+        try:
+            return await self._ask(host, port, key, version, body)
+        except (OSError, TimeoutError, RemoteProtocolError) as error:
+            self.close()
+            raise UnavailableError(f"{key.name} to {host}:{port} failed: {error!r}") from error
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    async def _ask(
+        self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
+    ) -> Any:
+        if self._wire is None or self._wire.is_closed or self.address != (host, port):
+            self.close()
+            self._wire = await self._connect(host, port)
+            self.address = (host, port)
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        header = RequestHeader(key, version, self._correlation_id, self._client_id)
+        async with asyncio.timeout(self._timeout_s):
+            answer = await self._wire.ask(encode_request(header, body))
+        return decode_response(header, answer)
+
+    async def _connect(self, host: str, port: int) -> "_Wire":
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, wire = await loop.create_connection(_Wire, host, port)
+        return wire
+
+    def close(self) -> None:
+        """Give up the connection; the next request opens another."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+            self.address = None
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """Frames out, frames in."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._transport: asyncio.Transport | None = None
+        self._head = bytearray(_SIZE.size)
+        self._frame: bytearray | None = None
+        self._filled = 0
+        self._answer: asyncio.Future[memoryview] | None = None
+
+    async def ask(self, frame: bytes) -> memoryview:
+        assert self._transport is not None, "connected before anything is asked"
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(frame)
+        return await self._answer
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are those of asyncio in all but name; they do not delay packets.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._head if self._frame is None else self._frame)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._frame is None:
+            if self._filled == _SIZE.size:
+                (size,) = _SIZE.unpack(self._head)
+                if not 0 < size <= _ANSWER_MAX_BYTES:
+                    self._fail(ConnectionError(f"an answer of {size} bytes"))
+                    return
+                self._frame, self._filled = bytearray(size), 0
+        elif self._filled == len(self._frame):
+            frame, self._frame, self._filled = self._frame, None, 0
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(memoryview(frame))
+            else:
+                self._fail(ConnectionError("an answer that nobody asked for"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(exc or ConnectionResetError("the connection was closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self.close()

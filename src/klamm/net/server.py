@@ -1,0 +1,354 @@
+"""Sockets: frames come in, answers go out, one request of a connection at a time (FRM-1..3, 8).
+
+Reading goes through the event loop's transport, into one buffer shared by all connections unless a
+frame is too large for it: an idle connection holds no memory of its own to speak of. Writing goes
+straight to the socket, so that file ranges can be sent by the kernel (`os.sendfile`) without
+passing through Python. What a frame means is not known here.
+"""
+
+import asyncio
+import errno
+import inspect
+import logging
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeAlias, cast
+
+from klamm.config.endpoints import Endpoint
+from klamm.errors import ConfigError, RemoteProtocolError
+from klamm.metrics.requests import RequestMeter, Unsent
+
+log = logging.getLogger("klamm.net.server")
+
+_SIZE: Final = struct.Struct(">i")
+_SCRATCH_BYTES: Final = 256 * 1024
+_SENDFILE_MAX_BYTES: Final = 1 << 20
+#: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
+_FIRST_BYTES: Final = 1 << 20
+
+
+class FileRange(Protocol):
+    """Part of a file, to be sent as it is; it stays readable for as long as it is referred to."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def fileno(self) -> int: ...
+
+
+Part: TypeAlias = bytes | memoryview | FileRange
+#: Together one frame; None for nothing at all.
+Parts: TypeAlias = Sequence[Part] | None
+#: What a request is answered with, and what is to be noted where once that has left.
+Answer: TypeAlias = tuple[Parts, RequestMeter, Unsent]
+
+
+class CloseConnection(Exception):
+    """The connection is to be closed without an answer; the reason goes to the log."""
+
+
+Dispatch: TypeAlias = Callable[["Connection", memoryview], Answer | Awaitable[Answer]]
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client. `dispatch` is not called again before its last answer has been handed over."""
+
+    def __init__(self, server: "Server", listener: str) -> None:
+        self.listener = listener
+        self.peer = "?"
+        self.client_host = "?"
+        self.last_active = time.monotonic()
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._frame: bytearray | None = None  # a frame under way that the scratch cannot hold
+        self._filled = 0
+        self._size = 0  # of that frame, of which the buffer may be only a part
+        self._pending = b""  # read, but not yet a whole frame, or behind the one in hand
+        self._task: asyncio.Task[None] | None = None
+        self._outbox: deque[Part] = deque()
+        self._sent = 0  # of the first part in the outbox
+        self._is_paused = False
+        self._drained: asyncio.Future[None] | None = None
+
+    # Reading
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports behave like asyncio's without being of their class.
+        self._transport = cast(asyncio.Transport, transport)
+        original = transport.get_extra_info("socket")
+        self._socket = socket.socket(fileno=os.dup(original.fileno()))
+        self._socket.setblocking(False)
+        if self._socket.family in (socket.AF_INET, socket.AF_INET6):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = transport.get_extra_info("peername") or ("?", 0)
+        self.client_host = str(peer[0])
+        self.peer = f"{peer[0]}:{peer[1]}"
+        self._server.connections.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return memoryview(self._frame)[self._filled :]
+        return self._server.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_active = time.monotonic()
+        if self._frame is None:
+            arrived = self._server.scratch[:nbytes]
+            self._take(self._pending + arrived if self._pending else arrived)
+            return
+        self._filled += nbytes
+        if self._filled == self._size:
+            frame, self._frame = self._frame, None
+            self._handle(memoryview(frame))
+        elif self._filled == len(self._frame):
+            self._frame = _enlarged(self._frame, self._size)
+
+    def _take(self, data: bytes | memoryview) -> None:
+        """Handle the frames in `data`; what is left over waits in `_pending`."""
+        view = memoryview(data)
+        at = 0
+        while len(view) - at >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(view, at)
+            if not 0 <= size <= self._server.frame_bytes_max:
+                self.refuse(f"a frame of {size} bytes")
+                return
+            start = at + _SIZE.size
+            end = start + size
+            if end > len(view):
+                if size > _SCRATCH_BYTES // 2:
+                    self._frame = bytearray(min(size, _FIRST_BYTES))
+                    self._size = size
+                    self._filled = len(view) - start
+                    self._frame[: self._filled] = view[start:]
+                    at = len(view)
+                break
+            at = end
+            # The scratch is about to be used by others, and the request may live on.
+            if not self._handle(memoryview(bytes(view[start:end]))):
+                break
+        self._pending = bytes(view[at:])
+
+    def _handle(self, frame: memoryview) -> bool:
+        """Begin with a request; whether it is answered already and the next may follow."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        try:
+            answer = self._server.dispatch(self, frame)
+        except (RemoteProtocolError, CloseConnection) as error:
+            self.refuse(str(error))
+            return False
+        if inspect.isawaitable(answer):
+            self._pause()
+            self._task = asyncio.ensure_future(self._await(answer))
+            return False
+        parts, meter, unsent = answer
+        if parts is not None and not self._send(parts):
+            self._pause()
+            self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
+            return False
+        meter.note(unsent)
+        return True
+
+    async def _await(self, answer: Awaitable[Answer]) -> None:
+        try:
+            parts, meter, unsent = await answer
+        except (RemoteProtocolError, CloseConnection) as error:
+            self.refuse(str(error))
+            return
+        if parts is not None:
+            self._send(parts)
+        await self._await_sent(meter, unsent)
+
+    async def _await_sent(self, meter: RequestMeter, unsent: Unsent) -> None:
+        await self._wait_drained()
+        meter.note(unsent)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The request in hand is done: handle what was read behind it, then read again."""
+        self._task = None
+        self.last_active = time.monotonic()
+        if self._transport is None or self._transport.is_closing():
+            return
+        pending, self._pending = self._pending, b""
+        self._take(pending)
+        if self._task is None and self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    # Writing
+
+    def _send(self, parts: Sequence[Part]) -> bool:
+        """Hand an answer to the socket; whether all of it went at once."""
+        self._outbox.extend(parts)
+        try:
+            return self._flush()
+        except OSError as error:
+            self._lost(error)
+            return True
+
+    def _flush(self) -> bool:
+        assert self._socket is not None
+        fd = self._socket.fileno()
+        if fd < 0:
+            self._clear_outbox()
+            return True
+        while self._outbox:
+            part = self._outbox[0]
+            try:
+                if isinstance(part, bytes | memoryview):
+                    size = len(part)
+                    # The head of an answer is not worth a packet of its own.
+                    more = socket.MSG_MORE if len(self._outbox) > 1 else 0
+                    rest = memoryview(part)[self._sent :] if self._sent else part
+                    self._sent += self._socket.send(rest, more)
+                else:
+                    size = part.size
+                    count = min(size - self._sent, _SENDFILE_MAX_BYTES)
+                    sent = os.sendfile(fd, part.fileno(), part.position + self._sent, count)
+                    if sent == 0 and count:
+                        raise OSError(errno.EIO, "the file is shorter than it was")
+                    self._sent += sent
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(fd, self._writable)
+                return False
+            if self._sent >= size:
+                self._outbox.popleft()
+                self._sent = 0
+        return True
+
+    def _writable(self) -> None:
+        assert self._socket is not None
+        self.last_active = time.monotonic()
+        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        try:
+            if not self._flush():
+                return
+        except OSError as error:
+            self._lost(error)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def _wait_drained(self) -> None:
+        if self._outbox:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def _clear_outbox(self) -> None:
+        self._outbox.clear()
+        self._sent = 0
+
+    # The end
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of this connection is being processed or answered."""
+        return self._task is not None
+
+    def refuse(self, reason: str) -> None:
+        """Close because of what the peer sent."""
+        log.warning("closing the connection of %s: %s", self.peer, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Close now; an answer under way is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _lost(self, error: OSError) -> None:
+        log.debug("connection of %s: %s", self.peer, error)
+        self._clear_outbox()
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        if self._socket is not None:
+            if self._outbox:
+                asyncio.get_running_loop().remove_writer(self._socket.fileno())
+            self._socket.close()
+        self._clear_outbox()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
+    """A larger copy; the event loop may still refer to the buffer itself."""
+    larger = bytearray(min(2 * len(buffer), size_max))
+    larger[: len(buffer)] = buffer
+    return larger
+
+
+class Server:
+    """Listens on the broker's endpoints until closed."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        *,
+        frame_bytes_max: int,
+        idle_max_s: float,
+        backlog: int,
+    ) -> None:
+        self.dispatch = dispatch
+        self.frame_bytes_max = frame_bytes_max
+        self.connections: set[Connection] = set()
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._idle_max_s = idle_max_s
+        self._backlog = backlog
+        self._servers: list[asyncio.Server] = []
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def listen(self, endpoint: Endpoint) -> int:
+        """Open one listener; the port it got, which matters if any would do."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self, endpoint.name),
+                endpoint.host or None,
+                endpoint.port,
+                backlog=self._backlog,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"listeners: {endpoint} cannot be opened: {error.strerror or error}"
+            ) from error
+        self._servers.append(server)
+        if self._sweep is None and self._idle_max_s > 0:
+            self._close_idle()
+        return int(server.sockets[0].getsockname()[1])
+
+    def _close_idle(self) -> None:
+        """Close connections that have done nothing for long; a request in hand is not nothing."""
+        now = time.monotonic()
+        for connection in list(self.connections):
+            if not connection.is_busy and now - connection.last_active > self._idle_max_s:
+                log.info("closing the idle connection of %s", connection.peer)
+                connection.close()
+        pause = min(max(self._idle_max_s / 4, 0.05), 60.0)
+        self._sweep = asyncio.get_running_loop().call_later(pause, self._close_idle)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.close()
+        for server in self._servers:
+            await server.wait_closed()

@@ -1,0 +1,142 @@
+"""A broker between its edges: what it answers, and what it learns.
+
+With `klamm.roles=controller` there is no data plane. Such a node knows the cluster, relays to its
+candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from klamm.broker.clock import SystemClock
+from klamm.broker.data_plane import DataPlane
+from klamm.broker.handlers.cluster import ClusterHandlers, FirstMetadata
+from klamm.broker.handlers.configs import ConfigHandlers
+from klamm.broker.handlers.control import ControlHandlers, NoReplicas
+from klamm.broker.handlers.dispatch import Handler
+from klamm.broker.handlers.groups import FindCoordinatorHandlers
+from klamm.broker.identity import Identity
+from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
+from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.meters import BrokerMeters
+from klamm.broker.no_data import NoData
+from klamm.config.broker import BrokerConfig
+from klamm.node import controlled_shutdown as leaving
+from klamm.node.controller_link import Candidate
+from klamm.node.forwarding import Relay
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper.store import Store
+
+_ABOUT_THE_CLUSTER: Final = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR)
+
+
+class BrokerState(IntEnum):
+    """Where a broker is in its life, by the numbers of Kafka's gauge (LIFE-12)."""
+
+    STARTING = 1
+    RECOVERING = 2
+    RUNNING = 3
+    PENDING_CONTROLLED_SHUTDOWN = 6
+    SHUTTING_DOWN = 7
+
+
+class Broker:
+    """All of a broker but its sockets and its registration."""
+
+    def __init__(
+        self, config: BrokerConfig, identity: Identity, store: Store, candidate: Candidate
+    ) -> None:
+        self.config = config
+        self.state = BrokerState.STARTING
+        self.identity = identity
+        self.metadata = MetadataCache()
+        self.meters = BrokerMeters()
+        self.data: DataPlane | None = None
+        self._no_data: NoData | None = None
+        if "broker" in config.klamm_roles:
+            self.data = DataPlane(
+                config, identity, self.metadata, store, self.meters, SystemClock()
+            )
+        else:
+            self._no_data = NoData(config, identity, self.metadata)
+        plane = self.data or self._no_data
+        assert plane is not None
+        self._creation = AutoTopicCreation(config, candidate.ask)
+        cluster = ClusterHandlers(
+            identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
+        )
+        first_metadata = FirstMetadata()
+        self._control = ControlHandlers(
+            identity,
+            self.metadata,
+            NoReplicas() if self.data is None else self.data.replicas,
+            [plane, first_metadata],
+        )
+        self.relay = Relay(candidate)
+        parts = (
+            cluster,
+            FindCoordinatorHandlers(
+                self.metadata, self._creation, have_transactions=self.data is None
+            ),
+            ConfigHandlers(lambda: self.config, self.metadata, store),
+            self.relay,
+            self._control,
+            plane,
+        )
+        self._handlers: dict[ApiKey, Handler] = {
+            key: handler for part in parts for key, handler in part.handlers().items()
+        }
+        for key in _ABOUT_THE_CLUSTER:
+            self._handlers[key] = first_metadata.hold(self._handlers[key])
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return self._handlers
+
+    async def load(self) -> None:
+        """Open the logs; after this the controller may come."""
+        self.state = BrokerState.RECOVERING
+        if self.data is not None:
+            await self.data.load()
+
+    def registered(self) -> None:
+        """The broker has an epoch."""
+        self._control.registered()
+
+    def start(self) -> None:
+        """The broker is registered and its configuration is known."""
+        self.state = BrokerState.RUNNING
+        if self.data is not None:
+            self.data.start()
+
+    def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
+        """Settings of a topic changed in ZooKeeper."""
+        if self.data is not None:
+            self.data.replicas.topic_config_changed(topic, overrides)
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """Settings of this broker changed in ZooKeeper."""
+        self.config = self._creation.config = config
+        if self.data is not None:
+            self.data.config_changed(config)
+
+    async def leave_in_order(self) -> None:
+        """Hand leaderships over before stopping; clients are served meanwhile (LIFE-13, 14)."""
+        self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
+        if self.data is not None:
+            self.data.replicas.is_shutting_down = True
+        await leaving.leave_in_order(self.config, self.identity, self.metadata)
+
+    async def close(self) -> None:
+        """Stop all work and close the logs."""
+        self.state = BrokerState.SHUTTING_DOWN
+        if self.data is not None:
+            await self.data.close()
+        if self._no_data is not None:
+            self._no_data.close()
+
+    async def _auto_create(self, topic: str) -> ErrorCode:
+        if not self.config.auto_create_topics_enable:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return await self._creation.create(topic)

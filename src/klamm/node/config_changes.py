@@ -1,0 +1,67 @@
+"""Configuration that changes while the broker runs: `/config/changes` and what it points at.
+
+Each notification names an entity, which is read again; the last one processed is remembered, so
+that nothing is applied twice and nothing is missed (CFG-2, CFG-3).
+"""
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from klamm.errors import MalformedZnodeError
+from klamm.zookeeper import znodes
+from klamm.zookeeper.configs import read_config
+from klamm.zookeeper.store import NoNodeError, Store
+
+log = logging.getLogger("klamm.broker.config")
+_KEPT_MS: Final = 15 * 60 * 1000
+#: A notification; anything else in its place is nothing to us.
+_NAME: Final = re.compile(r".*[0-9]{10}")
+
+#: Called with the path of an entity below `/config` and its settings as they are now.
+Apply = Callable[[str, dict[str, str]], Awaitable[None]]
+
+
+class ConfigChanges:
+    """Follows the notifications of one session after the other."""
+
+    def __init__(self, store: Store, apply: Apply) -> None:
+        self._store = store
+        self._apply = apply
+        self._processed = -1
+
+    async def process(self) -> None:
+        """Read the notifications, arming the watch, and apply those that are new."""
+        children = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
+        names = [name for name in children if _NAME.fullmatch(name)]
+        for name in sorted(names, key=znodes.sequence_number):
+            number = znodes.sequence_number(name)
+            if number > self._processed:
+                self._processed = number
+                await self._process(f"{znodes.CONFIG_CHANGES}/{name}")
+        await self._remove_old(names)
+
+    async def _process(self, path: str) -> None:
+        try:
+            data = (await self._store.get(path)).data
+            entity_path = znodes.decode_config_change(path, data)
+        except NoNodeError:
+            return
+        except MalformedZnodeError as error:
+            log.error("%s", error)
+            return
+        settings = await read_config(self._store, entity_path)
+        log.info("configuration of %s is now %s", entity_path, settings)
+        await self._apply(entity_path, settings)
+
+    async def _remove_old(self, names: list[str]) -> None:
+        now_ms = int(time.time() * 1000)
+        for name in names:
+            path = f"{znodes.CONFIG_CHANGES}/{name}"
+            stat = await self._store.exists(path)
+            if stat is not None and now_ms - stat.ctime > _KEPT_MS:
+                with contextlib.suppress(NoNodeError):
+                    await self._store.delete(path)

@@ -1,0 +1,243 @@
+"""The process that holds a broker's controller candidate, next to the broker's own.
+
+It has an interpreter of its own, so that a failover of many thousand partitions does not keep the
+broker from its clients, and a ZooKeeper session of its own, which owns `/controller` and makes all
+the controller's writes. It is started by the broker and ends with it.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Any, Final
+
+import orjson
+import uvloop
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller.announcements import Announcer
+from klamm.controller.channels import Channels
+from klamm.controller.interpreter import Interpreter
+from klamm.controller.loop import Controller, Shutdown, SystemWorld
+from klamm.controller.metrics import ControllerMetrics
+from klamm.controller.requests.handlers import ControllerRequests
+from klamm.controller.requests.topics import TopicAdmin
+from klamm.core.context import Settings
+from klamm.core.events import TopicUncleanElectionEnabled, UncleanElectionEnabled
+from klamm.errors import KlammError, ProtocolError
+from klamm.history.recorder import History
+from klamm.node.controller_link import Kind, Link
+from klamm.processes import die_with_parent, follow_parent
+from klamm.zookeeper.session import open_store
+from klamm.zookeeper.store import Store
+
+log = logging.getLogger("klamm.controller")
+_EPOCH: Final = struct.Struct(">q")
+
+
+class Candidate:
+    """The wiring of one candidate, and its conversation with the broker."""
+
+    def __init__(self, link: Link, config: BrokerConfig, store: Store) -> None:
+        self._link = link
+        self._config = config
+        self._store = store
+        self._tied_to = -1  # epoch of the registration that the present session belongs to
+        self._tasks: set[asyncio.Task[Any]] = set()
+        ibp = config.inter_broker_protocol_version
+        world = SystemWorld()
+        listener = config.control_plane_listener_name or config.inter_broker_listener_name
+        channels = Channels(
+            config.broker_id,
+            listener,
+            config.controller_socket_timeout_ms / 1000,
+            config.request_timeout_ms / 1000,
+        )
+        self._history = History(config, world)
+        announcer = Announcer(config.broker_id, channels, ibp, config.inter_broker_listener_name)
+        interpreter = Interpreter(
+            config.broker_id,
+            store,
+            channels,
+            announcer,
+            self._history,
+            os.urandom,
+            feature_version=ibp.feature_znode_version,
+        )
+        self._settings = Settings(
+            unclean_default=config.unclean_leader_election_enable,
+            delete_topics=config.delete_topic_enable,
+            auto_rebalance=config.auto_leader_rebalance_enable,
+            imbalance_percentage=config.leader_imbalance_per_broker_percentage,
+            imbalance_check_interval_s=config.leader_imbalance_check_interval_seconds,
+            topic_ids=ibp.has_topic_ids,
+            recovery_state=ibp.has_leader_recovery_state,
+            alter_partition=ibp.has_alter_partition,
+        )
+        self.controller = Controller(
+            config.broker_id,
+            self._settings,
+            store,
+            channels,
+            interpreter,
+            self._history,
+            world,
+            self._on_session_lost,
+        )
+        self.metrics = ControllerMetrics(self.controller, channels, world)
+        self._topics = TopicAdmin(
+            config, store, self.controller, interpreter, announcer, random.SystemRandom()
+        )
+        self._requests = ControllerRequests(self.controller, store, self._topics)
+
+    async def run(self) -> None:
+        """Serve the broker until it says stop or goes away."""
+        session = asyncio.create_task(self.controller.follow_session())
+        loop = asyncio.create_task(self.controller.run())
+        link = asyncio.create_task(self._link.serve(self._on_message))
+        try:
+            await asyncio.wait([loop, link, session], return_when=asyncio.FIRST_COMPLETED)
+            for task in (loop, link, session):
+                if task.done() and (error := task.exception()) is not None:
+                    log.error("the controller's process cannot go on", exc_info=error)
+        finally:
+            await self._history.close()
+            with contextlib.suppress(KlammError):
+                await self._store.close()
+            for task in (session, loop, link, *self._tasks):
+                task.cancel()
+
+    def _on_session_lost(self) -> None:
+        """Have the broker give up its session too, unless that is where the loss began."""
+        if self._tied_to >= 0:
+            self._link.tell(Kind.SESSION_LOST, _EPOCH.pack(self._tied_to))
+            self._tied_to = -1
+
+    async def _on_message(self, kind: Kind, number: int, body: bytes) -> None:
+        match kind:
+            case Kind.KAFKA_REQUEST:
+                self._start(self._answer_kafka(number, body))
+            case Kind.REQUEST:
+                self._start(self._answer_broker(number, orjson.loads(body)))
+            case Kind.REGISTERED:
+                (self._tied_to,) = _EPOCH.unpack(body)
+                self._start(self.controller.run_for_office())
+            case Kind.SESSION_LOST:
+                # Unless the own session went first.
+                if self._tied_to == _EPOCH.unpack(body)[0]:
+                    self._tied_to = -1
+                    self._start(self.controller.expire("the broker's ZooKeeper session is lost"))
+            case Kind.CONFIG:
+                self._on_config(orjson.loads(body))
+            case Kind.STOP:
+                self.controller.queue.clear_and_put(Shutdown(), cause="the broker stops")
+            case Kind.HELLO | Kind.ANSWER:
+                log.error("message %s is out of place", kind.name)
+
+    def _start(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_kafka(self, number: int, frame: bytes) -> None:
+        answer = b""
+        try:
+            answer = await self._requests.handle(frame)
+        except ProtocolError as error:
+            log.warning("a request for the controller cannot be answered: %s", error)
+        except Exception:
+            log.exception("a request for the controller failed")
+        self._link.tell(Kind.ANSWER, answer, number)
+
+    async def _answer_broker(self, number: int, request: Any) -> None:
+        answer: Any = None
+        try:
+            match request:
+                case {"auto_create": name, "partitions": count, "factor": factor, "config": config}:
+                    answer = await self._topics.auto_create(name, count, factor, config)
+                case {"metrics": _}:
+                    answer = self.metrics.render()
+                case {"errors": _}:
+                    answer = [(*key, count) for key, count in self._requests.errors.items()]
+                case _:
+                    log.error("the broker asks for something unknown: %s", request)
+        except Exception:
+            log.exception("a request of the broker failed: %s", request)
+        self._link.tell(Kind.ANSWER, orjson.dumps(answer), number)
+
+    def _on_config(self, change: Any) -> None:
+        match change:
+            case {"unclean_topic": str(topic)}:
+                self.controller.queue.put(
+                    TopicUncleanElectionEnabled(topic), cause="topic configuration changed"
+                )
+            case {"dynamic": {"broker": dict(own), "default": dict(default)}}:
+                config = self._config.with_dynamic(default=default, broker=own)
+                self._topics.config = config
+                was_enabled = self._settings.unclean_default
+                self._settings.unclean_default = config.unclean_leader_election_enable
+                if self._settings.unclean_default and not was_enabled:
+                    self.controller.queue.put(
+                        UncleanElectionEnabled(), cause="broker configuration changed"
+                    )
+
+
+async def _main(fd: int) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
+    await run_candidate(Link(reader, writer))
+
+
+async def run_candidate(link: Link) -> None:
+    """Be the candidate of the broker at the other end, from its first message to its last."""
+    kind, _, hello = await link.receive()
+    if kind is Kind.STOP:
+        return  # The broker gave up before it knew what to run with.
+    settings = orjson.loads(hello)
+    config = BrokerConfig.from_properties(settings["properties"]).with_broker_id(
+        settings["broker_id"]
+    )
+    store = await open_store(config.zookeeper_connect, config.zookeeper_session_timeout_ms)
+    candidate = Candidate(link, config, store)
+    store.on_answer = candidate.metrics.zookeeper_answered
+    await candidate.run()
+
+
+class _NoPandas(MetaPathFinder):
+    """pyarrow imports pandas, if there is one, only to know that what it is given is none of its:
+    half a second of an election, and memory that nobody uses."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("A controller has no use for pandas.", name=fullname)
+
+
+def main() -> None:
+    """Entry point: `python -m klamm.node.controller_process FD PARENT_PID`."""
+    fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent_pid)
+    follow_parent(parent_pid)
+    # A signal to the group is the broker's to act on; it says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(
+        level=os.environ.get("KLAMM_LOG_LEVEL", "INFO"),
+        format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
+        stream=sys.stdout,
+    )
+    sys.meta_path.insert(0, _NoPandas())
+    # A failover makes and drops millions of objects without a single cycle among them.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_main(fd))
+
+
+if __name__ == "__main__":
+    main()

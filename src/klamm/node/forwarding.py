@@ -1,0 +1,59 @@
+"""Requests that only a controller answers, handed to the candidate's process as they came."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from klamm.broker.handlers.dispatch import Call, Frame, Handler, Result
+from klamm.errors import UnavailableError
+from klamm.net.server import CloseConnection
+from klamm.node.controller_link import Candidate
+from klamm.protocol.apis import APIS, ApiKey
+
+CONTROLLER_APIS: Final = (
+    ApiKey.CONTROLLED_SHUTDOWN,
+    ApiKey.CREATE_TOPICS,
+    ApiKey.DELETE_TOPICS,
+    ApiKey.CREATE_PARTITIONS,
+    ApiKey.ELECT_LEADERS,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ApiKey.ALTER_PARTITION,
+    ApiKey.UPDATE_FEATURES,
+    ApiKey.ALLOCATE_PRODUCER_IDS,
+)
+_ATTEMPTS: Final = 3
+_PAUSE_S: Final = 0.5
+
+
+class Relay:
+    """Passes frames on and answers back."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        #: Requests that wait for their answer, by API.
+        self.under_way: Counter[ApiKey] = Counter()
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return dict.fromkeys(CONTROLLER_APIS, self._relay)
+
+    async def _relay(self, call: Call) -> Result:
+        key = ApiKey(call.header.api_key)
+        self.under_way[key] += 1
+        try:
+            return await self._ask(call)
+        finally:
+            self.under_way[key] -= 1
+
+    async def _ask(self, call: Call) -> Result:
+        for _ in range(_ATTEMPTS):
+            try:
+                return Frame([await self._candidate.relay(call.frame)])
+            except UnavailableError:
+                # The process has died and is being replaced.
+                await asyncio.sleep(_PAUSE_S)
+        raise CloseConnection(
+            f"{APIS[call.header.api_key].name}: the controller's process is not there"
+        )

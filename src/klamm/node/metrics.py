@@ -1,0 +1,310 @@
+"""The metrics of a node over HTTP, in Prometheus' text format, under Kafka's names (section 13).
+
+docs/metrics.md lists them.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from klamm.broker.data_plane import DataPlane
+from klamm.broker.delayed.requests import Waiting, count_waiting
+from klamm.broker.groups.coordinator import Census
+from klamm.broker.log.log import Log
+from klamm.broker.meters import TopicMeters
+from klamm.broker.replication.fetcher_manager import Fetchers
+from klamm.broker.replication.partition import Partition, Role
+from klamm.errors import ConfigError, UnavailableError
+from klamm.metrics.meters import Histogram
+from klamm.metrics.prometheus import Page
+from klamm.metrics.requests import RequestMeters
+from klamm.node.broker_server import Broker
+from klamm.node.controller_link import Candidate
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+log = logging.getLogger("klamm.node.metrics")
+
+_REQUEST_TIMEOUT_S: Final = 10
+
+
+class MetricsEndpoint:
+    """A web server with one page, which is made when it is asked for."""
+
+    def __init__(self, broker: Broker, candidate: Candidate) -> None:
+        self._broker = broker
+        self._candidate = candidate
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, port: int) -> None:
+        """Serve on all addresses of the machine."""
+        try:
+            self._server = await asyncio.start_server(self._serve, port=port)
+        except OSError as error:
+            raise ConfigError(f"klamm.metrics.port={port} cannot be opened: {error}") from error
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+                method, path = request.split(b" ", 2)[:2]
+                if method == b"GET" and path.split(b"?")[0] in (b"/", b"/metrics"):
+                    status, body = b"200 OK", (await self._page()).encode()
+                else:
+                    status, body = b"404 Not Found", b"there is only /metrics\n"
+                writer.write(
+                    b"HTTP/1.1 %b\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                    b"Content-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body)) + body
+                )
+                await writer.drain()
+        except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+            log.debug("a reader of metrics went away: %r", error)
+        finally:
+            writer.close()
+
+    async def _page(self) -> str:
+        """The broker's metrics, and below them the candidate's, if that is there to ask."""
+        candidates = ""
+        errors = self._broker.meters.requests.errors()
+        with contextlib.suppress(UnavailableError):
+            # Requests that were relayed are answered over there.
+            answered = await self._candidate.ask({"errors": True}) or []
+            errors += Counter({(name, code): count for name, code, count in answered})
+            candidates = str(await self._candidate.ask({"metrics": True}) or "")
+        page = Page()
+        render_broker(page, self._broker, errors)
+        if self._broker.data is not None:
+            await render_data(page, self._broker.data)
+        return page.text() + candidates
+
+
+_TOPIC_METRICS: Final = {
+    "MessagesInPerSec": "messages_in",
+    "BytesInPerSec": "bytes_in",
+    "BytesOutPerSec": "bytes_out",
+    "BytesRejectedPerSec": "bytes_rejected",
+    "ReplicationBytesInPerSec": "replication_bytes_in",
+    "ReplicationBytesOutPerSec": "replication_bytes_out",
+    "ReassignmentBytesInPerSec": "reassignment_bytes_in",
+    "ReassignmentBytesOutPerSec": "reassignment_bytes_out",
+    "TotalProduceRequestsPerSec": "produce_requests",
+    "TotalFetchRequestsPerSec": "fetch_requests",
+    "FailedProduceRequestsPerSec": "failed_produce_requests",
+    "FailedFetchRequestsPerSec": "failed_fetch_requests",
+    "InvalidMessageCrcRecordsPerSec": "invalid_checksums",
+    "NoKeyCompactedTopicRecordsPerSec": "missing_keys",
+    "InvalidMagicNumberRecordsPerSec": "invalid_magic_numbers",
+    "InvalidOffsetOrSequenceRecordsPerSec": "invalid_offsets_or_sequences",
+}
+#: Partitions that are described before others get their turn.
+_PORTION: Final = 500
+
+_PURGATORY: Final = "kafka.server:type=DelayedOperationPurgatory"
+#: The requests that wait in the candidate's process, by what Kafka calls the waiting.
+_RELAYED: Final = {
+    "ElectLeader": (ApiKey.ELECT_LEADERS,),
+    "topic": (ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS),
+}
+
+
+def render_broker(page: Page, broker: Broker, errors: Mapping[tuple[str, int], int]) -> None:
+    """What every node has; `errors` are those of all answers, by API and code."""
+    page.gauge("kafka.server:type=KafkaServer,name=BrokerState", broker.state)
+    page.gauges(
+        "kafka.server:type=KafkaServer,name=ClusterId",
+        [(f'cluster_id="{broker.identity.cluster_id}"', 1)],
+    )
+    _render_requests(page, broker.meters.requests, errors)
+    _render_waiting(page, broker)
+    total = broker.meters.total()
+    for name, field in _TOPIC_METRICS.items():
+        page.counters(
+            f"kafka.server:type=BrokerTopicMetrics,name={name}",
+            [("", getattr(total, field)), *_by_topic(broker.meters.topics, field)],
+        )
+
+
+async def render_data(page: Page, data: DataPlane) -> None:
+    """What a node has that holds data."""
+    replicas = list(data.replicas)
+    _render_replicas(page, data, replicas)
+    _render_fetchers(page, data.fetchers)
+    sessions = "kafka.server:type=FetchSessionCache"
+    page.gauge(f"{sessions},name=NumIncrementalFetchSessions", len(data.sessions))
+    page.gauge(
+        f"{sessions},name=NumIncrementalFetchPartitionsCached", data.sessions.partition_count
+    )
+    _render_disks(page, data)
+    _render_groups(page, data.groups.coordinator.census())
+    await _render_partitions(page, replicas)
+
+
+# Requests
+
+
+def _render_requests(
+    page: Page, requests: RequestMeters, errors: Mapping[tuple[str, int], int]
+) -> None:
+    metrics = "kafka.network:type=RequestMetrics"
+    meters = requests.used()
+    page.counters(
+        f"{metrics},name=RequestsPerSec",
+        [
+            (f'request="{meter.name}",version="{version}"', count)
+            for meter in meters
+            for version, count in sorted(meter.versions.items())
+        ],
+    )
+    by_measure: dict[str, list[tuple[str, Histogram]]] = {}
+    for meter in meters:
+        for measure, histogram in meter.measures():
+            by_measure.setdefault(measure, []).append((f'request="{meter.name}"', histogram))
+    for measure, histograms in by_measure.items():
+        page.histograms(f"{metrics},name={measure}", histograms)
+    page.counters(
+        f"{metrics},name=ErrorsPerSec",
+        [
+            (f'request="{name}",error="{ErrorCode.of(code).name}"', count)
+            for (name, code), count in sorted(errors.items())
+        ],
+    )
+
+
+def _render_waiting(page: Page, broker: Broker) -> None:
+    """Requests and deadlines that wait for something to happen."""
+    waiting = {
+        kind: Waiting(count := sum(broker.relay.under_way[key] for key in keys), count)
+        for kind, keys in _RELAYED.items()
+    }
+    if broker.data is not None:
+        census = broker.data.groups.coordinator.census()
+        waiting |= count_waiting(broker.data.parking)
+        waiting["Heartbeat"] = Waiting(census.heartbeats, census.heartbeats)
+        waiting["Rebalance"] = Waiting(census.rebalances, census.rebalances)
+    labelled = [(f'delayedOperation="{kind}"', each) for kind, each in sorted(waiting.items())]
+    page.gauges(
+        f"{_PURGATORY},name=PurgatorySize", [(kind, each.watched) for kind, each in labelled]
+    )
+    page.gauges(
+        f"{_PURGATORY},name=NumDelayedOperations",
+        [(kind, each.requests) for kind, each in labelled],
+    )
+
+
+def _by_topic(topics: dict[str, TopicMeters], field: str) -> Iterator[tuple[str, int]]:
+    for topic, meters in sorted(topics.items()):
+        if topic:  # what is left of topics that are gone is in the total alone
+            yield f'topic="{topic}"', getattr(meters, field)
+
+
+# Data
+
+
+def _render_replicas(page: Page, data: DataPlane, replicas: list[Partition]) -> None:
+    manager = "kafka.server:type=ReplicaManager"
+    for name, count in (
+        ("UnderReplicatedPartitions", sum(each.is_under_replicated for each in replicas)),
+        ("UnderMinIsrPartitionCount", sum(each.is_under_min_isr for each in replicas)),
+        ("AtMinIsrPartitionCount", sum(each.is_at_min_isr for each in replicas)),
+        ("PartitionCount", len(replicas)),
+        ("LeaderCount", sum(each.role is Role.LEADER for each in replicas)),
+        ("OfflineReplicaCount", data.replicas.offline_count),
+        (
+            "ReassigningPartitions",
+            sum(each.is_reassigning and each.role is Role.LEADER for each in replicas),
+        ),
+        ("ProducerIdCount", sum(len(log.producers) for log in _logs(replicas))),
+    ):
+        page.gauge(f"{manager},name={name}", count)
+    meters = data.meters
+    for name, count in (
+        ("IsrShrinksPerSec", meters.isr_shrinks),
+        ("IsrExpandsPerSec", meters.isr_expands),
+        ("FailedIsrUpdatesPerSec", meters.failed_isr_updates),
+    ):
+        page.counters(f"{manager},name={name}", [("", count)])
+
+
+def _render_fetchers(page: Page, fetchers: Fetchers) -> None:
+    lags = list(fetchers.lags())
+    manager = "kafka.server:type=ReplicaFetcherManager"
+    for name, value in (
+        ("MaxLag", max((lag for _, _, lag in lags), default=0)),
+        ("MinFetchRate", fetchers.min_fetch_rate()),
+        ("FailedPartitionsCount", fetchers.failed_count),
+        ("DeadThreadCount", fetchers.dead_count),
+    ):
+        page.gauges(f"{manager},name={name}", [('clientId="Replica"', value)])
+    page.gauges(
+        "kafka.server:type=FetcherLagMetrics,name=ConsumerLag",
+        [
+            (f'clientId="{fetcher}",topic="{name.topic}",partition="{name.partition}"', lag)
+            for fetcher, name, lag in lags
+        ],
+    )
+
+
+def _render_disks(page: Page, data: DataPlane) -> None:
+    directories = data.logs.directories
+    manager = "kafka.log:type=LogManager"
+    page.gauge(
+        f"{manager},name=OfflineLogDirectoryCount",
+        sum(not each.is_online for each in directories),
+    )
+    page.gauges(
+        f"{manager},name=LogDirectoryOffline",
+        [(f'logDirectory="{each.path}"', not each.is_online) for each in directories],
+    )
+    page.timers("kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.log_flushes)])
+
+
+def _render_groups(page: Page, census: Census) -> None:
+    manager = "kafka.coordinator.group:type=GroupMetadataManager"
+    page.gauge(f"{manager},name=NumGroups", sum(census.groups.values()))
+    page.gauge(f"{manager},name=NumOffsets", census.offsets)
+    for state, count in census.groups.items():
+        page.gauge(f"{manager},name=NumGroups{state.value}", count)
+
+
+async def _render_partitions(page: Page, replicas: list[Partition]) -> None:
+    """Metrics of each partition (BMET-7, BMET-8), with pauses in between."""
+    columns: dict[str, list[tuple[str, float]]] = {}
+    for number, each in enumerate(replicas):
+        if number % _PORTION == 0:
+            await asyncio.sleep(0)
+        label = f'topic="{each.name.topic}",partition="{each.name.partition}"'
+        for jmx_name, value in _partition_values(each):
+            columns.setdefault(jmx_name, []).append((label, value))
+    for jmx_name, values in columns.items():
+        page.gauges(jmx_name, values)
+
+
+def _partition_values(partition: Partition) -> Iterator[tuple[str, float]]:
+    of_partition = "kafka.cluster:type=Partition"
+    is_leader = partition.role is Role.LEADER
+    yield f"{of_partition},name=UnderReplicated", partition.is_under_replicated
+    yield f"{of_partition},name=UnderMinIsr", partition.is_under_min_isr
+    yield f"{of_partition},name=AtMinIsr", partition.is_at_min_isr
+    yield f"{of_partition},name=InSyncReplicasCount", len(partition.isr) if is_leader else 0
+    yield f"{of_partition},name=ReplicasCount", len(partition.replicas) if is_leader else 0
+    replica = partition.log
+    if isinstance(replica, Log):
+        lag = replica.high_watermark - replica.last_stable_offset
+        yield f"{of_partition},name=LastStableOffsetLag", lag
+        yield "kafka.log:type=Log,name=Size", replica.size
+        yield "kafka.log:type=Log,name=LogStartOffset", replica.start_offset
+        yield "kafka.log:type=Log,name=LogEndOffset", replica.end_offset
+        yield "kafka.log:type=Log,name=NumLogSegments", len(replica.segments)
+
+
+def _logs(replicas: list[Partition]) -> Iterator[Log]:
+    return (each.log for each in replicas if isinstance(each.log, Log))

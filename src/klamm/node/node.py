@@ -1,0 +1,255 @@
+"""One node, from its first connection to ZooKeeper to its controlled shutdown (section 3).
+
+The order of starting matters: logs are loaded before anybody hears of the broker, and the listeners
+are open before it is registered, so that the controller's first request finds both.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+import uvloop
+
+from klamm.broker.handlers.dispatch import Dispatcher
+from klamm.broker.identity import Identity
+from klamm.config.broker import BrokerConfig
+from klamm.config.dynamic import sift
+from klamm.errors import ConfigError, SessionLostError
+from klamm.net.server import Server
+from klamm.node import registration
+from klamm.node.broker_server import Broker
+from klamm.node.config_changes import ConfigChanges
+from klamm.node.controller_link import Candidate
+from klamm.node.metrics import MetricsEndpoint
+from klamm.zookeeper import znodes
+from klamm.zookeeper.configs import read_config
+from klamm.zookeeper.session import open_store
+from klamm.zookeeper.store import EventKind, SessionExpired, Store, WatchEvent
+
+log = logging.getLogger("klamm.broker")
+
+
+class Node:
+    """A broker's main process."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self._candidate = Candidate(self._on_candidate_session_lost)
+        self._stopped = asyncio.Event()
+        self._is_stopping = False
+        self._failure: ConfigError | None = None
+        self._session: asyncio.Task[None] | None = None
+        self._registering = asyncio.Lock()
+        self._previous_session: int | None = None
+        self._store: Store
+        self._identity: Identity
+        self._broker: Broker
+        self._server: Server
+        self._metrics: MetricsEndpoint
+        self._config_changes: ConfigChanges
+        self._registration: znodes.BrokerRegistration
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        loop.add_signal_handler(signal.SIGCONT, self._candidate.resume)
+        for name in self.config.without_effect:
+            log.warning("%s is accepted but has no effect", name)
+        try:
+            await self._start()
+            log.info("[Broker id=%s] started", self._identity.broker_id)
+            await self._stopped.wait()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            await self._stop()
+
+    # Starting
+
+    async def _start(self) -> None:
+        config = self.config
+        # The candidate's process takes its time to come up; the broker does so meanwhile.
+        await self._candidate.spawn()
+        store = self._store = await open_store(
+            config.zookeeper_connect, config.zookeeper_session_timeout_ms
+        )
+        await registration.create_persistent_paths(store)
+        cluster_id = await registration.cluster_id(store)
+        broker_id = await self._determine_broker_id(store)
+        config = self.config = config.with_broker_id(broker_id)
+        self._identity = Identity(broker_id, cluster_id)
+        self._candidate.configure(config.layers.static, broker_id)
+        await self._load_dynamic_config()
+        self._broker = Broker(self.config, self._identity, store, self._candidate)
+        await self._broker.load()
+        self._server = Server(
+            Dispatcher(self._broker.handlers(), self._broker.meters.requests),
+            frame_bytes_max=config.socket_request_max_bytes,
+            idle_max_s=config.connections_max_idle_ms / 1000,
+            backlog=config.socket_listen_backlog_size,
+        )
+        ports = {e.name: await self._server.listen(e) for e in config.listeners}
+        self._registration = self._describe(ports)
+        await registration.check_endpoints(
+            store,
+            broker_id,
+            config.advertised_endpoints(
+                hostname=registration.advertised_hostname(), bound_ports=ports
+            ),
+        )
+        await self._register()
+        self._config_changes = ConfigChanges(store, self._apply_config)
+        self._session = asyncio.create_task(self._follow_session())
+        await self._config_changes.process()
+        self._broker.start()
+        self._metrics = MetricsEndpoint(self._broker, self._candidate)
+        if config.klamm_metrics_port is not None:
+            await self._metrics.listen(config.klamm_metrics_port)
+
+    async def _determine_broker_id(self, store: Store) -> int:
+        """The configured id, or the one in the log directories, or a generated one."""
+        config = self.config
+        if config.broker_id >= 0:
+            return config.broker_id
+        from klamm.broker.log.checkpoints import read_broker_id
+
+        found = {read_broker_id(path) for path in config.log_dirs} - {None}
+        if len(found) > 1:
+            raise ConfigError(
+                f"log.dirs: they belong to different brokers: {sorted(map(str, found))}"
+            )
+        if found:
+            (stored,) = found
+            assert stored is not None
+            return stored
+        if not config.broker_id_generation_enable:
+            raise ConfigError("broker.id: an id is needed, since broker.id.generation.enable=false")
+        return await registration.generate_broker_id(store, config.reserved_broker_max_id)
+
+    def _describe(self, ports: Mapping[str, int]) -> znodes.BrokerRegistration:
+        endpoints = self.config.advertised_endpoints(
+            hostname=registration.advertised_hostname(), bound_ports=ports
+        )
+        return znodes.BrokerRegistration(
+            self._identity.broker_id,
+            tuple(znodes.Endpoint(e.name, e.protocol, e.host, e.port) for e in endpoints),
+            rack=self.config.broker_rack,
+            controller_only="broker" not in self.config.klamm_roles,
+        )
+
+    async def _register(self) -> None:
+        """Register, adopt the epoch that comes with it, and let the candidate run."""
+        epoch = await registration.register(
+            self._store, self._registration, previous_session=self._previous_session
+        )
+        self._identity.broker_epoch = epoch
+        self._broker.registered()
+        self._previous_session = self._store.session_id
+        log.info("[Broker id=%s] registered with epoch %s", self._identity.broker_id, epoch)
+        if "controller" in self.config.klamm_roles:
+            self._candidate.registered(epoch)
+
+    # The session
+
+    async def _follow_session(self) -> None:
+        async for happened in self._store.events():
+            match happened:
+                case WatchEvent(EventKind.CHILDREN, znodes.CONFIG_CHANGES):
+                    with contextlib.suppress(SessionLostError):
+                        await self._config_changes.process()
+                case SessionExpired(session_id) if session_id == self._store.session_id:
+                    self._candidate.session_lost()
+                    await self._start_new_session(self._identity.broker_epoch)
+
+    async def _on_candidate_session_lost(self, broker_epoch: int) -> None:
+        """The candidate lost its session: the broker's counts as lost too, unless it is newer."""
+        if broker_epoch == self._identity.broker_epoch and not self._is_stopping:
+            log.warning("the controller's session is lost; opening a new one for the broker too")
+            await self._start_new_session(broker_epoch)
+
+    async def _start_new_session(self, lost_epoch: int) -> None:
+        """Register again under a new session; partitions keep their roles meanwhile (LIFE-9).
+
+        Both sessions may be lost at the same time, and one new registration is enough.
+        """
+        async with self._registering:
+            while not self._is_stopping and self._identity.broker_epoch == lost_epoch:
+                try:
+                    await self._store.renew()
+                    await self._register()
+                    await self._config_changes.process()
+                except SessionLostError:
+                    continue
+                except ConfigError as error:
+                    # Without a registration a broker is of no use to anybody.
+                    self._failure = error
+                    self._stopped.set()
+                return
+
+    # Configuration
+
+    async def _load_dynamic_config(self) -> None:
+        default = await read_config(self._store, f"brokers/{znodes.DEFAULT_ENTITY}")
+        own = await read_config(self._store, f"brokers/{self.config.broker_id}")
+        self._use_dynamic_config(default, own)
+
+    def _use_dynamic_config(self, default: dict[str, str], own: dict[str, str]) -> None:
+        usable_default, complaints = sift(default, per_broker=False)
+        usable_own, more = sift(own, per_broker=True)
+        for complaint in (*complaints, *more):
+            log.error("%s", complaint)
+        config = self.config.with_dynamic(default=usable_default, broker=usable_own)
+        self.config = config.with_broker_id(self.config.broker_id)
+        self._candidate.dynamic_config(usable_default, usable_own)
+
+    async def _apply_config(self, entity_path: str, settings: dict[str, str]) -> None:
+        kind, _, name = entity_path.partition("/")
+        if kind == "topics":
+            self._broker.topic_config_changed(name, settings)
+            if settings.get("unclean.leader.election.enable", "").lower() == "true":
+                self._candidate.unclean_topic(name)
+        elif kind == "brokers" and name in (znodes.DEFAULT_ENTITY, str(self.config.broker_id)):
+            await self._load_dynamic_config()
+            self._broker.config_changed(self.config)
+
+    # Stopping
+
+    async def _stop(self) -> None:
+        self._is_stopping = True
+        if hasattr(self, "_broker"):
+            if self.config.controlled_shutdown_enable and self._identity.broker_epoch >= 0:
+                await self._broker.leave_in_order()
+            if hasattr(self, "_metrics"):
+                await self._metrics.close()
+            if hasattr(self, "_server"):
+                await self._server.close()
+            await self._broker.close()
+        await self._candidate.stop()
+        if self._session is not None:
+            self._session.cancel()
+        if hasattr(self, "_store"):
+            await self._store.close()
+
+
+def run(config: BrokerConfig) -> None:
+    """Run a node in the foreground until SIGTERM or SIGINT; ConfigError if it cannot start."""
+    logging.basicConfig(
+        level=os.environ.get("KLAMM_LOG_LEVEL", "INFO"),
+        format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
+        stream=sys.stdout,
+    )
+    # What is loaded by now stays: nothing for the collector to look at again and again.
+    gc.freeze()
+
+    async def main() -> None:
+        await Node(config).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

@@ -1,0 +1,146 @@
+"""The records of a history as a data frame: from spool files, or streamed from the topic.
+
+The columns are those of docs/history.md. Whichever way they come, records may come twice and in any
+order; `distinct` and the order of `(controller_epoch, seq)` put that right.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from klamm.errors import ConfigError, KlammError
+from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.spool import SUFFIX, read_file, spool_files
+from klamm.pipeline.session import are_little
+
+#: An event is named by these; a part of it by `part` as well.
+EVENT: Final = ("controller_epoch", "seq")
+_RECORD: Final = (*EVENT, "part")
+#: How every message of an Arrow stream begins.
+_ARROW_MARK: Final = b"\xff\xff\xff\xff"
+_PATH_COLUMN: Final = "path"
+
+
+def record_schema() -> StructType:
+    """The columns of docs/history.md, as Spark has them."""
+    return from_arrow_schema(SCHEMA)
+
+
+def micros(column: Column | str) -> Column:
+    """A number of microseconds as an interval, to be added to a time."""
+    return F.make_dt_interval(secs=F.col(column) / 1e6 if isinstance(column, str) else column / 1e6)
+
+
+def distinct(records: DataFrame) -> DataFrame:
+    """Each record once, however often it was shipped."""
+    return records.dropDuplicates(list(_RECORD))
+
+
+def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
+    """Everything that spools hold; if that is much, Spark's workers read it and must see the files.
+
+    A file that a crash tore is read up to there. One that was no history from its beginning is
+    refused, because what it stands for would be missing without a trace.
+    """
+    files = check_spools(directories)
+    if are_little(files):
+        # Read here sooner than a worker has started.
+        records = pa.Table.from_batches(_read_records(files), SCHEMA).combine_chunks()
+        # A table without chunks is not taken.
+        return spark.createDataFrame(records if records.num_rows else [], record_schema())
+    paths = spark.createDataFrame([(str(path),) for path in files], f"{_PATH_COLUMN} string")
+    spread = paths.repartition(max(1, len(files)), _PATH_COLUMN)
+    return spread.mapInArrow(_read_files, record_schema())
+
+
+def stream_topic(spark: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+    """The history topic as a stream, from its beginning unless a checkpoint says otherwise."""
+    messages = (
+        spark.readStream.format("klamm")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        # What retention has taken is seen from the sequences, and named as a gap.
+        .option("failOnDataLoss", "false")
+        .load()
+    )
+    return decode_messages(messages)
+
+
+def decode_messages(messages: DataFrame) -> DataFrame:
+    """The records in messages of the history topic: a data frame with Kafka's `value` column."""
+    source = F.concat_ws(" at ", F.concat_ws("-", "topic", "partition"), F.col("offset"))
+    chosen = messages.select("value", source.alias("source"))
+    return chosen.mapInArrow(_decode_values, record_schema())
+
+
+def check_spools(directories: Sequence[Path]) -> list[Path]:
+    """The files of spools, which are all there and all of a history."""
+    return [path for directory in directories for path in _checked_files(directory)]
+
+
+def _checked_files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise ConfigError(
+            f"There is no spool {directory}; klamm.history.dir says where each node has its own"
+        )
+    files = spool_files(directory)
+    if not files:
+        raise ConfigError(
+            f"{directory} holds no history: there are no *{SUFFIX} files, which a node writes to "
+            "klamm.history.dir once it is controller"
+        )
+    for path in files:
+        _check_file(path)
+    return files
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            mark = file.read(len(_ARROW_MARK))
+            if not _ARROW_MARK.startswith(mark):
+                raise KlammError(f"{path} is no history: it is not an Arrow stream")
+            file.seek(0)
+            try:
+                schema = pa.ipc.read_schema(pa.ipc.read_message(file))
+            except (EOFError, OSError, pa.ArrowInvalid):
+                return  # torn in its first message, before there was any record
+    except OSError as error:
+        raise KlammError(f"{path} cannot be read: {error.strerror}") from error
+    check_schema(schema, path)
+
+
+def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from _read_records(map(Path, batch.column(_PATH_COLUMN).to_pylist()))
+
+
+def _read_records(files: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+    for path in files:
+        for read in read_file(path):
+            yield _in_schema(read.batch)
+
+
+def _decode_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        sources = batch.column("source").to_pylist()
+        for value, source in zip(batch.column("value"), sources, strict=True):
+            try:
+                stream = pa.ipc.open_stream(value.as_buffer() or b"")
+            except pa.ArrowInvalid as error:
+                raise KlammError(f"{source} holds no history: {error}") from error
+            check_schema(stream.schema, source)
+            for records in stream:
+                yield _in_schema(records)
+
+
+def _in_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns that are known here: a newer node of the same version may write more."""
+    return batch.select(SCHEMA.names)

@@ -1,0 +1,133 @@
+"""Numbers about a history: how fast, how often, how evenly."""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from klamm.pipeline.history.tables import PARTITION
+
+_PHASES: Final = (
+    "queued_us",
+    "reading_us",
+    "deciding_us",
+    "writing_us",
+    "announcing_us",
+    "total_us",
+    "announced_after_us",
+)
+_PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_PERCENTILE_ACCURACY: Final = 10_000
+#: A broker that registers so often within an hour is said to flap.
+FLAPPING_STARTS: Final = 3
+FLAPPING_WINDOW_S: Final = 3600
+
+
+def latencies(events: DataFrame, unavailability: DataFrame, terms: DataFrame) -> DataFrame:
+    """Percentiles in seconds: of each phase of each kind of `event`, of `failover`, of `takeover`.
+
+    `failover` is from a leader lost to its successor announced, `takeover` what a new controller
+    needed to take office; their `kind` and `measure` are null and `total`.
+    """
+    stacked = ", ".join(f"'{name.removesuffix('_us')}', {name}" for name in _PHASES)
+    of_events = events.select(
+        F.lit("event").alias("what"),
+        "kind",
+        F.expr(f"stack({len(_PHASES)}, {stacked}) as (measure, micros)"),
+    ).select("what", "kind", "measure", (F.col("micros") / 1e6).alias("value"))
+    of_failovers = unavailability.where("end = 'elected'").select(
+        F.lit("failover").alias("what"),
+        F.lit(None).cast("string").alias("kind"),
+        F.lit("total").alias("measure"),
+        F.col("seconds").alias("value"),
+    )
+    of_takeovers = terms.select(
+        F.lit("takeover").alias("what"),
+        F.lit(None).cast("string").alias("kind"),
+        F.lit("total").alias("measure"),
+        (F.col("takeover_us") / 1e6).alias("value"),
+    )
+    return (
+        of_events.unionByName(of_failovers)
+        .unionByName(of_takeovers)
+        .where("value is not null")
+        .groupBy("what", "kind", "measure")
+        .agg(
+            F.count("*").alias("count"),
+            *(_percentile("value", share).alias(name) for name, share in _PERCENTILES.items()),
+            F.max("value").alias("max"),
+        )
+    )
+
+
+def leadership_churn(elections: DataFrame) -> DataFrame:
+    """How often each partition's leader changed, and between how many brokers."""
+    kinds = ("clean", "unclean", "preferred", "reassignment", "controlled_shutdown", "none")
+    changed = (F.col("new_leader") >= 0) & (F.col("new_leader") != F.col("old_leader"))
+    return elections.groupBy(*PARTITION).agg(
+        F.count("*").alias("elections"),
+        F.count_if(changed).alias("changes"),
+        F.countDistinct(F.when(F.col("new_leader") >= 0, F.col("new_leader"))).alias("leaders"),
+        *(F.count_if(F.col("kind") == kind).alias(kind) for kind in kinds),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+    )
+
+
+def flapping_brokers(
+    sessions: DataFrame, starts: int = FLAPPING_STARTS, window_s: int = FLAPPING_WINDOW_S
+) -> DataFrame:
+    """How often each broker came and went; `is_flapping`: `starts` times within `window_s`."""
+    recent = Window.partitionBy("broker").orderBy(F.unix_seconds("from")).rangeBetween(-window_s, 0)
+    began = F.col("start").isin("started", "bounced").cast("int")
+    return (
+        sessions.withColumn("recent_starts", F.sum(began).over(recent))
+        .groupBy("broker")
+        .agg(
+            F.count("*").alias("sessions"),
+            F.count_if(F.col("end") == "failed").alias("failed"),
+            F.count_if(F.col("end") == "shut_down").alias("shut_down"),
+            F.count_if(F.col("end").isin("bounced", "unseen")).alias("otherwise_gone"),
+            F.min("seconds").alias("shortest_seconds"),
+            F.max("recent_starts").alias("starts_within_window"),
+        )
+        .withColumn("is_flapping", F.col("starts_within_window") >= starts)
+    )
+
+
+def leader_balance(timeline: DataFrame) -> DataFrame:
+    """How many of the known partitions each broker led, from each moment at which that changed.
+
+    `share` is the broker's part of all that had a leader at that moment.
+    """
+    led = timeline.where("leader >= 0")
+    gained = led.select(F.col("from").alias("at"), F.col("leader").alias("broker"), _change(1))
+    given_up = led.where("until is not null").select(
+        F.col("until").alias("at"), F.col("leader").alias("broker"), _change(-1)
+    )
+    changes = (
+        gained.unionByName(given_up).groupBy("at", "broker").agg(F.sum("change").alias("change"))
+    )
+    so_far = Window.partitionBy("broker").orderBy("at")
+    moments = changes.groupBy("at").agg(F.sum("change").alias("all_changes"))
+    # One partition, of moments: there are at most as many as events.
+    totals = moments.select("at", F.sum("all_changes").over(Window.orderBy("at")).alias("led"))
+    return (
+        changes.where("change != 0")
+        .withColumn("leaders", F.sum("change").over(so_far))
+        .join(totals, "at")
+        .select(
+            "at",
+            "broker",
+            "leaders",
+            F.when(F.col("led") > 0, F.col("leaders") / F.col("led")).alias("share"),
+        )
+    )
+
+
+def _change(by: int) -> Column:
+    return F.lit(by).cast("bigint").alias("change")
+
+
+def _percentile(name: str, share: float) -> Column:
+    return F.percentile_approx(name, share, _PERCENTILE_ACCURACY)

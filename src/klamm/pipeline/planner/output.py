@@ -1,0 +1,114 @@
+"""A plan in files: reassignments in Kafka's JSON, and what they achieve for people and programs."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from klamm.core.columns import I32, I64, NO_BROKER
+from klamm.errors import ConfigError
+from klamm.pipeline.planner.planner import Planned
+from klamm.pipeline.planner.report import render_summary
+
+
+def write_plan(out: Path, partitions: pa.Table, planned: Planned, waves: Sequence[I64]) -> None:
+    """Write the plan to `out`, and `waves/`, `summary.json` and `summary.html` beside it."""
+    summary = summarise(planned, len(waves))
+    folder = out.parent / "waves"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(encode_moves(partitions, planned, planned.changed))
+        # Waves of an earlier plan must not be taken for some of this one.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for number, rows in enumerate(waves, 1):
+            (folder / f"{number:03}.json").write_bytes(encode_moves(partitions, planned, rows))
+        (out.parent / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        (out.parent / "summary.html").write_text(render_summary(summary), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}.") from None
+
+
+def encode_moves(partitions: pa.Table, planned: Planned, rows: I64) -> bytes:
+    """Some rows of a plan, in the form of kafka-reassign-partitions."""
+    some = partitions.select(["topic", "partition"]).take(pa.array(rows))
+    moves = sorted(
+        zip(
+            some["topic"].to_pylist(),
+            some["partition"].to_pylist(),
+            planned.after[rows].tolist(),
+            strict=True,
+        )
+    )
+    return orjson.dumps(
+        {
+            "version": 1,
+            "partitions": [
+                {
+                    "topic": topic,
+                    "partition": partition,
+                    "replicas": (replicas := [each for each in row if each != NO_BROKER]),
+                    "log_dirs": ["any"] * len(replicas),
+                }
+                for topic, partition, row in moves
+            ],
+        }
+    )
+
+
+def summarise(planned: Planned, waves: int) -> dict[str, Any]:
+    """What a plan costs and achieves."""
+    changed = planned.changed
+    return {
+        "replicas_moved": planned.replicas_moved,
+        "bytes_moved": planned.bytes_moved,
+        "lower_bound_replicas": planned.bound.replicas,
+        "lower_bound_bytes": planned.bound.bytes,
+        "lower_bound_reason": planned.bound.reason,
+        "partitions_changed": len(changed),
+        "partitions_reordered": len(changed) - int(planned.added[changed].any(axis=1).sum()),
+        "waves": waves,
+        "notes": list(planned.notes),
+        "balance": {
+            "before": _balance(planned, planned.before),
+            "after": _balance(planned, planned.after),
+        },
+    }
+
+
+def _balance(planned: Planned, rows: I32) -> dict[str, Any]:
+    """Replicas, preferred leaders and bytes: of all together, and of each broker."""
+    held = np.unique(rows[rows != NO_BROKER])
+    ids = np.union1d(planned.brokers, held)
+    row, slot = np.nonzero(rows != NO_BROKER)
+    at = np.searchsorted(ids, rows[row, slot])
+    first = rows[:, 0]
+    loads = {
+        "replicas": np.bincount(at, minlength=len(ids)),
+        "leaders": np.bincount(np.searchsorted(ids, first[first != NO_BROKER]), minlength=len(ids)),
+    }
+    if planned.weight is not None:
+        of_row = planned.weight[row]
+        loads["bytes"] = np.bincount(at, weights=of_row, minlength=len(ids)).astype(np.int64)
+    return {name: _spread(load) for name, load in loads.items()} | {
+        "brokers": {
+            str(broker): {name: int(load[place]) for name, load in loads.items()}
+            for place, broker in enumerate(ids.tolist())
+        }
+    }
+
+
+def _spread(load: I64) -> dict[str, Any]:
+    mean = float(load.mean())
+    return {
+        "min": int(load.min()),
+        "mean": round(mean, 3),
+        "max": int(load.max()),
+        "max_deviation_percent": round(100 * float(np.abs(load - mean).max()) / mean, 3)
+        if mean
+        else 0.0,
+    }

@@ -1,0 +1,109 @@
+"""Pages for people: one self-contained file each, readable on a phone and on paper.
+
+No script, no font, no picture and no style comes from elsewhere. What is called a body or a picture
+here is HTML already; all other text is escaped.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+#: Heading: what stands under it for one row. Headings that begin with # are of numbers.
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
+
+
+def page(*, title: str, subtitle: str, body: Iterable[str], footer: str) -> str:
+    """A page around the parts of its body; the footer is HTML as well."""
+    template = files("klamm.pipeline.render").joinpath("page.html").read_text(encoding="utf-8")
+    return Template(template).substitute(
+        title=escape(title),
+        subtitle=escape(subtitle),
+        body="\n".join(part for part in body if part),
+        footer=footer,
+    )
+
+
+def cards(entries: Iterable[tuple[str, str, bool]]) -> str:
+    """Numbers that count, at the top of a page: name, value, and whether it is bad news."""
+    items = (
+        f'<li class="{"bad" if is_bad else "good"}"><b>{escape(value)}</b>'
+        f"<span>{escape(name)}</span></li>"
+        for name, value, is_bad in entries
+    )
+    return f'<ul class="cards">{"".join(items)}</ul>'
+
+
+def section(heading: str, body: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{body}</section>"
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def note(heading: str, sentences: Sequence[str]) -> str:
+    """Something that the reader should not miss; nothing if there are no sentences."""
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<div class="note"><b>{escape(heading)}</b><ul>{items}</ul></div>'
+
+
+def picture(svg: str, caption: str) -> str:
+    return f"<figure>{_wide(svg)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        return "".join(
+            f'<{tag} class="{"n" if heading.startswith("#") else "t"}">{escape(text)}</{tag}>'
+            for heading, text in zip(columns, texts, strict=True)
+        )
+
+    head = cells("th", [heading.removeprefix("#") for heading in columns])
+    lines = (f"<tr>{cells('td', [show(row) for show in columns.values()])}</tr>" for row in rows)
+    return _wide(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+
+
+def counted(number: int, name: str) -> str:
+    """So many of something: 1 wave, 2 waves."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 3 ms, 1.5 s, 12 min."""
+    if seconds == 0:
+        return "0 s"
+    for limit, size, unit in (
+        (1e-3, 1e-6, "µs"),
+        (1.0, 1e-3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 60.0, "min"),
+        (172_800.0, 3600.0, "h"),
+    ):
+        if seconds < limit * 0.9995:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} d"
+
+
+def percent(share: float) -> str:
+    """A share without rounding what is not whole up to it."""
+    if share >= 1:
+        return "100%"
+    digits = next((n for n in (1, 2, 3, 4) if round(share * 100, n) < 100), None)
+    return "> 99.9999%" if digits is None else f"{share * 100:.{digits}f}%"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people, in powers of 1000 as disks are sold: 3 B, 1.5 GB."""
+    for limit, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB"), (1e12, "GB"), (1e15, "TB")):
+        if count < limit * 0.9995:
+            return f"{count / limit * 1000:.3g} {unit}"
+    return f"{count / 1e15:,.3g} PB"
+
+
+def _wide(content: str) -> str:
+    """What may be wider than a phone, and is moved sideways there."""
+    return f'<div class="wide">{content}</div>'

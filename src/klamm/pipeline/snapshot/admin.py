@@ -1,0 +1,101 @@
+"""A snapshot through any broker, with the admin protocol alone: any Kafka cluster will do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from klamm.client.admin import Admin
+from klamm.client.errors import check
+from klamm.client.topics import describe
+from klamm.pipeline import arrow
+from klamm.pipeline.snapshot.parts import (
+    Assignments,
+    ElectionSettings,
+    States,
+    chunked,
+    lists_to_arrow,
+    partition_table,
+    topic_table,
+)
+from klamm.pipeline.snapshot.sizes import read_sizes
+from klamm.pipeline.snapshot.snapshot import Snapshot, now
+from klamm.protocol.apis import ApiKey
+
+_TOPIC: Final = 2  # as a resource type of DescribeConfigs
+_SET_BY_TOPIC: Final = 1  # as the source of a setting
+_TOPICS_AT_A_TIME: Final = 500
+
+
+def snapshot_from_brokers(
+    bootstrap_servers: str,
+    *,
+    with_sizes: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Snapshot:
+    """Ask one broker for metadata and settings, and each broker for the sizes of its logs.
+
+    What decides elections is what holds for a topic, whichever broker's file it comes from; a
+    topic's own settings are those that somebody gave to it.
+    """
+    with Admin(bootstrap_servers, client_id="klamm-snapshot") as admin:
+        taken_at = now()
+        view = describe(admin)
+        tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
+        settings, overrides = _read_configs(admin, [topic.topic for topic in view.topics])
+    sizes = {}
+    if with_sizes:
+        sizes = read_sizes((broker.host, broker.port) for broker in view.brokers)
+        tell(f"the sizes of {len(sizes):,} partitions")
+    partitions = list(view.partitions())
+    assignments = Assignments(
+        [topic.topic for topic in view.topics],
+        [topic.topic_id for topic in view.topics],
+        np.array([len(topic.partitions) for topic in view.topics], np.int32),
+        np.array([each.partition for each in partitions], np.int32),
+        chunked([lists_to_arrow([each.replicas for each in partitions])]),
+    )
+    states = States(
+        np.array([each.leader for each in partitions], np.int32),
+        np.array([each.leader_epoch for each in partitions], np.int32),
+        chunked([lists_to_arrow([each.isr for each in partitions])]),
+    )
+    brokers = [
+        {"id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
+        for each in view.brokers
+    ]
+    return Snapshot(
+        cluster_id=view.cluster_id,
+        source=f"brokers {bootstrap_servers}",
+        taken_at=taken_at,
+        brokers=pa.Table.from_pylist(brokers, arrow.BROKERS),
+        topics=topic_table(assignments, overrides),
+        partitions=partition_table(assignments, states, settings, sizes),
+    )
+
+
+def _read_configs(
+    admin: Admin, topics: Sequence[str]
+) -> tuple[dict[str, ElectionSettings], dict[str, dict[str, str]]]:
+    """For each topic what holds for its elections, and the settings that are its own."""
+    settings, overrides = {}, {}
+    for start in range(0, len(topics), _TOPICS_AT_A_TIME):
+        asked: Mapping[str, Any] = {
+            "resources": [
+                {"resource_type": _TOPIC, "resource_name": topic, "configuration_keys": None}
+                for topic in topics[start : start + _TOPICS_AT_A_TIME]
+            ],
+            "include_synonyms": False,
+            "include_documentation": False,
+        }
+        for result in admin.ask_any(ApiKey.DESCRIBE_CONFIGS, asked).results:
+            check(result.error_code, result.error_message)
+            values = {each.name: each.value for each in result.configs if each.value is not None}
+            settings[result.resource_name] = ElectionSettings.of(values)
+            overrides[result.resource_name] = {
+                each.name: each.value
+                for each in result.configs
+                if each.config_source == _SET_BY_TOPIC and each.value is not None
+            }
+    return settings, overrides

@@ -1,0 +1,265 @@
+"""Errors in answers, and an answer of a request's own kind that says that all of it failed (FRM-7).
+
+Where an answer has an error at its top, that is enough. The others have one for each topic,
+partition, group or resource that the request named, so these are named again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codes import ErrorCode
+
+_NO_OFFSETS: Final = MappingProxyType(
+    {"timestamp": -1, "offset": -1, "low_watermark": -1, "base_offset": -1, "log_append_time": -1}
+)
+
+
+def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
+    """The values of such an answer; None if the request expects none."""
+    make = _MAKERS.get(header.api_key)
+    if make is not None:
+        return make(body, code)
+    return {**_TOP_LEVEL.get(header.api_key, {}), "error_code": code, "error_message": code.message}
+
+
+def error_codes(values: Values) -> Iterator[int]:
+    """All error codes in the values of an answer, whatever it is about."""
+    for name, value in values.items():
+        if name == "error_code":
+            yield value
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            for each in value:
+                yield from error_codes(each)
+
+
+def _each_partition(
+    topics_name: str, topic_name: str, partition_name: str, answer_name: str, answer_index: str
+) -> Callable[[Any, ErrorCode], Values]:
+    """An answer with an error for each partition that was named."""
+
+    def make(body: Any, code: ErrorCode) -> Values:
+        return {
+            answer_name: [
+                {
+                    "name": getattr(topic, topic_name),
+                    "topic": getattr(topic, topic_name),
+                    "partitions": [
+                        {
+                            answer_index: getattr(each, partition_name),
+                            "error_code": code,
+                            **_NO_OFFSETS,
+                        }
+                        for each in topic.partitions
+                    ],
+                }
+                for topic in getattr(body, topics_name)
+            ]
+        }
+
+    return make
+
+
+def _produce(body: Any, code: ErrorCode) -> Values | None:
+    if body.acks == 0:
+        return None
+    return {
+        "responses": [
+            {
+                "name": topic.name,
+                "partition_responses": [
+                    {"index": each.partition, "error_code": code, **_NO_OFFSETS}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in body.topics
+        ]
+    }
+
+
+def _fetch(body: Any, code: ErrorCode) -> Values:
+    return {
+        "error_code": code,
+        "responses": [
+            {
+                "topic": topic.name,
+                "topic_id": topic.topic_id,
+                "partitions": [
+                    {"partition_index": each.partition, "error_code": code, "high_watermark": -1}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in body.topics
+        ],
+    }
+
+
+def _metadata(body: Any, code: ErrorCode) -> Values:
+    return {
+        "brokers": [],
+        "topics": [
+            {
+                "error_code": code,
+                "name": topic.name or "",  # asked for by id, which not all versions can answer
+                "topic_id": getattr(topic, "topic_id", None),
+                "is_internal": False,
+                "partitions": [],
+            }
+            for topic in body.topics or ()
+        ],
+    }
+
+
+def _offset_fetch(body: Any, code: ErrorCode) -> Values:
+    groups = getattr(body, "groups", None)
+    if groups is None:
+        return {"topics": [], "error_code": code}
+    return {
+        "groups": [
+            {"group_id": group.group_id, "topics": [], "error_code": code} for group in groups
+        ]
+    }
+
+
+def _find_coordinator(body: Any, code: ErrorCode) -> Values:
+    nobody = {"node_id": -1, "host": "", "port": -1, "error_code": code, "error_message": None}
+    keys: Iterable[str] = getattr(body, "coordinator_keys", ())
+    return {**nobody, "coordinators": [{**nobody, "key": key} for key in keys]}
+
+
+def _describe_groups(body: Any, code: ErrorCode) -> Values:
+    return {
+        "groups": [
+            {
+                "error_code": code,
+                "group_id": group,
+                "group_state": "",
+                "protocol_type": "",
+                "protocol_data": "",
+                "members": [],
+            }
+            for group in body.groups
+        ]
+    }
+
+
+def _delete_groups(body: Any, code: ErrorCode) -> Values:
+    return {"results": [{"group_id": group, "error_code": code} for group in body.groups_names]}
+
+
+def _create_topics(body: Any, code: ErrorCode) -> Values:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "error_code": code,
+                "error_message": code.message,
+                "num_partitions": -1,
+                "replication_factor": -1,
+                "configs": [],
+            }
+            for topic in body.topics
+        ]
+    }
+
+
+def _delete_topics(body: Any, code: ErrorCode) -> Values:
+    by_name: Iterable[str] = getattr(body, "topic_names", ())
+    wanted: list[Values] = [{"name": name} for name in by_name]
+    # From version 6 on topics can be named by their ids.
+    wanted += [
+        {"name": each.name, "topic_id": each.topic_id} for each in getattr(body, "topics", ())
+    ]
+    failed = {"error_code": code, "error_message": code.message}
+    return {"responses": [{**topic, **failed} for topic in wanted]}
+
+
+def _create_partitions(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    return {"results": [{"name": topic.name, **failed} for topic in body.topics]}
+
+
+def _elect_leaders(body: Any, code: ErrorCode) -> Values:
+    return {
+        "error_code": code,
+        "replica_election_results": [
+            {
+                "topic": topic.topic,
+                "partition_result": [
+                    {"partition_id": each, "error_code": code, "error_message": None}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in body.topic_partitions or ()
+        ],
+    }
+
+
+def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
+    def make(body: Any, code: ErrorCode) -> Values:
+        return {
+            answer_name: [
+                {
+                    "error_code": code,
+                    "error_message": code.message,
+                    "resource_type": each.resource_type,
+                    "resource_name": each.resource_name,
+                    "configs": [],
+                }
+                for each in body.resources
+            ]
+        }
+
+    return make
+
+
+_MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = MappingProxyType(
+    {
+        ApiKey.PRODUCE: _produce,
+        ApiKey.FETCH: _fetch,
+        ApiKey.LIST_OFFSETS: _each_partition(
+            "topics", "name", "partition_index", "topics", "partition_index"
+        ),
+        ApiKey.METADATA: _metadata,
+        ApiKey.OFFSET_COMMIT: _each_partition(
+            "topics", "name", "partition_index", "topics", "partition_index"
+        ),
+        ApiKey.OFFSET_FETCH: _offset_fetch,
+        ApiKey.FIND_COORDINATOR: _find_coordinator,
+        ApiKey.DESCRIBE_GROUPS: _describe_groups,
+        ApiKey.DELETE_GROUPS: _delete_groups,
+        ApiKey.DELETE_RECORDS: _each_partition(
+            "topics", "name", "partition_index", "topics", "partition_index"
+        ),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: _each_partition(
+            "topics", "topic", "partition", "topics", "partition"
+        ),
+        ApiKey.CREATE_TOPICS: _create_topics,
+        ApiKey.DELETE_TOPICS: _delete_topics,
+        ApiKey.CREATE_PARTITIONS: _create_partitions,
+        ApiKey.ELECT_LEADERS: _elect_leaders,
+        ApiKey.DESCRIBE_CONFIGS: _resources("results"),
+        ApiKey.ALTER_CONFIGS: _resources("responses"),
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses"),
+    }
+)
+#: What else has to stand beside an error at the top.
+_TOP_LEVEL: Final[Mapping[int, Values]] = MappingProxyType(
+    {
+        ApiKey.JOIN_GROUP: {
+            "generation_id": -1,
+            "protocol_type": None,
+            "protocol_name": "",
+            "leader": "",
+            "member_id": "",
+            "members": [],
+        },
+        ApiKey.SYNC_GROUP: {"assignment": b""},
+        ApiKey.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
+        ApiKey.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
+        ApiKey.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
+    }
+)

@@ -1,0 +1,125 @@
+"""Requests and answers as whole frames.
+
+A frame on the wire is an int32 size and that many bytes. What is decoded here has already lost its
+size, because whoever reads the socket needs it first; what is encoded here begins with it, so that
+it can be sent as it is.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from klamm.errors import RemoteProtocolError
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.encoding import Values, encode_parts
+from klamm.protocol.codec.headers import (
+    RequestHeader,
+    decode_request_header,
+    decode_response_header,
+    encode_request_header,
+    encode_response_header,
+    framed,
+)
+from klamm.protocol.codec.unknown_tags import without_unknown_tags
+from klamm.protocol.fast.control_decode import decode_leader_and_isr, decode_update_metadata
+from klamm.protocol.fast.fetch import decode_fetch_request, decode_fetch_response
+from klamm.protocol.fast.produce import decode_produce_request
+from klamm.protocol.schema.declare import Kind
+from klamm.protocol.schema.lookup import message_reader, message_schema
+
+Decoder: TypeAlias = Callable[[memoryview, int, int], Any]
+
+#: Messages with a form of their own: body at an offset, version.
+_REQUEST_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
+    {
+        ApiKey.PRODUCE: decode_produce_request,
+        ApiKey.FETCH: decode_fetch_request,
+        ApiKey.LEADER_AND_ISR: decode_leader_and_isr,
+        ApiKey.UPDATE_METADATA: decode_update_metadata,
+    }
+)
+_RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
+    {ApiKey.FETCH: decode_fetch_response}
+)
+
+#: Cleaning is slow, so that it must not be worth an attacker's while.
+_CLEANED_BYTES_MAX: Final = 1 << 20
+
+
+class Request(NamedTuple):
+    """A request that was read.
+
+    `body` is the dataclass of the message in the request's version. Produce and Fetch have a form
+    that does not depend on the version, LeaderAndIsr and UpdateMetadata one that makes their
+    topics only when they are asked for. It is None only for an ApiVersions request of a version
+    that is not known, which is answered all the same (API-5).
+    """
+
+    header: RequestHeader
+    body: Any
+
+
+def decode_request(frame: bytes | memoryview) -> Request:
+    """Read one request; raises RemoteProtocolError for whatever cannot be read.
+
+    Bytes after the body are ignored (FRM-5). The records of a Produce request are not copied: they
+    are good for as long as `frame` is left alone.
+    """
+    view = memoryview(frame).toreadonly()
+    header, at = decode_request_header(view)
+    key, version = header.api_key, header.api_version
+    if version > APIS[key].max_version:
+        return Request(header, None)
+    return Request(header, _decode_body(view, at, header, "request"))
+
+
+def encode_request(header: RequestHeader, values: Values) -> bytes:
+    """A whole request, size first; `klamm.protocol.codec.encoding` describes the values."""
+    parts = [encode_request_header(header)]
+    schema = message_schema(header.api_key, header.api_version, "request")
+    encode_parts(schema, values, parts.append)
+    return framed(parts)
+
+
+def decode_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
+    """The body of the answer to a request of ours, with Fetch in its own form."""
+    view = memoryview(frame).toreadonly()
+    at = decode_response_header(header, view)
+    return _decode_body(view, at, header, "response")
+
+
+def encode_response(header: RequestHeader, values: Values) -> bytes:
+    """A whole answer to the request with this header, size first.
+
+    Produce and Fetch have `encode_produce_response` and `encode_fetch_response`.
+    """
+    key, version = header.api_key, header.api_version
+    if version > APIS[key].max_version:
+        version = 0  # an ApiVersions request from the future is answered in the oldest form
+    parts = [encode_response_header(header)]
+    encode_parts(message_schema(key, version, "response"), values, parts.append)
+    return framed(parts)
+
+
+def _decode_body(view: memoryview, at: int, header: RequestHeader, kind: Kind) -> Any:
+    key, version = header.api_key, header.api_version
+    by_hand = (_REQUEST_DECODERS if kind == "request" else _RESPONSE_DECODERS).get(key)
+    decode = by_hand or _read_with_kio(key, kind)
+    try:
+        try:
+            return decode(view, at, version)
+        except KeyError:  # a tag that kio does not know
+            if len(view) > _CLEANED_BYTES_MAX:
+                raise
+            cleaned = without_unknown_tags(message_schema(key, version, kind), view, at)
+            return decode(memoryview(cleaned), 0, version)
+    except RemoteProtocolError:
+        raise
+    except Exception as error:  # kio raises a handful of unrelated types for bytes it cannot read
+        raise RemoteProtocolError(
+            f"{APIS[key].name} {kind} version {version} cannot be read: {error}"
+        ) from error
+
+
+def _read_with_kio(key: int, kind: Kind) -> Decoder:
+    return lambda view, at, version: message_reader(key, version, kind)(view, at)[0]

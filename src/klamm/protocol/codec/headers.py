@@ -1,0 +1,81 @@
+"""The headers of requests and answers."""
+
+import struct
+from typing import Final, NamedTuple
+
+from klamm.errors import RemoteProtocolError
+from klamm.protocol.apis import APIS, ApiKey, request_header_version, response_header_version
+from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.primitives import encode_string
+
+_HEAD: Final = struct.Struct(">hhi")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+
+
+class RequestHeader(NamedTuple):
+    """What opens every request; enough to know how its answer is encoded."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+
+
+def decode_request_header(view: memoryview) -> tuple[RequestHeader, int]:
+    """The header of a request and the position of its body; refuses what is not implemented.
+
+    The one version beyond the table that is let through is ApiVersions', because a client that is
+    newer than the broker has to be told what the broker speaks (API-5).
+    """
+    cursor = Cursor(view, 0, is_flexible=False)
+    key, version, correlation_id = cursor.unpack(_HEAD)
+    api = APIS.get(key)
+    if api is None:
+        raise RemoteProtocolError(f"API {key} is not supported")
+    if not api.decodes(version) and not (key == ApiKey.API_VERSIONS and version > api.max_version):
+        raise RemoteProtocolError(f"{api.name} version {version} is not supported")
+    header_version = request_header_version(key, version)
+    client_id = b""
+    if header_version >= 1:
+        # The client id keeps its old form in flexible headers too; null counts as empty (FRM-6).
+        (length,) = cursor.unpack(_INT16)
+        client_id = bytes(cursor.take(length)) if length != -1 else b""
+    if header_version == 2:
+        cursor.is_flexible = True
+        cursor.tags()
+    header = RequestHeader(key, version, correlation_id, client_id.decode(errors="replace"))
+    return header, cursor.at
+
+
+def encode_request_header(header: RequestHeader) -> bytes:
+    """The header of a request of ours."""
+    key, version, correlation_id, client_id = header
+    header_version = request_header_version(key, version)
+    head = _HEAD.pack(key, version, correlation_id)
+    if header_version == 0:
+        return head
+    return head + encode_string(client_id, is_flexible=False) + b"\0" * (header_version - 1)
+
+
+def decode_response_header(header: RequestHeader, view: memoryview) -> int:
+    """The position of the body in the answer to our request; refuses an answer to another."""
+    key, version, awaited, _ = header
+    cursor = Cursor(view, 0, response_header_version(key, version) == 1)
+    (correlation_id,) = cursor.unpack(_INT32)
+    if correlation_id != awaited:
+        raise RemoteProtocolError(f"answer {correlation_id} came where {awaited} was awaited")
+    cursor.tags()
+    return cursor.at
+
+
+def encode_response_header(header: RequestHeader) -> bytes:
+    """The header of an answer to this request."""
+    key, version, correlation_id, _ = header
+    return _INT32.pack(correlation_id) + b"\0" * response_header_version(key, version)
+
+
+def framed(parts: list[bytes]) -> bytes:
+    """The parts of a message as one frame, size first."""
+    frame = b"".join(parts)
+    return _INT32.pack(len(frame)) + frame

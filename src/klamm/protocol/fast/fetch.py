@@ -1,0 +1,377 @@
+"""Fetch, from both ends, in a form that does not depend on the version.
+
+Requests are read by kio, whose native reader is quicker than anything in Python, and only the
+fields that moved between versions are brought to one place. Answers go by hand in both directions,
+because record data must not be copied: a broker sends it from the file between the encoded chunks,
+and a follower appends it from the frame.
+"""
+
+import struct
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from klamm.errors import LocalProtocolError, RemoteProtocolError
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.headers import RequestHeader, encode_response_header
+from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
+from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint, encode_endpoints
+from klamm.protocol.schema.lookup import message_reader
+
+_FIRST_WITH_LOG_START: Final = 5
+_FIRST_WITH_SESSIONS: Final = 7
+_FIRST_WITH_PREFERRED_REPLICA: Final = 11
+_FIRST_FLEXIBLE: Final = 12
+_FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_ENDPOINTS: Final = 16
+
+_INT32: Final = struct.Struct(">i")
+_THROTTLE_ERROR_SESSION: Final = struct.Struct(">ihi")
+_PARTITION: Final = struct.Struct(">ihqqq")
+_PARTITION_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
+_ABORTED: Final = struct.Struct(">qq")
+_EPOCH_END: Final = struct.Struct(">iqx")
+_LEADER: Final = struct.Struct(">iix")
+
+_DIVERGING_EPOCH_TAG: Final = 0
+_CURRENT_LEADER_TAG: Final = 1
+
+_NO_UUID: Final = bytes(16)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class Placeholder(Protocol):
+    """Record data that is sent from where it lies, between the encoded chunks."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes will be sent in its place."""
+
+
+Chunk: TypeAlias = bytes | Placeholder
+
+
+class FetchPartition(Protocol):
+    """What is wanted of one partition: kio's own object, or OldFetchPartition."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def current_leader_epoch(self) -> int: ...
+    @property
+    def fetch_offset(self) -> int: ...
+    @property
+    def last_fetched_epoch(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def partition_max_bytes(self) -> int: ...
+
+
+class OldFetchPartition(NamedTuple):
+    """The same from a version that did not have all the fields."""
+
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    partition_max_bytes: int
+
+
+class FetchTopic(NamedTuple):
+    """The partitions of a topic that is named, or from version 13 on, known by its id."""
+
+    name: str | None
+    topic_id: UUID | None
+    partitions: Sequence[FetchPartition]
+
+
+class ForgottenTopic(NamedTuple):
+    """Partitions that leave an incremental session."""
+
+    name: str | None
+    topic_id: UUID | None
+    partitions: Sequence[int]
+
+
+class FetchRequest(NamedTuple):
+    """A Fetch request of any version."""
+
+    replica_id: int  # -1: a consumer
+    replica_epoch: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: Sequence[FetchTopic]
+    forgotten_topics: Sequence[ForgottenTopic]
+    rack_id: str
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction whose records a read-committed consumer must skip."""
+
+    producer_id: int
+    first_offset: int
+
+
+class EpochEndOffset(NamedTuple):
+    """The largest epoch that a follower and its leader share, and where it ended."""
+
+    epoch: int
+    end_offset: int
+
+
+class FetchPartitionResponse(NamedTuple):
+    """One partition's part of an answer; a version leaves out what it cannot carry."""
+
+    partition: int
+    error_code: int
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    records: bytes | memoryview | Placeholder | None = b""
+    aborted_transactions: Sequence[AbortedTransaction] | None = None
+    preferred_read_replica: int = -1
+    diverging_epoch: EpochEndOffset | None = None
+    current_leader: LeaderHint | None = None
+
+
+class FetchTopicResponse(NamedTuple):
+    """The partitions of one topic, which is named as the request's version names topics."""
+
+    name: str | None
+    topic_id: UUID | None
+    partitions: Sequence[FetchPartitionResponse]
+
+
+class FetchResponse(NamedTuple):
+    """An answer to a Fetch request of any version."""
+
+    topics: Sequence[FetchTopicResponse]
+    error_code: int = 0
+    session_id: int = 0
+    throttle_time_ms: int = 0
+    node_endpoints: Sequence[NodeEndpoint] = ()
+
+
+def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
+    """Read a body with kio and bring it to the form that handlers know."""
+    body, _ = message_reader(ApiKey.FETCH, version, "request")(view, at)
+    has_sessions = version >= _FIRST_WITH_SESSIONS
+    replica: Any = getattr(body, "replica_state", body)
+    return FetchRequest(
+        replica_id=replica.replica_id,
+        replica_epoch=getattr(replica, "replica_epoch", -1),
+        max_wait_ms=body.max_wait // _MILLISECOND,
+        min_bytes=body.min_bytes,
+        max_bytes=body.max_bytes,
+        isolation_level=body.isolation_level,
+        session_id=body.session_id if has_sessions else 0,
+        session_epoch=body.session_epoch if has_sessions else -1,
+        topics=[
+            FetchTopic(*_topic_key(topic), _partitions(topic.partitions, version))
+            for topic in body.topics
+        ],
+        forgotten_topics=[
+            ForgottenTopic(*_topic_key(topic), topic.partitions)
+            for topic in (body.forgotten_topics_data if has_sessions else ())
+        ],
+        rack_id=getattr(body, "rack_id", ""),
+    )
+
+
+def _topic_key(topic: Any) -> tuple[str | None, UUID | None]:
+    return getattr(topic, "topic", None), getattr(topic, "topic_id", None)
+
+
+def _partitions(partitions: Sequence[Any], version: int) -> Sequence[FetchPartition]:
+    if version >= _FIRST_FLEXIBLE:
+        return partitions
+    return [
+        OldFetchPartition(
+            each.partition,
+            getattr(each, "current_leader_epoch", -1),
+            each.fetch_offset,
+            -1,
+            getattr(each, "log_start_offset", -1),
+            each.partition_max_bytes,
+        )
+        for each in partitions
+    ]
+
+
+def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> list[Chunk]:
+    """A whole answer as chunks, the first beginning with the frame's size.
+
+    Record data that is bytes goes into the chunks; anything else is put between them as it is, and
+    its `size` is counted.
+    """
+    version = header.api_version
+    is_flexible = version >= _FIRST_FLEXIBLE
+    has_log_start = version >= _FIRST_WITH_LOG_START
+    pack_fixed = (_PARTITION if has_log_start else _PARTITION_BEFORE_LOG_START).pack
+    fixed_fields = 5 if has_log_start else 4
+    usual_middle = _encode_middle(None, -1, version)
+    usual_end = b"\0" if is_flexible else b""
+    chunks: list[Chunk] = []
+    size = 0
+    pending: list[bytes | memoryview] = [encode_response_header(header)]
+    pending.append(_encode_top(response, version))
+    for topic in response.topics:
+        pending.append(_encode_topic_key(topic, version))
+        pending.append(encode_count(len(topic.partitions), is_flexible))
+        for partition in topic.partitions:
+            records, aborted, preferred, diverging, leader = partition[5:]
+            pending.append(pack_fixed(*partition[:fixed_fields]))
+            pending.append(
+                usual_middle
+                if aborted is None and preferred == -1
+                else _encode_middle(aborted, preferred, version)
+            )
+            if records is None:
+                pending.append(encode_count(-1, is_flexible))
+            elif isinstance(records, bytes | memoryview):
+                pending.append(encode_count(len(records), is_flexible))
+                pending.append(records)
+            else:
+                pending.append(encode_count(records.size, is_flexible))
+                chunk = b"".join(pending)
+                size += len(chunk) + records.size
+                chunks += (chunk, records)
+                pending = []
+            pending.append(
+                usual_end
+                if diverging is None and leader is None
+                else _encode_end(diverging, leader, version)
+            )
+        pending.append(usual_end)
+    if version >= _FIRST_WITH_ENDPOINTS:
+        pending.append(encode_endpoints(response.node_endpoints))
+    else:
+        pending.append(usual_end)
+    last = b"".join(pending)
+    prefix = _INT32.pack(size + len(last))
+    if not chunks:
+        return [prefix + last]
+    first = chunks[0]
+    assert isinstance(first, bytes)
+    chunks[0] = prefix + first
+    # An old version may end with the record data.
+    return [*chunks, last] if last else chunks
+
+
+def _encode_top(response: FetchResponse, version: int) -> bytes:
+    count = encode_count(len(response.topics), version >= _FIRST_FLEXIBLE)
+    if version < _FIRST_WITH_SESSIONS:
+        return _INT32.pack(response.throttle_time_ms) + count
+    top = _THROTTLE_ERROR_SESSION.pack(
+        response.throttle_time_ms, response.error_code, response.session_id
+    )
+    return top + count
+
+
+def _encode_topic_key(topic: FetchTopicResponse, version: int) -> bytes:
+    if version >= _FIRST_WITH_TOPIC_IDS:
+        return _NO_UUID if topic.topic_id is None else topic.topic_id.bytes
+    if topic.name is None:
+        raise LocalProtocolError(f"Fetch version {version} is answered without a topic's name")
+    return encode_string(topic.name, version >= _FIRST_FLEXIBLE)
+
+
+def _encode_middle(
+    aborted: Sequence[AbortedTransaction] | None, preferred_read_replica: int, version: int
+) -> bytes:
+    """What stands between a partition's offsets and its records."""
+    is_flexible = version >= _FIRST_FLEXIBLE
+    parts = [encode_count(-1 if aborted is None else len(aborted), is_flexible)]
+    for each in aborted or ():
+        parts.append(_ABORTED.pack(*each))
+        if is_flexible:
+            parts.append(b"\0")
+    if version >= _FIRST_WITH_PREFERRED_REPLICA:
+        parts.append(_INT32.pack(preferred_read_replica))
+    return b"".join(parts)
+
+
+def _encode_end(diverging: EpochEndOffset | None, leader: LeaderHint | None, version: int) -> bytes:
+    """What follows a partition's records."""
+    if version < _FIRST_FLEXIBLE:
+        return b""
+    tagged = []
+    if diverging is not None:
+        tagged.append((_DIVERGING_EPOCH_TAG, _EPOCH_END.pack(*diverging)))
+    if leader is not None:
+        tagged.append((_CURRENT_LEADER_TAG, _LEADER.pack(*leader)))
+    return encode_tagged(tagged)
+
+
+def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchResponse:
+    """Read an answer's body; record data stays where it lies in the frame."""
+    cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
+    error_code = session_id = 0
+    if version >= _FIRST_WITH_SESSIONS:
+        throttle_time_ms, error_code, session_id = cursor.unpack(_THROTTLE_ERROR_SESSION)
+    else:
+        (throttle_time_ms,) = cursor.unpack(_INT32)
+    topics = []
+    for _ in range(cursor.count(item_size=3)):
+        name, topic_id = None, None
+        if version >= _FIRST_WITH_TOPIC_IDS:
+            topic_id = UUID(bytes=bytes(cursor.take(16)))
+        else:
+            name = cursor.string()
+        partitions = [_decode_partition(cursor, version) for _ in range(cursor.count(item_size=27))]
+        cursor.tags()
+        topics.append(FetchTopicResponse(name, topic_id or None, partitions))
+    # Endpoints are of use to consumers only: a follower is told by its controller whom to follow.
+    return FetchResponse(topics, error_code, session_id, throttle_time_ms)
+
+
+def _decode_partition(cursor: Cursor, version: int) -> FetchPartitionResponse:
+    log_start_offset = preferred_read_replica = -1
+    if version >= _FIRST_WITH_LOG_START:
+        partition, error_code, high_watermark, last_stable, log_start_offset = cursor.unpack(
+            _PARTITION
+        )
+    else:
+        partition, error_code, high_watermark, last_stable = cursor.unpack(
+            _PARTITION_BEFORE_LOG_START
+        )
+    aborted = _decode_aborted(cursor)
+    if version >= _FIRST_WITH_PREFERRED_REPLICA:
+        (preferred_read_replica,) = cursor.unpack(_INT32)
+    records = cursor.nullable_bytes()
+    tags = cursor.tags()
+    diverging = tags.get(_DIVERGING_EPOCH_TAG)
+    leader = tags.get(_CURRENT_LEADER_TAG)
+    return FetchPartitionResponse(
+        partition,
+        error_code,
+        high_watermark,
+        last_stable,
+        log_start_offset,
+        records,
+        aborted,
+        preferred_read_replica,
+        EpochEndOffset(*Cursor(diverging, 0, True).unpack(_EPOCH_END)) if diverging else None,
+        LeaderHint(*Cursor(leader, 0, True).unpack(_LEADER)) if leader else None,
+    )
+
+
+def _decode_aborted(cursor: Cursor) -> list[AbortedTransaction] | None:
+    count = cursor.length()
+    if count == -1:
+        return None
+    if count < 0:
+        raise RemoteProtocolError("a negative number of aborted transactions is announced")
+    aborted = []
+    for _ in range(count):  # each takes bytes, so a forged count ends with the frame
+        aborted.append(AbortedTransaction(*cursor.unpack(_ABORTED)))
+        cursor.tags()
+    return aborted

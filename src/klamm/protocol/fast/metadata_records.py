@@ -1,0 +1,104 @@
+"""A partition as the metadata cache keeps it: the bytes that Metadata answers from v9 on carry.
+
+A broker knows every partition of the cluster and is asked about few of them, so what counts is
+how little memory one takes: some 80 bytes, and none of them an object that the garbage collector
+has to visit. Being an answer's bytes already, a record of a partition with a live leader goes to
+clients as it is. And since UpdateMetadata has the same fields in another order, a record is cut
+from it without a look at the numbers.
+"""
+
+import struct
+from functools import cache
+from typing import Final, NamedTuple
+
+from klamm.errors import RemoteProtocolError
+from klamm.protocol.codec.cursor import Cursor
+
+#: Counts up to this one take a single byte in the compact form.
+_MAX_REPLICAS: Final = 126
+#: By that byte, how long the array of ids is with it; null is none.
+_ARRAY_BYTES: Final = {count + 1: 1 + 4 * count for count in range(_MAX_REPLICAS + 1)}
+_INDEX_LEADER_EPOCH: Final = struct.Struct(">iii")
+_INDEX_AT: Final = 2
+_NO_ERROR: Final = b"\0\0"
+_NO_TAGS: Final = b"\0"
+_ARRAYS_AT: Final = 14
+#: Where the leader's id is in a record.
+LEADER: Final = slice(6, 10)
+
+
+class PartitionMetadata(NamedTuple):
+    """What the controller has told every broker about a partition."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
+
+
+def unpack_partition(record: bytes) -> PartitionMetadata:
+    index, leader, leader_epoch = _INDEX_LEADER_EPOCH.unpack_from(record, _INDEX_AT)
+    replicas, at = _array(record, _ARRAYS_AT)
+    isr, at = _array(record, at)
+    offline, _ = _array(record, at)
+    return PartitionMetadata(index, leader, leader_epoch, replicas, isr, offline)
+
+
+def cut_records(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """The records of so many partition states of UpdateMetadata (v6 on), and where they end.
+
+    A state is: index, controller epoch, leader, leader epoch, ISR, version, replicas, offline
+    replicas, tags. Raises IndexError if they are not all there.
+    """
+    records = []
+    try:
+        for _ in range(count):
+            isr_at = at + 16
+            version_at = isr_at + _ARRAY_BYTES[data[isr_at]]
+            replicas_at = version_at + 4
+            offline_at = replicas_at + _ARRAY_BYTES[data[replicas_at]]
+            tags_at = offline_at + _ARRAY_BYTES[data[offline_at]]
+            has_tags = data[tags_at]
+            fields = (
+                _NO_ERROR,
+                data[at : at + 4],
+                data[at + 8 : isr_at],
+                data[replicas_at:offline_at],
+                data[isr_at:version_at],
+                data[offline_at:tags_at],
+                _NO_TAGS,
+            )
+            records.append(b"".join(fields))
+            at = _after_tags(data, tags_at) if has_tags else tags_at + 1
+    except KeyError:
+        raise RemoteProtocolError(
+            f"a list of replicas is null, or longer than {_MAX_REPLICAS}"
+        ) from None
+    return records, at
+
+
+def _after_tags(data: bytes, at: int) -> int:
+    cursor = Cursor(memoryview(data), at, is_flexible=True)
+    cursor.tags()
+    return cursor.at
+
+
+def index_of(record: bytes) -> int:
+    return int.from_bytes(record[2:6], "big", signed=True)
+
+
+def with_leader_error(record: bytes, error: int) -> bytes:
+    """The record as clients get it while its leader cannot be named to them."""
+    return struct.pack(">h", error) + record[2:6] + b"\xff\xff\xff\xff" + record[10:]
+
+
+@cache
+def _ids(count: int) -> struct.Struct:
+    return struct.Struct(f">{count}i")
+
+
+def _array(record: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    layout = _ids(record[at] - 1)
+    return layout.unpack_from(record, at + 1), at + 1 + layout.size

@@ -1,0 +1,140 @@
+"""Produce by hand: requests without copying record data, answers without a walk over schemas."""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
+from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
+from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint, encode_endpoints
+
+_ACKS_TIMEOUT: Final = struct.Struct(">hi")
+_INT32: Final = struct.Struct(">i")
+_LEADER: Final = struct.Struct(">iix")
+_RESULT: Final = struct.Struct(">ihqqq")
+_RESULT_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
+
+_FIRST_WITH_LOG_START: Final = 5
+_FIRST_WITH_RECORD_ERRORS: Final = 8
+_FIRST_FLEXIBLE: Final = 9
+_FIRST_WITH_LEADER: Final = 10
+
+
+class ProducePartition(NamedTuple):
+    """The records for one partition, where they lie in the request's frame."""
+
+    partition: int
+    records: memoryview | None
+
+
+class ProduceTopic(NamedTuple):
+    """The partitions of one topic."""
+
+    name: str
+    partitions: list[ProducePartition]
+
+
+class ProduceRequest(NamedTuple):
+    """A Produce request of any version."""
+
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: list[ProduceTopic]
+
+
+class RecordError(NamedTuple):
+    """A record that had its batch refused."""
+
+    batch_index: int
+    message: str | None
+
+
+class ProducePartitionResponse(NamedTuple):
+    """What became of the records for one partition; a version leaves out what it cannot carry."""
+
+    partition: int
+    error_code: int
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    record_errors: Sequence[RecordError] = ()
+    error_message: str | None = None
+    current_leader: LeaderHint | None = None
+
+
+class ProduceTopicResponse(NamedTuple):
+    """The partitions of one topic."""
+
+    name: str
+    partitions: Sequence[ProducePartitionResponse]
+
+
+class ProduceResponse(NamedTuple):
+    """An answer to a Produce request of any version."""
+
+    topics: Sequence[ProduceTopicResponse]
+    throttle_time_ms: int = 0
+    node_endpoints: Sequence[NodeEndpoint] = ()
+
+
+def decode_produce_request(view: memoryview, at: int, version: int) -> ProduceRequest:
+    """Read a body of version 3 or later that starts at `at`."""
+    cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
+    transactional_id = cursor.nullable_string()
+    acks, timeout_ms = cursor.unpack(_ACKS_TIMEOUT)
+    topics = []
+    for _ in range(cursor.count(item_size=2)):
+        name = cursor.string()
+        partitions = []
+        for _ in range(cursor.count(item_size=5)):
+            (partition,) = cursor.unpack(_INT32)
+            partitions.append(ProducePartition(partition, cursor.nullable_bytes()))
+            cursor.tags()
+        cursor.tags()
+        topics.append(ProduceTopic(name, partitions))
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def encode_produce_response(header: RequestHeader, response: ProduceResponse) -> bytes:
+    """A whole answer, size first."""
+    version = header.api_version
+    is_flexible = version >= _FIRST_FLEXIBLE
+    layout = _RESULT if version >= _FIRST_WITH_LOG_START else _RESULT_BEFORE_LOG_START
+    fixed = layout.pack
+    fixed_fields = 5 if layout is _RESULT else 4
+    usual_end = _encode_end(ProducePartitionResponse(0, 0), version)
+    parts = [encode_response_header(header), encode_count(len(response.topics), is_flexible)]
+    for topic in response.topics:
+        parts.append(encode_string(topic.name, is_flexible))
+        parts.append(encode_count(len(topic.partitions), is_flexible))
+        for partition in topic.partitions:
+            parts.append(fixed(*partition[:fixed_fields]))
+            parts.append(_encode_end(partition, version) if partition.error_code else usual_end)
+        if is_flexible:
+            parts.append(b"\0")
+    parts.append(_INT32.pack(response.throttle_time_ms))
+    if version >= _FIRST_WITH_LEADER:
+        parts.append(encode_endpoints(response.node_endpoints))
+    elif is_flexible:
+        parts.append(b"\0")
+    return framed(parts)
+
+
+def _encode_end(partition: ProducePartitionResponse, version: int) -> bytes:
+    """What follows the offsets; it says something only where there is an error."""
+    if version < _FIRST_WITH_RECORD_ERRORS:
+        return b""
+    is_flexible = version >= _FIRST_FLEXIBLE
+    parts = [encode_count(len(partition.record_errors), is_flexible)]
+    for batch_index, message in partition.record_errors:
+        parts.append(_INT32.pack(batch_index))
+        parts.append(encode_string(message, is_flexible))
+        if is_flexible:
+            parts.append(b"\0")
+    parts.append(encode_string(partition.error_message, is_flexible))
+    if is_flexible:
+        leader = partition.current_leader if version >= _FIRST_WITH_LEADER else None
+        parts.append(encode_tagged([(0, _LEADER.pack(*leader))] if leader else []))
+    return b"".join(parts)

@@ -1,0 +1,201 @@
+"""What waiting produce, fetch and DeleteRecords requests wait for."""
+
+import pytest
+
+from klamm.broker.delayed.operations import (
+    FetchInterest,
+    WaitingDelete,
+    WaitingFetch,
+    WaitingProduce,
+)
+from klamm.broker.delayed.purgatory import WaitingRoom
+from klamm.broker.replication.partition import Order, Partition
+from klamm.broker.replication.replica_log import FetchPosition, Reader
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode as E
+from tests.broker.memory_log import MemoryLog
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+T0 = 1_000_000
+
+
+class Broker:
+    """Broker 1 leads two partitions of brokers 1 and 2."""
+
+    def __init__(self, segment_batches=1000):
+        self.hosted = {}
+        for name in (A, B):
+            partition = Partition(name, 1, is_alive=lambda _: True, replica_lag_time_max_ms=30_000)
+            log = MemoryLog(segment_batches=segment_batches)
+            partition.become_leader(Order(1, 0, (1, 2), 0, (1, 2)), log, T0)
+            self.hosted[name] = partition
+
+    def find(self, name):
+        return self.hosted.get(name, E.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def append(self, name, payload=b""):
+        partition = self.hosted[name]
+        partition.log.append_as_leader(payload, partition.leader_epoch)
+        partition.on_append(T0)
+
+    def follow(self, name, start_offset=0):
+        """Let the follower have everything."""
+        partition = self.hosted[name]
+        end = partition.log.end_offset
+        partition.record_follower_fetch(Reader(2), end, start_offset, end, T0)
+
+    def lose(self, name):
+        partition = self.hosted[name]
+        partition.become_follower(Order(2, 1, (2,), 1, (1, 2)), partition.log)
+
+
+class TestProduce:
+    @pytest.mark.rule("PROD-7")
+    def test_it_is_complete_when_every_partition_is_committed(self):
+        broker = Broker()
+        broker.append(A)
+        broker.append(B)
+        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        assert not waiter.check_all()
+        broker.follow(A)
+        assert not waiter.check(A)
+        broker.follow(B)
+        assert waiter.check(B)
+        assert waiter.errors == {A: E.NONE, B: E.NONE}
+
+    @pytest.mark.rule("PROD-7", "PROD-3")
+    def test_a_partition_that_is_lost_answers_for_itself(self):
+        broker = Broker()
+        broker.append(A)
+        broker.append(B)
+        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        broker.lose(A)
+        del broker.hosted[B]
+        assert waiter.check_all()
+        assert waiter.errors == {
+            A: E.NOT_LEADER_OR_FOLLOWER,
+            B: E.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+
+    @pytest.mark.rule("PROD-8", "PROD-9")
+    def test_what_is_unfinished_at_the_deadline_times_out(self):
+        broker = Broker()
+        broker.append(A)
+        broker.append(B)
+        broker.follow(A)
+        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        waiter.check_all()
+        waiter.expire()
+        assert waiter.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
+        assert broker.hosted[B].log.end_offset == 1
+
+    @pytest.mark.rule("HW-5")
+    def test_it_leaves_the_room_when_the_high_watermark_rises(self):
+        broker = Broker()
+        room = WaitingRoom()
+        broker.append(A)
+        waiter = WaitingProduce({A: 1}, broker.find)
+        room.add(waiter, waiter.keys, T0 + 1000)
+        assert room.wake(A) == []
+        broker.follow(A)
+        assert room.wake(A) == [waiter]
+
+
+def fetch(broker, reader, min_bytes=1, offset=0, **options):
+    interest = FetchInterest(FetchPosition(offset, 0), 1 << 20)
+    return WaitingFetch(reader, {A: interest, B: interest}, min_bytes, broker.find, **options)
+
+
+class TestFetch:
+    @pytest.mark.rule("FETCH-6", "FETCH-7", "REPL-6")
+    def test_a_follower_waits_for_an_append_and_a_consumer_for_the_high_watermark(self):
+        broker = Broker()
+        follower, consumer = fetch(broker, Reader(2)), fetch(broker, Reader())
+        assert not follower.check_all()
+        assert not consumer.check_all()
+        broker.append(A)
+        assert follower.check(A)
+        assert not consumer.check(A)
+        broker.follow(A)
+        assert consumer.check(A)
+
+    @pytest.mark.rule("FETCH-6")
+    def test_bytes_add_up_over_partitions(self):
+        broker = Broker()
+        broker.append(A)
+        size = len(broker.hosted[A].log.batches[0].encode())
+        waiter = fetch(broker, Reader(2), min_bytes=2 * size)
+        assert not waiter.check(A)
+        assert not waiter.check(A)  # looking twice does not count twice
+        broker.append(B)
+        assert waiter.check(B)
+
+    @pytest.mark.rule("FETCH-6")
+    def test_one_partition_counts_with_no_more_than_it_may_return(self):
+        broker = Broker()
+        broker.append(A, b"x" * 1000)
+        interest = FetchInterest(FetchPosition(0), 10)
+        waiter = WaitingFetch(Reader(2), {A: interest}, 500, broker.find)
+        assert not waiter.check(A)
+
+    @pytest.mark.rule("FETCH-6")
+    def test_it_does_not_wait_for_a_partition_that_is_lost_or_gone(self):
+        broker = Broker()
+        broker.lose(A)
+        assert fetch(broker, Reader(2)).check(A)
+        del broker.hosted[B]
+        assert fetch(broker, Reader()).check(B)
+
+    @pytest.mark.rule("FETCH-6")
+    def test_it_does_not_wait_for_more_once_the_end_is_in_a_later_segment(self):
+        broker = Broker(segment_batches=1)
+        broker.append(A)
+        waiter = fetch(broker, Reader(2), min_bytes=1 << 20)
+        assert not waiter.check(A)
+        broker.append(A)
+        assert waiter.check(A)
+
+    @pytest.mark.rule("FETCH-6", "TRUNC-1")
+    def test_it_does_not_wait_once_the_logs_have_parted(self):
+        broker = Broker()
+        broker.append(A)
+        position = FetchPosition(1, 0, last_fetched_epoch=0)
+        waiter = WaitingFetch(Reader(2), {A: FetchInterest(position, 100)}, 1, broker.find)
+        assert not waiter.check(A)
+        broker.hosted[A].log.truncate_to(0, now_ms=T0)
+        broker.hosted[A].log.epochs.assign(0, 0)
+        assert waiter.check(A)
+
+    def test_a_throttled_follower_is_not_woken_by_data(self):
+        broker = Broker()
+        broker.append(A)
+        waiter = fetch(broker, Reader(2), is_held_back=lambda partition: partition.name == A)
+        assert not waiter.check(A)
+        broker.append(B)
+        assert waiter.check(B)
+
+
+class TestDelete:
+    @pytest.mark.rule("BADM-9")
+    def test_it_waits_for_the_low_watermark(self):
+        broker = Broker()
+        for name in (A, B):
+            broker.append(name)
+            broker.follow(name)
+            broker.hosted[name].log.raise_start_offset(1)
+        waiter = WaitingDelete({A: 1, B: 1}, broker.find)
+        assert not waiter.check_all()
+        broker.follow(A, start_offset=1)
+        assert not waiter.check(A)
+        waiter.expire()
+        assert waiter.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
+        assert waiter.low_watermarks == {A: 1, B: -1}
+
+    @pytest.mark.rule("BADM-9")
+    def test_lost_leadership_ends_the_wait(self):
+        broker = Broker()
+        waiter = WaitingDelete({A: 1}, broker.find)
+        assert not waiter.check(A)
+        broker.lose(A)
+        assert waiter.check(A)
+        assert waiter.errors == {A: E.NOT_LEADER_OR_FOLLOWER}

@@ -1,0 +1,239 @@
+"""Fetch sessions at the leader."""
+
+import itertools
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from klamm.broker.fetch.sessions import (
+    EVICTION_MS,
+    Answer,
+    FetchContext,
+    FetchSessions,
+    RequestedPartition,
+    SessionRequest,
+)
+from klamm.broker.replication.replica_log import FetchPosition
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode as E
+from klamm.protocol.fast.fetch import EpochEndOffset, FetchPartitionResponse
+
+T0 = 1_000_000
+OK = Answer(E.NONE, 0)
+
+
+def want(partition, offset=0, topic="t"):
+    return RequestedPartition(
+        TopicPartition(topic, partition), None, partition, FetchPosition(offset), 1024
+    )
+
+
+def result(requested, **fields):
+    values = {"high_watermark": 5, "log_start_offset": 0} | fields
+    return requested, FetchPartitionResponse(requested.partition, values.pop("error", 0), **values)
+
+
+class Server:
+    def __init__(self, slots=10, ids=None):
+        self.sessions = FetchSessions(slots, iter(ids or itertools.count(100)).__next__)
+        self.now_ms = T0
+
+    def open(self, session_id, epoch, *partitions, **fields):
+        return self.sessions.open(
+            SessionRequest(session_id, epoch, list(partitions), **fields), self.now_ms
+        )
+
+    def fetch(self, session_id, epoch, *partitions, results=None, **fields):
+        """A whole fetch: what begins the answer, and which partitions it has."""
+        context = self.open(session_id, epoch, *partitions, **fields)
+        if not isinstance(context, FetchContext):
+            return Answer(context, 0), []
+        changed = results or {}
+        fetched = [
+            result(requested, **changed.get(requested.partition, {}))
+            for requested in context.partitions
+        ]
+        answer, included = context.answer(fetched, self.now_ms)
+        return answer, [requested.partition for requested, _ in included]
+
+
+@pytest.mark.rule("SESS-1", "SESS-8")
+def test_a_full_request_without_session_is_answered_in_full_each_time():
+    server = Server()
+    for _ in range(2):
+        assert server.fetch(0, -1, want(0), want(1)) == (OK, [0, 1])
+    assert len(server.sessions) == 0
+
+
+@pytest.mark.rule("SESS-1", "SESS-3", "SESS-8")
+def test_a_full_request_creates_a_session_and_is_answered_in_full():
+    server = Server()
+    answer, included = server.fetch(0, 0, want(0), want(1))
+    assert answer == Answer(E.NONE, 100)
+    assert included == [0, 1]
+    assert server.fetch(100, 1)[0] == Answer(E.NONE, 100)
+    assert server.fetch(100, 2)[0] == Answer(E.NONE, 100)
+
+
+@pytest.mark.rule("SESS-3")
+def test_an_id_that_is_taken_is_drawn_again():
+    server = Server(ids=[7, 7, 8])
+    assert server.fetch(0, 0, want(0))[0].session_id == 7
+    assert server.fetch(0, 0, want(0))[0].session_id == 8
+
+
+@pytest.mark.rule("SESS-1")
+def test_a_full_request_closes_the_session_that_it_names():
+    server = Server()
+    server.fetch(0, 0, want(0))
+    assert server.fetch(100, -1, want(0))[0] == OK
+    assert len(server.sessions) == 0
+    server.fetch(0, 0, want(0))
+    assert server.fetch(101, 0, want(0))[0].session_id == 102
+    assert len(server.sessions) == 1
+
+
+@pytest.mark.rule("SESS-4")
+def test_what_does_not_fit_the_session_is_an_error_without_partitions():
+    server = Server()
+    server.fetch(0, 0, want(0))
+    assert server.fetch(99, 1) == (Answer(E.FETCH_SESSION_ID_NOT_FOUND, 0), [])
+    assert server.fetch(100, 2) == (Answer(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
+    assert server.fetch(100, 1, by_id=True) == (Answer(E.FETCH_SESSION_TOPIC_ID_ERROR, 0), [])
+    assert server.fetch(100, 1)[0].error is E.NONE
+
+
+@pytest.mark.rule("SESS-3")
+def test_epochs_wrap_to_one():
+    server = Server()
+    server.fetch(0, 0, want(0))
+    session = server.sessions._sessions[100]
+    session.epoch = 2**31 - 1
+    assert server.fetch(100, 2**31 - 1)[0].error is E.NONE
+    assert server.fetch(100, 1)[0].error is E.NONE
+
+
+@pytest.mark.rule("SESS-5")
+def test_partitions_are_added_changed_and_forgotten():
+    server = Server()
+    server.fetch(0, 0, want(0), want(1))
+    context = server.open(100, 1, want(1, offset=9), want(2), forgotten=[("t", 0)])
+    asked = [(requested.partition, requested.position.offset) for requested in context.partitions]
+    assert asked == [(1, 9), (2, 0)]
+
+
+@pytest.mark.rule("SESS-5")
+def test_a_session_without_partitions_is_closed():
+    server = Server()
+    server.fetch(0, 0, want(0))
+    assert server.fetch(100, 1, forgotten=[("t", 0)]) == (OK, [])
+    assert server.fetch(100, 2)[0].error is E.FETCH_SESSION_ID_NOT_FOUND
+
+
+@pytest.mark.rule("SESS-6")
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"records": b"x"},
+        {"error": 6},
+        {"high_watermark": 6},
+        {"log_start_offset": 1},
+        {"diverging_epoch": EpochEndOffset(1, 2)},
+        {"preferred_read_replica": 3},
+    ],
+)
+def test_an_incremental_answer_holds_only_news(news):
+    server = Server()
+    server.fetch(0, 0, want(0), want(1))
+    assert server.fetch(100, 1) == (Answer(E.NONE, 100), [])
+    assert server.fetch(100, 2, results={1: news})[1] == [1]
+
+
+@pytest.mark.rule("SESS-6", "TRUNC-5")
+@pytest.mark.parametrize(
+    "trouble",
+    [{"error": 6, "high_watermark": -1}, {"diverging_epoch": EpochEndOffset(1, 2)}],
+)
+def test_after_an_error_or_divergence_the_partition_is_in_the_next_answer_too(trouble):
+    server = Server()
+    server.fetch(0, 0, want(0))
+    assert server.fetch(100, 1, results={0: trouble})[1] == [0]
+    assert server.fetch(100, 2)[1] == [0]
+    assert server.fetch(100, 3)[1] == []
+
+
+def test_a_partition_asked_for_under_another_epoch_is_in_the_answer_once_more():
+    # Its last answer met a follower that had been told of another leadership meanwhile.
+    server = Server()
+    server.fetch(0, 0, want(0), want(1))
+    again = replace(want(0), position=FetchPosition(0, current_leader_epoch=7))
+    assert server.fetch(100, 1, again)[1] == [0]
+    assert server.fetch(100, 2)[1] == []
+
+
+@pytest.mark.rule("SESS-6")
+def test_a_partition_that_had_data_goes_to_the_end_of_the_line():
+    server = Server()
+    server.fetch(0, 0, want(0), want(1), want(2))
+    server.fetch(100, 1, results={0: {"records": b"x"}})
+    assert [requested.partition for requested in server.open(100, 2).partitions] == [1, 2, 0]
+
+
+@pytest.mark.rule("SESS-4")
+def test_an_answer_that_the_client_did_not_wait_for_is_an_error():
+    server = Server()
+    server.fetch(0, 0, want(0))
+    waiting = server.open(100, 1)
+    server.open(100, 2)
+    answer, included = waiting.answer([result(want(0))], T0)
+    assert (answer, included) == (Answer(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
+
+
+@pytest.mark.rule("SESS-4", "FETCH-12")
+def test_topics_known_by_id_are_told_apart_by_it():
+    server = Server()
+    one, two = uuid.UUID(int=1), uuid.UUID(int=2)
+    first = RequestedPartition(TopicPartition("t", 0), one, 0, FetchPosition(0), 1)
+    second = RequestedPartition(None, two, 0, FetchPosition(0), 1)
+    server.fetch(0, 0, first, by_id=True)
+    context = server.open(100, 1, second, by_id=True)
+    assert [requested.topic_id for requested in context.partitions] == [one, two]
+
+
+class TestRoom:
+    @pytest.mark.rule("SESS-2", "SESS-7")
+    def test_without_room_no_session_is_created(self):
+        server = Server(slots=1)
+        server.fetch(0, 0, want(0))
+        assert server.fetch(0, 0, want(0), want(1)) == (OK, [0, 1])
+
+    @pytest.mark.rule("SESS-7")
+    def test_a_session_that_was_not_used_for_long_makes_room(self):
+        server = Server(slots=2)
+        server.fetch(0, 0, want(0))
+        server.fetch(0, 0, want(0))
+        server.now_ms += EVICTION_MS
+        server.fetch(100, 1)
+        server.now_ms += 1
+        assert server.fetch(0, 0, want(0))[0].session_id == 102
+        assert server.fetch(101, 1)[0].error is E.FETCH_SESSION_ID_NOT_FOUND
+        assert server.fetch(100, 2)[0].error is E.NONE
+
+    @pytest.mark.rule("SESS-7")
+    def test_a_follower_takes_the_place_of_a_consumer_at_once(self):
+        server = Server(slots=1)
+        server.fetch(0, 0, want(0), want(1))
+        assert server.fetch(0, 0, want(0), is_follower=True)[0].session_id == 101
+        assert server.fetch(0, 0, want(0), want(1), is_follower=True)[0].session_id == 0
+
+    @pytest.mark.rule("SESS-7")
+    def test_an_old_session_gives_way_to_a_larger_one_but_not_to_a_smaller(self):
+        server = Server(slots=1)
+        server.fetch(0, 0, want(0), want(1))
+        server.now_ms += EVICTION_MS // 2
+        server.fetch(100, 1)
+        server.now_ms += EVICTION_MS // 2 + 1
+        assert server.fetch(0, 0, want(0))[0].session_id == 0
+        assert server.fetch(0, 0, want(0), want(1), want(2))[0].session_id == 101
+        assert server.sessions.partition_count == 3

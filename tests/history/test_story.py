@@ -1,0 +1,294 @@
+"""Stories: what a reader is told about a partition."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from klamm.core.effects import Outcome
+from klamm.core.events import (
+    AlterPartition,
+    ApiReassignment,
+    AutoRebalance,
+    BrokerChange,
+    ControlledShutdown,
+    IsrProposal,
+    StopReplicaAnswered,
+    TopicChange,
+    TopicDeletion,
+)
+from klamm.errors import ConfigError, KlammError
+from klamm.history.spool import read_spool
+from klamm.history.story import run, split_name, story
+from klamm.history.trail import Gap, read_trail
+from tests.controller.office import Office
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    office = Office(tmp_path, brokers=(1, 2, 3, 4))
+    yield office
+    office.history.spool.close()
+
+
+def told(office: Office, topic: str = "orders", partition: int = 0) -> list[str]:
+    """The story without the times, which are of no interest here."""
+    office.history.spool.flush()
+    batches = read_spool(office.config.klamm_history_dir)
+    texts = story(read_trail(batches, topic, partition), topic, partition)
+    return [text.partition(" epoch ")[2] or text for text in texts]
+
+
+def begin(office: Office, replicas: list[int]) -> None:
+    office.take_office()
+    office.add_topic("orders", {0: replicas})
+    office.handle(TopicChange())
+
+
+def lose(office: Office, *brokers: int) -> None:
+    for broker in brokers:
+        del office.registered[broker]
+    office.handle(BrokerChange())
+
+
+def propose(office: Office, *isr: int) -> None:
+    leader, leader_epoch, _, recovery, _, version = office.states["orders", 0]
+    proposal = IsrProposal("orders", None, 0, leader_epoch, isr, recovery, version)
+    office.handle(AlterPartition(leader, office.registered[leader].epoch, 3, [proposal]))
+
+
+def test_a_sentence_begins_with_time_epoch_and_sequence(office: Office):
+    begin(office, [1, 2])
+    office.history.spool.flush()
+    trail = read_trail(read_spool(office.config.klamm_history_dir), "orders", 0)
+    assert list(story(trail, "orders", 0)) == [
+        "2001-09-09 01:46:40.005 epoch 1 #1: broker 1 became controller.",
+        "2001-09-09 01:46:40.022 epoch 1 #2: topics appeared or vanished in ZooKeeper; "
+        "orders-0 was created with leader 1, leader epoch 0, ISR 1,2.",
+    ]
+
+
+def test_a_failure_and_a_return(office: Office):
+    begin(office, [1, 2, 3])
+    lose(office, 1)
+    office.register(1)
+    office.handle(BrokerChange())
+    propose(office, 2, 3, 1)
+    office.handle(AutoRebalance())
+    lose(office, 3)
+    assert told(office)[2:] == [
+        "1 #3: broker 1 disappeared; orders-0 got leader 2 (was 1), leader epoch 1, ISR 2,3.",
+        "1 #5: broker 2 asked for an ISR; the ISR of orders-0 became 2,3,1 (1 joined).",
+        "1 #6: leaders are being rebalanced; orders-0 went back to its preferred leader 1 (was 2),"
+        " leader epoch 2, ISR 2,3,1.",
+        "1 #7: broker 3 disappeared; a replica of orders-0 went offline (3 left): leader 1, "
+        "leader epoch 3, ISR 2,1.",
+    ]
+
+
+def test_nobody_is_left_and_then_somebody_who_was_not_in_sync(office: Office):
+    begin(office, [1, 2])
+    lose(office, 2)
+    lose(office, 1)
+    office.unclean_topics.add("orders")
+    office.register(2)
+    office.handle(BrokerChange())
+    assert told(office)[3:] == [
+        "1 #4: broker 1 disappeared; a replica of orders-0 went offline: no leader (was 1), leader "
+        "epoch 2, ISR 1; nobody could be elected for orders-0, it has no leader (was 1): ISR 1 of "
+        "replicas 1,2.",
+        "1 #5: broker 2 appeared; orders-0 got leader 2 although it was not in sync, so that "
+        "records may be lost, leader epoch 3, ISR 2.",
+    ]
+
+
+def test_a_handover_and_a_bounce(office: Office):
+    begin(office, [1, 2])
+    office.handle(ControlledShutdown(1, office.registered[1].epoch))
+    office.register(2)
+    office.handle(BrokerChange())
+    assert told(office)[2:4] == [
+        "1 #3: broker 1 asked to shut down; orders-0 was handed over to leader 2 (was 1), leader "
+        "epoch 1, ISR 2.",
+        "1 #4: broker 2 came back with a new registration; a replica of orders-0 went offline: no "
+        "leader (was 2), leader epoch 2, ISR 2; orders-0 got leader 2, leader epoch 3, ISR 2.",
+    ]
+
+
+def test_a_reassignment_from_start_to_end(office: Office):
+    begin(office, [1, 2, 3])
+    office.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
+    propose(office, 1, 2, 3, 4)
+    assert told(office)[2:] == [
+        "1 #3: a reassignment was asked for; orders-0 kept leader 1 under a new epoch, leader epoch"
+        " 1, ISR 1,2,3; orders-0 is to move to replicas 4,2,3 (adding 4, removing 1).",
+        "1 #4: broker 1 asked for an ISR; the ISR of orders-0 became 1,2,3,4 (4 joined); orders-0 "
+        "got leader 4 (was 1) from among its new replicas, leader epoch 2, ISR 1,2,3,4; a replica "
+        "of orders-0 went offline (1 left): leader 4, leader epoch 3, ISR 2,3,4; the move of "
+        "orders-0 is complete: replicas 4,2,3.",
+    ]
+
+
+def test_a_move_that_is_replaced_found_and_cancelled(office: Office):
+    begin(office, [1, 2])
+    office.handle(ApiReassignment({("orders", 0): [3, 2]}))
+    office.handle(ApiReassignment({("orders", 0): [4, 2]}))
+    office.resign()
+    office.take_office(epoch=2)
+    office.handle(ApiReassignment({("orders", 0): None}))
+    texts = told(office)
+    assert texts[3].endswith("orders-0 is now to move to replicas 4,2 (adding 4, removing 1).")
+    assert texts[4] == "1 #5: broker 1 gave up being controller (ZooKeeper session expired)."
+    assert texts[5].startswith("2 #1: broker 1 became controller; ")
+    assert "orders-0 is moving to replicas 4,2" in texts[5]
+    assert texts[6].endswith("the move of orders-0 was cancelled: replicas 2,1.")
+
+
+def test_a_deletion(office: Office):
+    begin(office, [1, 2])
+    lose(office, 2)
+    office.deletions.add("orders")
+    office.handle(TopicDeletion())
+    office.register(2)
+    office.handle(BrokerChange())
+    for broker in (1, 2):
+        office.handle(StopReplicaAnswered(broker, 0, {("orders", 0): 0}))
+    texts = told(office)
+    assert texts[3] == (
+        "1 #4: the topic is to be deleted; a replica of orders-0 went offline: no leader (was 1), "
+        "leader epoch 2, ISR 1; the deletion of topic orders has to wait."
+    )
+    assert texts[4] == "1 #5: broker 2 appeared; the deletion of topic orders began."
+    assert texts[5] == (
+        "1 #7: broker 2 answered about replicas to be deleted; topic orders was deleted."
+    )
+
+
+def test_a_write_that_was_refused_says_why(office: Office):
+    begin(office, [1, 2])
+    office.refusals["orders", 0] = Outcome.BAD_VERSION
+    lose(office, 1)
+    refusal = "; refused: orders-0 got leader 2 (was 1), leader epoch 1, ISR 2, because ZooKeeper "
+    assert refusal in told(office)[2]
+
+
+def test_an_event_that_failed_says_so(office: Office):
+    office.take_office()
+    office.add_topic("orders", {0: [1]})
+    office.fails_to_announce = True
+    office.handle(TopicChange())
+    assert told(office)[1].endswith(
+        "; the event was not carried through (failed: RuntimeError('no way to announce'))."
+    )
+
+
+def test_other_partitions_are_not_part_of_the_story(office: Office):
+    begin(office, [1, 2])
+    office.add_topic("other", {0: [3]})
+    office.handle(TopicChange())
+    lose(office, 3)
+    assert len(told(office)) == 2
+
+
+# Several spools
+
+
+def test_spools_of_several_nodes_are_put_in_order_and_duplicates_dropped(tmp_path: Path):
+    first, second = Office(tmp_path / "1"), Office(tmp_path / "2")
+    begin(first, [1, 2])
+    first.history.spool.close()
+    shutil.copytree(first.config.klamm_history_dir, tmp_path / "copy")
+    second.topics, second.states = first.topics, first.states
+    second.take_office(epoch=2)
+    lose(second, 1)
+    second.history.spool.close()
+    texts: list[str] = []
+    spools = [
+        second.config.klamm_history_dir,
+        tmp_path / "copy",
+        first.config.klamm_history_dir,
+    ]
+    run("orders-0", spools=spools, write=texts.append)
+    heads = [" ".join(text.split()[2:5]) for text in texts]
+    assert heads == ["epoch 1 #1:", "epoch 1 #2:", "epoch 2 #1:", "epoch 2 #2:"]
+
+
+def rows(*keys: tuple[int, int, int, int], office: Office) -> list[pa.RecordBatch]:
+    """The batches of an office, with other epochs, sequences, parts and numbers of parts."""
+    office.history.spool.flush()
+    (batch,) = read_spool(office.config.klamm_history_dir)
+    batch = batch.slice(0, 1)
+    batches = []
+    for key in keys:
+        changed = batch
+        for name, value in zip(("controller_epoch", "seq", "part", "parts"), key, strict=True):
+            at = batch.schema.get_field_index(name)
+            column = pa.array([value], batch.schema.field(name).type)
+            changed = changed.set_column(at, batch.schema.field(name), column)
+        batches.append(changed)
+    return batches
+
+
+def test_gaps_are_named(office: Office):
+    office.take_office()
+    some = rows((1, 2, 0, 1), (1, 5, 0, 1), (4, 1, 0, 1), (4, 2, 1, 2), office=office)
+    trail = list(read_trail(some, "orders", 0))
+    assert [entry for entry in trail if isinstance(entry, Gap)] == [
+        Gap(1, 1, 1),
+        Gap(1, 3, 4),
+        Gap(2),
+        Gap(3),
+        Gap(4, 2, 2),
+    ]
+    texts = list(story(trail, "orders", 0))
+    assert texts[0] == "(Missing from the history, at least in part: epoch 1 #1.)"
+    assert texts[2] == "(Missing from the history, at least in part: epoch 1 #3 to #4.)"
+    assert "(Nothing is known of controller epoch 2.)" in texts
+
+
+def test_a_partition_in_a_later_part_of_an_event_is_told_with_the_events_reason(office: Office):
+    office.take_office()
+    office.add_topic("orders", {p: [1, 2] for p in range(5000)})
+    office.handle(TopicChange())
+    lose(office, 1)
+    assert told(office, partition=4999)[-1] == (
+        "1 #3: broker 1 disappeared; orders-4999 got leader 2 (was 1), leader epoch 1, ISR 2."
+    )
+
+
+# The command
+
+
+def test_the_json_has_the_events_with_their_sentences(office: Office):
+    begin(office, [1, 2])
+    office.history.spool.flush()
+    output: list[str] = []
+    run("orders-0", spools=[office.config.klamm_history_dir], as_json=True, write=output.append)
+    (document,) = output
+    took_office, created = json.loads(document)
+    assert took_office["term"] == "began"
+    assert created["kind"] == "TopicChange"
+    assert created["decisions"][0]["isr"] == [1, 2]
+    assert created["text"].endswith("orders-0 was created with leader 1, leader epoch 0, ISR 1,2.")
+
+
+def test_a_partition_that_was_never_heard_of_is_an_error(office: Office):
+    begin(office, [1, 2])
+    office.history.spool.flush()
+    with pytest.raises(KlammError, match="nothing about orders-7"):
+        run("orders-7", spools=[office.config.klamm_history_dir])
+
+
+def test_a_spool_that_is_not_there_is_named_with_the_key_that_says_where_it_is(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"klamm\.history\.dir"):
+        run("orders-0", spools=[tmp_path / "nowhere"])
+
+
+def test_a_name_is_a_topic_and_a_partition():
+    assert split_name("a-b-12") == ("a-b", 12)
+    for name in ("orders", "orders-", "-1", "orders-x"):
+        with pytest.raises(ConfigError, match="TOPIC-PARTITION"):
+            split_name(name)

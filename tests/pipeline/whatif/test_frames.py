@@ -1,0 +1,113 @@
+"""Failures played through on real Spark."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from klamm.core.assignment import assign_replicas
+from klamm.pipeline import arrow
+from klamm.pipeline.arrow import partitions_from_arrow, rows_to_arrow
+from klamm.pipeline.snapshot.snapshot import Snapshot, read_snapshot, write_snapshot
+from klamm.pipeline.whatif.frames import play_through
+from klamm.pipeline.whatif.report import render_report
+from klamm.pipeline.whatif.whatif import SUMS, broker_failures, scenario_sums, sum_terms
+from tests.pipeline.pages import network_references
+
+PARTITIONS = 3000
+RACKS = {broker: f"rack-{broker % 3}" for broker in range(6)}
+
+
+def make_snapshot(partitions: int = PARTITIONS) -> Snapshot:
+    """Three replicas each; one partition in a hundred has lost two members of its ISR."""
+    replicas = assign_replicas(RACKS, partitions, 3, start=0, shift=0)
+    isr = replicas.copy()
+    isr[::100, 1:] = -1
+    number = np.arange(partitions, dtype=np.int32)
+    return Snapshot(
+        cluster_id="c",
+        source="test",
+        taken_at=datetime.now(UTC),
+        brokers=pa.Table.from_pylist(
+            [{"id": broker, "rack": rack} for broker, rack in RACKS.items()], arrow.BROKERS
+        ),
+        topics=pa.Table.from_pylist([{"topic": "t", "partitions": partitions}], arrow.TOPICS),
+        partitions=pa.table(
+            {
+                "topic": pa.array(["t"]).take(pa.array(number * 0)),
+                "partition": number,
+                "replicas": rows_to_arrow(replicas),
+                "isr": rows_to_arrow(isr),
+                "leader": replicas[:, 0],
+                "leader_epoch": number * 0,
+                "min_isr": number * 0 + 2,
+                "unclean": number % 200 == 0,
+                "bytes": pa.nulls(partitions, pa.int64()),
+            },
+            schema=arrow.PARTITIONS,
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def answer(spark, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("snapshot"))
+    write_snapshot(spark, make_snapshot(), path)
+    return play_through(read_snapshot(spark, path), broker_failures(RACKS, 2))
+
+
+def test_the_tables_have_the_columns_of_the_contract(answer):
+    assert answer.scenarios.schema.simpleString().startswith(
+        "struct<scenario:string,failed:array<int>,leaderless:bigint,unclean:bigint,"
+        "below_min_isr:bigint,leaders_moved:bigint"
+    )
+    assert answer.partitions.schema.simpleString().startswith(
+        "struct<scenario:string,topic:string,partition:int,outcome:string,leader:int,isr:array<int>"
+    )
+    assert answer.brokers.schema.simpleString() == (
+        "struct<scenario:string,broker:int,leaders:bigint>"
+    )
+
+
+def test_spark_finds_what_the_kernels_find_in_one_piece(answer):
+    failures = broker_failures(RACKS, 2)
+    sets = failures.sets()
+    terms = sum_terms(failures, partitions_from_arrow(make_snapshot().partitions))
+    expected = scenario_sums(failures, sets, terms)
+    names = [failures.name(units) for units in sets.tolist()]
+    found = {row["scenario"]: row for row in answer.scenarios.collect()}
+    assert {name: [found[name][each] for each in SUMS] for name in names} == {
+        name: row[: len(SUMS)] for name, row in zip(names, expected.tolist(), strict=True)
+    }
+    counted = answer.partitions.groupBy("scenario", "outcome").count().collect()
+    assert {(row["scenario"], row["outcome"]): row["count"] for row in counted} == {
+        (name, outcome): found[name][outcome]
+        for name in names
+        for outcome in ("leaderless", "unclean", "below_min_isr")
+        if found[name][outcome]
+    }
+    leaders = answer.brokers.groupBy("scenario").sum("leaders").collect()
+    assert {row["scenario"]: row[1] for row in leaders} == {
+        name: PARTITIONS - found[name]["leaderless"] for name in names
+    }
+
+
+def test_the_report_names_the_partitions_and_needs_no_network(answer):
+    page = render_report(answer, ["A warning & more."])
+    assert "A warning &amp; more." in page
+    assert "partitions do not survive" in page
+    assert "15 failures played through" in page
+    assert network_references(page) == []
+
+
+def test_a_cluster_without_partitions_survives_everything(spark, tmp_path):
+    full = make_snapshot()
+    write_snapshot(spark, replace(full, partitions=full.partitions.slice(0, 0)), str(tmp_path))
+    answer = play_through(read_snapshot(spark, str(tmp_path)), broker_failures(RACKS, 2))
+    assert {(row["leaderless"], row["leaders_moved"]) for row in answer.scenarios.collect()} == {
+        (0, 0)
+    }
+    assert answer.partitions.isEmpty()
+    assert "15 of them leave every partition with a leader" in render_report(answer, [])
