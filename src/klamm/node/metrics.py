@@ -264,6 +264,16 @@ def _render_disks(page: Page, data: DataPlane) -> None:
         f"{manager},name=LogDirectoryOffline",
         [(f'logDirectory="{each.path}"', not each.is_online) for each in directories],
     )
+    cleaner = "kafka.log:type=LogCleanerManager"
+    uncleanable = data.logs.uncleanable().items()
+    page.gauges(
+        f"{cleaner},name=uncleanable-partitions-count",
+        [(f'logDirectory="{path}"', len(logs)) for path, logs in uncleanable],
+    )
+    page.gauges(
+        f"{cleaner},name=uncleanable-bytes",
+        [(f'logDirectory="{path}"', sum(log.size for log in logs)) for path, logs in uncleanable],
+    )
     page.timers("kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.log_flushes)])
 
 

@@ -243,9 +243,10 @@ def _decode_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
 def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Scan:
     """Walk the records, decompressed, without making objects of them.
 
-    There must be `count` of them, one after the other and together as long as `data`. Of each only
-    what a broker decides by is looked at: length, timestamp, offset and, where it matters, whether
-    there is a key. This runs for every record that is produced, hence the short cuts for numbers
+    There must be `count` of them, one after the other and together as long as `data`, and each has
+    to end where the lengths of its key, value and headers say: the checksum only tells that the
+    bytes came as they were sent, and a record that cannot be read would stop the log cleaner and
+    every consumer. This runs for every record that is produced, hence the short cuts for numbers
     of one and two bytes, and hence comparing them as they are coded: twice the number, and odd if
     it is negative.
     """
@@ -295,10 +296,33 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
             if coded != index << 1:
                 is_dense = False
 
-            if at >= next_at:
-                raise RemoteProtocolError(f"record {index} is shorter than its fields")
-            if find_null_key and null_key_index < 0 and data[at] & 1:
-                null_key_index = index
+            coded = data[at]  # the key's length
+            at += 1
+            if coded >= 0x80:
+                if data[at] < 0x80:
+                    coded = coded & 0x7F | data[at] << 7
+                    at += 1
+                else:
+                    coded, at = _decode_long(data, at - 1)
+            if coded & 1:
+                if find_null_key and null_key_index < 0:
+                    null_key_index = index
+            else:
+                at += coded >> 1
+
+            coded = data[at]  # the value's length
+            at += 1
+            if coded >= 0x80:
+                if data[at] < 0x80:
+                    coded = coded & 0x7F | data[at] << 7
+                    at += 1
+                else:
+                    coded, at = _decode_long(data, at - 1)
+            if not coded & 1:
+                at += coded >> 1
+
+            if at + 1 != next_at or data[at]:  # anything but: no headers, and the end
+                _check_headers(data, at, next_at)
             at = next_at
     except IndexError:
         raise RemoteProtocolError(f"the data ends before record {count}") from None
@@ -309,28 +333,19 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
     return Scan(lowest, highest, highest_index, is_dense, null_key_index)
 
 
-def check_bodies(data: Buffer, count: int) -> None:
-    """Walk what `scan_records` has found to be records once more, keys, values and headers too."""
-    at = 0
+def _check_headers(data: Buffer, at: int, end: int) -> None:
+    """Refuse a record whose headers, from `at` on, do not end where the record does."""
+    count, at = decode_varint(data, at)
+    if not 0 <= count <= end - at:
+        raise RemoteProtocolError(f"a record announces {count} headers")
     for _ in range(count):
         size, at = decode_varint(data, at)
-        end = at + size
-        _, at = decode_varint(data, at + 1)  # timestamp
-        _, at = decode_varint(data, at)  # offset
-        for _ in ("key", "value"):
-            size, at = decode_varint(data, at)
-            at += max(size, 0)
-        headers, at = decode_varint(data, at)
-        if not 0 <= headers <= end - at:
-            raise RemoteProtocolError(f"a record announces {headers} headers")
-        for _ in range(headers):
-            size, at = decode_varint(data, at)
-            if size < 0:
-                raise RemoteProtocolError("a record header has no key")
-            size, at = decode_varint(data, at + size)
-            at += max(size, 0)
-        if at != end:
-            raise RemoteProtocolError("a record does not end where its length says")
+        if size < 0:
+            raise RemoteProtocolError("a record header has no key")
+        size, at = decode_varint(data, at + size)
+        at += max(size, 0)
+    if at != end:
+        raise RemoteProtocolError("a record does not end where its length says")
 
 
 def _decode_long(data: Buffer, at: int) -> tuple[int, int]:

@@ -1,3 +1,5 @@
+from hashlib import blake2b
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,15 @@ def stored_batches(log):
 def log(home):
     home.config = config()
     return home.open()
+
+
+def test_a_key_that_equals_the_digest_of_another_is_another_key(log):
+    long = b"long" * 100
+    digests = [blake2b(long, digest_size=size).digest() for size in range(1, 65)]
+    append(log, (long, b"1"), *((digest, b"2") for digest in digests))
+    log.roll(NOW)
+    cleaned(log)
+    assert [key for _, key, _ in pairs(log)] == [long, *digests]
 
 
 @pytest.mark.rule("CMP-3")

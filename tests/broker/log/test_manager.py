@@ -1,3 +1,4 @@
+import errno
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from klamm.broker.log.manager import LogManager
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.records import HEADER_SIZE, Record, build_batch
 from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, stored_records
 
 IDENTITY = DirectoryIdentity(1, "cluster")
@@ -354,6 +355,55 @@ def test_the_dirtiest_log_is_compacted_and_that_is_remembered(world):
     checkpoint = log.directory.path / "cleaner-offset-checkpoint"
     assert checkpoint.read_text() == "0\n1\nc 0 3\n"
     assert manager.clean_once(now_ms=NOW) is None
+
+
+def compacted(manager, topic, *values):
+    """A log of a compacted topic with a sealed segment that is due for the cleaner."""
+    log = create(manager, topic)
+    for value in values:
+        batch = build_batch([Record(b"k", value, NOW)])
+        log.append_as_leader(batch.data, leader_epoch=0, now_ms=NOW)
+    log.advance_high_watermark(len(values))
+    log.roll(NOW)
+    return log
+
+
+@pytest.fixture
+def compacting(world):
+    for topic in ("bad", "good"):
+        world.configs[topic] = LogConfig(cleanup_policy=frozenset({"compact"}))
+    return world.start()
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "missing"])
+def test_a_log_that_cannot_be_compacted_is_marked_and_the_others_get_their_turn(compacting, damage):
+    bad = compacted(compacting, "bad", b"1", b"2", b"3", b"4")
+    path = bad.segments[0].path
+    if damage == "missing":
+        path.unlink()
+    else:
+        # The last record says that its key is longer than the record.
+        content = bytearray(path.read_bytes())
+        content[HEADER_SIZE + 4] = 0x7E
+        path.write_bytes(content)
+    good = compacted(compacting, "good", b"1", b"2")
+    cleaned = {compacting.clean_once(now_ms=NOW), compacting.clean_once(now_ms=NOW)}
+    assert cleaned == {bad.partition, good.partition}
+    assert compacting.clean_once(now_ms=NOW) is None
+    assert [record.value for record in stored_records(good)] == [b"2"]
+    assert [log for logs in compacting.uncleanable().values() for log in logs] == [bad]
+    compacting.delete(bad.partition, now_ms=NOW)
+    assert not any(compacting.uncleanable().values())
+
+
+def test_a_lack_of_file_descriptors_does_not_take_a_directory_offline(world):
+    manager = world.start()
+    log = create(manager)
+    error = log.directory.fail(OSError(errno.EMFILE, "Too many open files"))
+    assert "Too many open files" in str(error)
+    assert log.directory.is_online
+    log.directory.fail(OSError(errno.EIO, "Input/output error"))
+    assert not log.directory.is_online
 
 
 def test_a_log_whose_files_contradict_a_clean_stop_is_read_from_its_start(world):

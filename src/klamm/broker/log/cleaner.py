@@ -27,7 +27,7 @@ from klamm.protocol.records import Batch, BatchHeader, Record, iterate_records, 
 
 #: How many keys are remembered in one pass; a key takes some 200 bytes.
 MAX_KEYS: Final = 500_000
-_DIGEST_SIZE: Final = 24
+_DIGEST_SIZE: Final = 32
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
 
@@ -138,8 +138,8 @@ def _latest_offsets(
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """The key itself if it is short, else a digest that stands for it."""
-    return key if len(key) <= _DIGEST_SIZE else blake2b(key, digest_size=_DIGEST_SIZE).digest()
+    """The key itself if it is shorter than a digest, else its digest: no two keys share one."""
+    return key if len(key) < _DIGEST_SIZE else blake2b(key, digest_size=_DIGEST_SIZE).digest()
 
 
 class _Keeper:

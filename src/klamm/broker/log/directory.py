@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from klamm.broker.log.errors import StorageError
 
 logger = logging.getLogger(__name__)
+
+#: The process or the machine has no file descriptor left. The disk is well.
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class LogDirectory:
@@ -33,7 +38,14 @@ class LogDirectory:
         return self.failure is None
 
     def fail(self, error: OSError) -> StorageError:
-        """Take the directory offline because of `error`; the answer is for the caller to raise."""
+        """Take the directory offline because of `error`, and return the error to raise.
+
+        A lack of file descriptors fails the operation, not the directory: connections that close
+        give some back.
+        """
+        if error.errno in _NO_DESCRIPTOR:
+            logger.error("an operation in log directory %s failed: %s", self.path, error)
+            return StorageError(f"{self.path}: {error}")
         if self.failure is None:
             self.failure = str(error)
             logger.error("log directory %s goes offline: %s", self.path, error)

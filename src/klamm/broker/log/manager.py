@@ -76,6 +76,8 @@ class _Disk:
     lock: DirectoryLock | None = None
     was_clean: bool = False
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    #: Logs that the cleaner has failed on; it leaves them alone until the broker restarts.
+    uncleanable: set[TopicPartition] = field(default_factory=set)
     #: Replicas that were removed, and when their files may go.
     doomed: list[tuple[int, Path]] = field(default_factory=list)
 
@@ -83,6 +85,11 @@ class _Disk:
 
     def checkpoint(self, name: str) -> OffsetCheckpoint:
         return OffsetCheckpoint(self.directory.path / name, self.files)
+
+    def mark_uncleanable(self, partition: TopicPartition, error: Exception) -> None:
+        """Exclude a log from compaction because the cleaner has failed on it."""
+        self.uncleanable.add(partition)
+        logger.error("%s cannot be compacted and is marked as uncleanable: %r", partition, error)
 
     def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace a checkpoint; a failure takes the directory offline and is reported so."""
@@ -325,6 +332,7 @@ class LogManager:
             raise disk.directory.fail(error) from error
         self._logs.pop(partition, None)
         disk.logs.pop(partition, None)
+        disk.uncleanable.discard(partition)
         disk.doomed.append((now_ms + log.config.file_delete_delay_ms, path))
 
     def configure(self, topic: str, config: LogConfig) -> None:
@@ -375,13 +383,17 @@ class LogManager:
         self._each(lambda log: log.expire_producers(now_ms))
 
     def clean_once(self, *, now_ms: int) -> TopicPartition | None:
-        """Compact the log that needs it most, and say which that was."""
+        """Compact the log that needs it most, and say which that was.
+
+        A log that cannot be cleaned is marked as uncleanable, and the others get their turn.
+        """
         dirty: list[tuple[_Disk, DirtyLog]] = []
         for disk in self._online():
             cleaned = disk.checkpoint(CLEANER_OFFSETS).read()
             found = (
                 find_dirt(log, cleaned.get(log.partition), now_ms)
                 for log in list(disk.logs.values())
+                if log.partition not in disk.uncleanable
             )
             dirty += [(disk, entry) for entry in found if entry is not None]
         if not dirty:
@@ -391,16 +403,33 @@ class LogManager:
         try:
             clean_up_to = clean(dirtiest, self._files, now_ms)
             offsets = disk.checkpoint(CLEANER_OFFSETS).read()
-        except FileNotFoundError:
-            logger.info("%s lost segments to retention while it was compacted", partition)
+        except FileNotFoundError as error:
+            if all(segment.path.exists() for segment in dirtiest.log.segments):
+                logger.info("%s lost segments to retention while it was compacted", partition)
+            else:
+                disk.mark_uncleanable(partition, error)
         except OSError as error:
             dirtiest.log.directory.fail(error)
         except StorageError as error:
-            logger.info("%s is no longer compacted: %s", partition, error)
+            if dirtiest.log.directory.is_online and partition in disk.logs:
+                disk.mark_uncleanable(partition, error)
+            else:
+                logger.info("%s is no longer compacted: %s", partition, error)
+        except Exception as error:  # whatever the data of one log does to the cleaner
+            disk.mark_uncleanable(partition, error)
         else:
             kept = {tp: offset for tp, offset in offsets.items() if tp in disk.logs}
             disk.write_checkpoint(CLEANER_OFFSETS, {**kept, partition: clean_up_to})
         return partition
+
+    def uncleanable(self) -> dict[Path, list[Log]]:
+        """The logs of each directory that the cleaner has failed on and leaves alone."""
+        return {
+            disk.directory.path: [
+                log for partition in list(disk.uncleanable) if (log := disk.logs.get(partition))
+            ]
+            for disk in self._online()
+        }
 
     def delete_expired_files(self, *, now_ms: int) -> None:
         """Remove the files of segments and logs that were let go long enough ago."""

@@ -28,7 +28,6 @@ from klamm.protocol.records import (
     BatchHeader,
     Record,
     build_batch,
-    check_bodies,
     decode_batch_header,
     has_valid_crc,
     iterate_batches,
@@ -45,8 +44,6 @@ _FIRST_PRODUCE_WITH_ZSTD: Final = 7
 #: Kafka's message shows no more than these, and the answer no more than those.
 _ERRORS_SHOWN: Final = 3
 _ERRORS_MAX: Final = 10_000
-#: Batches of no more are walked thoroughly, which larger ones would pay for with each record.
-_FEW_RECORDS: Final = 8
 #: Beyond that, walking the records of a batch takes longer than others should have to wait.
 _MANY_RECORDS: Final = 50_000
 #: To be numbered or compressed anew, each record becomes an object.
@@ -213,8 +210,6 @@ def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch
     header = batch.header
     data = records_data(batch)
     scan = scan_records(data, header.record_count, find_null_key=config.compacts)
-    if header.record_count <= _FEW_RECORDS:
-        check_bodies(data, header.record_count)
     if header.has_log_append_time:
         oldest = newest = header.max_timestamp
     else:
@@ -237,6 +232,12 @@ def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch
     if is_suspect:
         _refuse_bad_records(batch, config, now_ms)
     target = _CODEC_OF.get(config.compression_type, header.codec)
+    if not scan.is_dense and (target != Codec.NONE or header.codec != Codec.NONE):
+        raise AppendError(
+            ErrorCode.INVALID_RECORD,
+            "The records inside the compressed record batch do not have incremental offsets",
+            flaw=Flaw.OFFSET_OR_SEQUENCE,
+        )
     if target != header.codec or not scan.is_dense:
         batch = _encode_again(batch, Codec(target))
         _check_size(batch.header, config)
