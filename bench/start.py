@@ -18,7 +18,7 @@ from pathlib import Path
 from klamm.client.admin import Admin
 from klamm.errors import KlammError
 from klamm.local.cluster import Cluster
-from klamm.local.ports import free_ports
+from klamm.local.network import free_ports
 from klamm.zookeeper.server import ZooKeeperServer
 
 RUNS = 3

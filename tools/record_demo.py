@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
-from klamm.local.demo import run
+from klamm.local.demo.tour import run
 
 PICTURE: Final = Path(__file__).resolve().parent.parent / "docs" / "demo.svg"
 #: A path of the project, since it is in the picture.

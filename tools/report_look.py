@@ -193,7 +193,7 @@ def complaints_in(event: dict[str, Any], page: Path) -> Iterator[str]:
 def make_pages() -> list[Path]:
     """The report of one night, of all failures of two brokers, and of a plan, in out/."""
     sys.path.insert(0, str(ROOT))
-    from klamm.pipeline.history.folder import Spools, write_tables
+    from klamm.pipeline.history.folder import SpoolInput, write_tables
     from klamm.pipeline.history.report import write_report
     from klamm.pipeline.planner.output import write_plan
     from klamm.pipeline.planner.planner import Demands, make_plan
@@ -213,7 +213,7 @@ def make_pages() -> list[Path]:
         spark_session(progress=False, little=True) as spark,
     ):
         out = Path(folder, "history")
-        records = Spools(night(Path(folder, "nodes")).spools).lay_down(spark, out)
+        records = SpoolInput(night(Path(folder, "nodes")).spools).lay_down(spark, out)
         assert records is not None
         write_report(records, write_tables(records, out), out)
         shutil.copyfile(out / "report.html", pages[0])

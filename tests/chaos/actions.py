@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from klamm.client import elections, groups, reassignments
-from klamm.client.elections import Election
+from klamm.client.elections import ElectionType
 from klamm.errors import KlammError
 from tests.chaos.clients import Member, settings
 from tests.chaos.plan import Step
@@ -134,14 +134,14 @@ class Actions:
                 self._say(f"  reassign: {refusal}")
 
     def _cancel(self, chosen: int) -> None:
-        moving = reassignments.under_way(self._world.admin)
+        moving = reassignments.list_reassignments(self._world.admin)
         if moving:
             reassignments.alter(
                 self._world.admin, {(each.topic, each.partition): None for each in moving}
             )
 
     def _elect(self, chosen: int) -> None:
-        elections.elect(self._world.admin, Election.PREFERRED, None)
+        elections.elect(self._world.admin, ElectionType.PREFERRED, None)
 
     def _alter_config(self, chosen: int) -> None:
         change = ConfigEntry(

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.local.ports import HOST
+from klamm.local.network import HOST
 
 _CHUNK: Final = 1 << 16
 #: Of a request: size, key, version, correlation id, and the length of the client id.

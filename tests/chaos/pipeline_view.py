@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyarrow import dataset
 
-from klamm.pipeline.history.folder import Spools, write_tables
+from klamm.pipeline.history.folder import SpoolInput, write_tables
 from klamm.pipeline.history.report import write_report
 from klamm.pipeline.session import spark_session
 from tests.chaos.agreement import TABLES, TableRow
@@ -14,7 +14,7 @@ from tests.chaos.agreement import TABLES, TableRow
 def make_view(spools: Sequence[Path], out: Path) -> None:
     """Tables and `report.html`, as `klamm history --spool ... --out` makes them."""
     with spark_session(progress=False, little=True) as spark:
-        records = Spools(spools).lay_down(spark, out)
+        records = SpoolInput(spools).lay_down(spark, out)
         assert records is not None, "nothing was laid down before"
         write_report(records, write_tables(records, out), out)
 

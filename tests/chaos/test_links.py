@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
 
-from klamm.local.ports import HOST
+from klamm.local.network import HOST
 from tests.chaos.links import Links
 
 PATIENCE_S = 20

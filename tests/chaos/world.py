@@ -16,10 +16,10 @@ from typing import Final
 from klamm.client import reassignments, topics
 from klamm.client.admin import Admin
 from klamm.errors import KlammError, UnavailableError
-from klamm.local.background import Background
-from klamm.local.broker_process import BrokerProcess, State
-from klamm.local.ports import HOST, free_ports
-from klamm.local.zookeeper_view import ZooKeeperView
+from klamm.local.broker_process import BrokerProcess, ProcessState
+from klamm.local.loop_thread import LoopThread
+from klamm.local.network import HOST, free_ports
+from klamm.local.zookeeper_reader import ZooKeeperReader
 from klamm.zookeeper.server import ZooKeeperEnsemble, ZooKeeperServer
 from tests.chaos.links import Links
 from tests.chaos.plan import SESSION_S
@@ -56,17 +56,17 @@ class World:
         self._count = brokers
         self._is_ensemble = zookeepers > 1
         self._stack = contextlib.ExitStack()
-        self._background = Background("chaos")
+        self._loop_thread = LoopThread("chaos")
         self._links = Links()
         self.zookeepers: list[ZooKeeperServer] = []
         self.brokers: dict[int, BrokerProcess] = {}
-        self._view: ZooKeeperView
+        self._zookeeper_reader: ZooKeeperReader
         self.admin: Admin
 
     def __enter__(self) -> "World":
         with contextlib.ExitStack() as stack:
-            stack.callback(self._background.close)
-            stack.callback(lambda: self._background.call(self._links.close()))
+            stack.callback(self._loop_thread.close)
+            stack.callback(lambda: self._loop_thread.call(self._links.close()))
             if self._is_ensemble:
                 ensemble = ZooKeeperEnsemble(3, heap="128m")
                 stack.callback(ensemble.stop)
@@ -77,8 +77,8 @@ class World:
                 stack.callback(server.stop)
                 self.zookeepers = [server.start()]
                 address = server.address
-            self._view = ZooKeeperView(self._background, address)
-            stack.callback(self._view.close)
+            self._zookeeper_reader = ZooKeeperReader(self._loop_thread, address)
+            stack.callback(self._zookeeper_reader.close)
             ports = free_ports(2 * self._count)
             for broker in range(1, self._count + 1):
                 self.brokers[broker] = self._make_broker(broker, ports.pop(), ports.pop())
@@ -103,9 +103,9 @@ class World:
         directory = self.directory / f"broker-{broker}"
         directory.mkdir(parents=True)
         name = f"broker {broker}"
-        gate = self._background.call(self._links.open_gate(name, brokers))
+        gate = self._loop_thread.call(self._links.open_gate(name, brokers))
         gates = [
-            self._background.call(self._links.open_gate(f"ZooKeeper {number}", each.port, name))
+            self._loop_thread.call(self._links.open_gate(f"ZooKeeper {number}", each.port, name))
             for number, each in enumerate(self.zookeepers, start=1)
         ]
         settings: Mapping[str, str] = {
@@ -154,7 +154,7 @@ class World:
     def part(self, one: str, other: str, *, silently: bool, one_way: bool = False) -> None:
         """Part two brokers, or a broker from ZooKeeper; `one` is who opens connections."""
         for source, target in ((one, other),) if one_way else ((one, other), (other, one)):
-            self._background.call(self._links.part(source, target, silently=silently))
+            self._loop_thread.call(self._links.part(source, target, silently=silently))
 
     def isolate(self, name: str, *, silently: bool) -> None:
         """Part a broker from everybody but its clients."""
@@ -175,14 +175,14 @@ class World:
 
     def undo(self) -> None:
         """Everybody runs again and reaches everybody."""
-        self._background.call(self._links.join())
+        self._loop_thread.call(self._links.join())
         for server in self.zookeepers:
             if server.is_running:
                 os.kill(server.pid, signal.SIGCONT)
             else:
                 server.start()
         for process in self.brokers.values():
-            if process.state is State.PAUSED:
+            if process.state is ProcessState.PAUSED:
                 process.resume()
             elif not process.is_alive:
                 process.start()
@@ -196,13 +196,13 @@ class World:
     def controller(self) -> int | None:
         """Who is controller; None also if nobody can say."""
         try:
-            return self._view.controller()
+            return self._zookeeper_reader.controller()
         except (KlammError, TimeoutError):
             return None
 
     def leader(self, name: Name) -> int | None:
         try:
-            state = self._view.partition(*name)
+            state = self._zookeeper_reader.partition(*name)
         except (KlammError, TimeoutError):
             return None
         return None if state is None else state.leader
@@ -215,7 +215,7 @@ class World:
         """As ZooKeeper has them."""
         found = []
         for name in written():
-            state = self._view.partition(*name)
+            state = self._zookeeper_reader.partition(*name)
             if state is not None:
                 leader = -1 if state.leader is None else state.leader
                 found.append(Leader(*name, leader, state.leader_epoch))
@@ -257,14 +257,16 @@ class World:
         Some topics may be left out of account; with None there must not be moves under way either.
         """
         try:
-            registered = self._view.brokers()
+            registered = self._zookeeper_reader.brokers()
             found = [
                 f"broker {broker} is not registered" for broker in self.brokers.keys() - registered
             ]
             for broker, process in self.brokers.items():
                 found += self._wrong_at(broker, process, names)
             if names is None and not found:
-                found += [f"{move} is under way" for move in reassignments.under_way(self.admin)]
+                found += [
+                    f"{move} is under way" for move in reassignments.list_reassignments(self.admin)
+                ]
             return found
         except (KlammError, TimeoutError) as error:
             return [f"cannot be asked: {error}"]
@@ -281,11 +283,11 @@ class World:
             return [f"broker {broker} cannot be asked: {error}"]
         if missing := self.brokers.keys() - {each.id for each in view.brokers}:
             return [f"broker {broker} does not know of {sorted(missing)}"]
-        if view.controller != (actual := self._view.controller()):
+        if view.controller != (actual := self._zookeeper_reader.controller()):
             return [f"broker {broker} takes {view.controller} for controller instead of {actual}"]
         found = []
         for each in view.partitions():
-            state = self._view.partition(each.topic, each.partition)
+            state = self._zookeeper_reader.partition(each.topic, each.partition)
             where = f"{each.topic}-{each.partition}"
             if state is None or state.leader is None:
                 found.append(f"{where} has no leader")

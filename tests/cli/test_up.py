@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from klamm.client.admin import Admin
-from klamm.local.ports import free_ports, is_free
+from klamm.local.network import free_ports, is_free
 from tests.cli.running import run_here, run_process
 from tests.local.test_cluster import descendants, is_alive
 from tests.waiting import wait_until

@@ -77,5 +77,5 @@ def test_waves_come_in_the_order_of_their_names(tmp_path: Path):
         (offset_reset.shift_by(-3), -1, 7),
     ],
 )
-def test_goals_are_offsets(goal: offset_reset.Goal, committed: int, offset: int):
+def test_goals_are_offsets(goal: offset_reset.OffsetTarget, committed: int, offset: int):
     assert goal(2, 10, committed) == offset

@@ -13,9 +13,9 @@ import pytest
 
 from klamm import Cluster
 from klamm.errors import ConfigError, KlammError, UnavailableError
-from klamm.local.broker_process import State
+from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import ConditionNotMetError
-from klamm.local.traffic import Writer, read_all
+from klamm.local.demo.load import NumberedProducer, read_numbers
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -51,7 +51,7 @@ def descendants(pid: int) -> set[int]:
 def test_a_killed_leader_is_replaced_and_comes_back(klamm_cluster: Cluster, topic: str):
     leader = klamm_cluster.leader(topic)
     klamm_cluster.kill(leader)
-    assert klamm_cluster.broker(leader).state is State.STOPPED
+    assert klamm_cluster.broker(leader).state is ProcessState.STOPPED
     successor = klamm_cluster.wait_leader(topic, other_than=leader)
     assert successor != leader
     klamm_cluster.wait_isr(topic, 0, {1, 2, 3} - {leader})
@@ -76,7 +76,7 @@ def test_a_controlled_shutdown_hands_leadership_over_before_it_ends(
 def test_a_paused_controller_is_replaced_and_steps_back(klamm_cluster: Cluster):
     controller = klamm_cluster.wait_controller()
     klamm_cluster.pause(controller)
-    assert klamm_cluster.broker(controller).state is State.PAUSED
+    assert klamm_cluster.broker(controller).state is ProcessState.PAUSED
     klamm_cluster.wait_controller(other_than=controller)
     klamm_cluster.resume(controller)
     klamm_cluster.heal()
@@ -92,7 +92,7 @@ def test_a_broker_that_is_cut_from_zookeeper_is_forgotten_until_it_rejoins(
     klamm_cluster.cut_from_zookeeper(2)
     wait_until(lambda: klamm_cluster.registered() == {1, 3}, "broker 2 to be forgotten")
     wait_until(lambda: known() == {1, 3}, "the others to have heard of it")
-    assert klamm_cluster.broker(2).state is State.RUNNING
+    assert klamm_cluster.broker(2).state is ProcessState.RUNNING
     klamm_cluster.rejoin_zookeeper(2)
     wait_until(lambda: klamm_cluster.registered() == {1, 2, 3}, "broker 2 to register again")
 
@@ -104,7 +104,7 @@ def test_a_leader_that_is_cut_from_zookeeper_acknowledges_nothing_that_is_lost(
 ):
     topic = klamm_topic_prefix + "orders"
     klamm_cluster.create_topic(topic, config={"min.insync.replicas": "2"})
-    writer = Writer(klamm_cluster.bootstrap_servers, topic)
+    writer = NumberedProducer(klamm_cluster.bootstrap_servers, topic)
     wait_until(lambda: len(writer.acknowledged) >= 50, "acknowledged records")
     leader = klamm_cluster.wait_leader(topic)
     # It still reaches its clients and the other brokers; only ZooKeeper does not hear of it.
@@ -117,7 +117,7 @@ def test_a_leader_that_is_cut_from_zookeeper_acknowledges_nothing_that_is_lost(
 
     # Whoever asks the old leader is told that it leads, and waits for replicas that have left it.
     wait_until(lambda: known_leader() == successor, "the new leader to know")
-    other = Writer(klamm_cluster.broker(successor).address, topic)
+    other = NumberedProducer(klamm_cluster.broker(successor).address, topic)
     wait_until(lambda: len(other.acknowledged) >= 50, "records at the new leader")
     klamm_cluster.rejoin_zookeeper(leader)
     klamm_cluster.wait_isr(topic, 0, {1, 2, 3})
@@ -126,7 +126,7 @@ def test_a_leader_that_is_cut_from_zookeeper_acknowledges_nothing_that_is_lost(
     for each in (writer, other):
         each.stop()
         assert not each.refused
-    found = read_all(klamm_cluster.bootstrap_servers, topic, 1)[0]
+    found = read_numbers(klamm_cluster.bootstrap_servers, topic, 1)[0]
     assert Counter(found) == Counter(writer.acknowledged + other.acknowledged)
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from klamm.errors import KlammError
-from klamm.local.guide import Guide
+from klamm.local.demo.presenter import Presenter
 
 
 def run_on_terminal(arguments: list[str], keys_at: str) -> tuple[int, str]:
@@ -82,7 +82,7 @@ def test_a_spark_job_reads_through_the_whole_tour_which_ends_with_a_report(tmp_p
 
 def test_a_claim_that_does_not_hold_ends_the_tour():
     written = io.StringIO()
-    guide = Guide(Console(file=written))
+    guide = Presenter(Console(file=written))
     guide.check("water is wet", True)
     with pytest.raises(KlammError, match="it was not so: pigs fly"):
         guide.check("pigs fly", False)

@@ -2,38 +2,40 @@
 
 from dataclasses import replace
 
-from klamm.client.topics import Partition
-from klamm.local.broker_process import State
-from klamm.local.status import BrokerStatus, Status, changes
+from klamm.client.topics import PartitionDescription
+from klamm.local.broker_process import ProcessState
+from klamm.local.status import BrokerStatus, ClusterStatus, describe_changes
 
 
-def broker(number: int, state: State = State.RUNNING, exit_code: int | None = None) -> BrokerStatus:
+def broker(
+    number: int, state: ProcessState = ProcessState.RUNNING, exit_code: int | None = None
+) -> BrokerStatus:
     return BrokerStatus(number, f"127.0.0.1:{9091 + number}", None, 100, state, exit_code)
 
 
-def partition(number: int, leader: int, isr: tuple[int, ...]) -> Partition:
-    return Partition("orders", number, leader, 0, (1, 2, 3), isr, ())
+def partition(number: int, leader: int, isr: tuple[int, ...]) -> PartitionDescription:
+    return PartitionDescription("orders", number, leader, 0, (1, 2, 3), isr, ())
 
 
-def status(*partitions: Partition, controller: int | None = 1) -> Status:
+def status(*partitions: PartitionDescription, controller: int | None = 1) -> ClusterStatus:
     by_name = {(each.topic, each.partition): each for each in partitions}
-    return Status((broker(1), broker(2)), controller, True, by_name)
+    return ClusterStatus((broker(1), broker(2)), controller, True, by_name)
 
 
 WELL = status(partition(0, 1, (1, 2, 3)))
 
 
 def test_nothing_happened():
-    assert list(changes(WELL, WELL)) == []
+    assert list(describe_changes(WELL, WELL)) == []
     assert (WELL.under_replicated, WELL.leaderless) == (0, 0)
 
 
 def test_a_broker_dies_and_its_partitions_change():
     after = replace(
         status(partition(0, 2, (2, 3)), controller=2),
-        brokers=(broker(1, State.DEAD, -9), broker(2)),
+        brokers=(broker(1, ProcessState.DEAD, -9), broker(2)),
     )
-    assert list(changes(WELL, after)) == [
+    assert list(describe_changes(WELL, after)) == [
         "broker 1 died (by signal 9)",
         "broker 2 became controller (was 1)",
         "orders-0: leader 1 → 2, ISR 1,2,3 → 2,3",
@@ -43,7 +45,7 @@ def test_a_broker_dies_and_its_partitions_change():
 
 def test_a_partition_without_a_leader_is_told_as_such():
     after = status(partition(0, -1, (1,)), controller=None)
-    assert list(changes(WELL, after)) == [
+    assert list(describe_changes(WELL, after)) == [
         "nobody is controller (was 1)",
         "orders-0: leader 1 → none, ISR 1,2,3 → 1",
     ]
@@ -51,18 +53,18 @@ def test_a_partition_without_a_leader_is_told_as_such():
 
 
 def test_topics_come_and_go():
-    assert list(changes(status(), WELL)) == ["topic orders was created"]
-    assert list(changes(WELL, status())) == ["topic orders was deleted"]
+    assert list(describe_changes(status(), WELL)) == ["topic orders was created"]
+    assert list(describe_changes(WELL, status())) == ["topic orders was deleted"]
 
 
 def test_many_changes_at_once_are_counted():
     before = status(*(partition(number, 1, (1, 2, 3)) for number in range(100)))
     after = status(*(partition(number, 2, (2, 3)) for number in range(100)))
-    told = list(changes(before, after))
+    told = list(describe_changes(before, after))
     assert len(told) == 7
     assert told[-1] == "and 94 more partitions changed"
 
 
 def test_what_cannot_be_seen_is_not_told():
-    unknown = Status((broker(1), broker(2)), None, False, {}, is_known=False)
-    assert list(changes(WELL, unknown)) == ["ZooKeeper ended"]
+    unknown = ClusterStatus((broker(1), broker(2)), None, False, {}, is_known=False)
+    assert list(describe_changes(WELL, unknown)) == ["ZooKeeper ended"]

@@ -15,7 +15,7 @@ from klamm.client.admin import Admin
 from klamm.client.reassignments import decode_plan
 from klamm.client.topics import NewTopic, create
 from klamm.errors import KlammError
-from klamm.local.ports import free_ports
+from klamm.local.network import free_ports
 from klamm.pipeline.planner.output import write_plan
 from klamm.pipeline.planner.planner import make_plan
 from klamm.pipeline.planner.waves import make_waves

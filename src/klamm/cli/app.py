@@ -85,7 +85,7 @@ def demo(
     \b
     Example: klamm demo --step
     """
-    from klamm.local.demo import run
+    from klamm.local.demo.tour import run
 
     run(_wait_for_key if step else _go_on, out=out, spark=spark)
 

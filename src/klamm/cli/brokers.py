@@ -10,9 +10,9 @@ import typer
 from klamm.cli.options import AsJson, BootstrapServer, group
 from klamm.cli.render import show_json, show_rows, stdout, table
 from klamm.client import brokers, configs, topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin, Broker
-from klamm.client.configs import Resource
-from klamm.client.topics import ClusterView
+from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin, LiveBroker
+from klamm.client.configs import ConfigResource
+from klamm.client.topics import ClusterDescription
 from klamm.protocol.codes import ErrorCode, KafkaError
 
 app = group("Brokers: which are alive, and what each of them holds.")
@@ -86,7 +86,7 @@ def describe(
         directories = brokers.log_dirs(admin, id)
         given = [
             each
-            for each in configs.describe(admin, Resource.broker(id))
+            for each in configs.describe(admin, ConfigResource.broker(id))
             if each.source != "default" and not each.sensitive
         ]
     if as_json:
@@ -107,7 +107,7 @@ def describe(
     console.print(table(given, columns))
 
 
-def _row(broker: Broker, view: ClusterView) -> BrokerRow:
+def _row(broker: LiveBroker, view: ClusterDescription) -> BrokerRow:
     partitions = list(view.partitions())
     return BrokerRow(
         broker.id,

@@ -10,7 +10,7 @@ from klamm.cli.options import AsJson, BootstrapServer, TopicOption, group, setti
 from klamm.cli.render import say, show_rows
 from klamm.client import configs
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.configs import DEFAULT, Resource
+from klamm.client.configs import DEFAULT, ConfigResource
 
 app = group("Settings of topics and brokers.")
 
@@ -90,13 +90,13 @@ def alter(
         say(f"Beware: {configs.unknown_key(resource, name)}")
 
 
-def _resource(topic: str | None, broker: str | None) -> Resource:
+def _resource(topic: str | None, broker: str | None) -> ConfigResource:
     if (topic is None) == (broker is None):
         raise typer.BadParameter("give one of them", param_hint="--topic / --broker")
     if topic is not None:
-        return Resource.topic(topic)
+        return ConfigResource.topic(topic)
     if broker == DEFAULT:
-        return Resource.broker(None)
+        return ConfigResource.broker(None)
     if broker is None or not broker.isdecimal():
         raise typer.BadParameter(f"{broker!r} is not a broker's id", param_hint="--broker")
-    return Resource.broker(int(broker))
+    return ConfigResource.broker(int(broker))

@@ -15,8 +15,8 @@ import typer
 from klamm.cli.options import BootstrapServer, TopicName
 from klamm.client import groups, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.groups import EARLIEST, LATEST, Name
 from klamm.errors import KlammError
+from klamm.names import EARLIEST, LATEST, TopicPartition
 
 _POLL_S: Final = 0.5
 _TOKEN: Final = re.compile(r"%([sSkKhtpoT%])")
@@ -72,7 +72,7 @@ def consume(
         for number in partition or ():
             if number not in known:
                 raise KlammError(f"Topic {topic} has partitions 0 to {known[-1]}, not {number}.")
-        names = [(topic, number) for number in partition or known]
+        names = [TopicPartition(topic, number) for number in partition or known]
         ends = groups.offsets_at(admin, names, LATEST) if exit_at_end else None
         starts = _starts(admin, names, offset) if group is None else {}
     consumer = _consumer(bootstrap_server, topic, group, starts, offset)
@@ -90,11 +90,15 @@ def consume(
 
 
 def _consumer(
-    bootstrap_server: str, topic: str, group: str | None, starts: dict[Name, int], offset: str
+    bootstrap_server: str,
+    topic: str,
+    group: str | None,
+    starts: dict[TopicPartition, int],
+    offset: str,
 ) -> Any:
-    from confluent_kafka import Consumer, TopicPartition
+    import confluent_kafka
 
-    consumer = Consumer(
+    consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap_server,
             "group.id": group or "klamm-consume",  # librdkafka wants one; none is joined
@@ -108,15 +112,15 @@ def _consumer(
     if group is not None:
         consumer.subscribe([topic])
     else:
-        consumer.assign([TopicPartition(*name, at) for name, at in starts.items()])
+        consumer.assign([confluent_kafka.TopicPartition(*name, at) for name, at in starts.items()])
     return consumer
 
 
-def _records(consumer: Any, ends: dict[Name, int] | None) -> Iterator[Any]:
+def _records(consumer: Any, ends: dict[TopicPartition, int] | None) -> Iterator[Any]:
     """Records as they come; with `ends`, until every assigned partition was read up to there."""
     from confluent_kafka import KafkaError
 
-    done: set[Name] = set()
+    done: set[TopicPartition] = set()
     while ends is None or not _all_done(consumer, done):
         message = consumer.poll(0)
         if message is None:
@@ -126,7 +130,7 @@ def _records(consumer: Any, ends: dict[Name, int] | None) -> Iterator[Any]:
         if message is None:
             continue
         error = message.error()
-        name = (message.topic(), message.partition())
+        name = TopicPartition(message.topic(), message.partition())
         if error is None and (ends is None or message.offset() < ends.get(name, 0)):
             yield message
         elif error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -135,13 +139,15 @@ def _records(consumer: Any, ends: dict[Name, int] | None) -> Iterator[Any]:
             done.add(name)
 
 
-def _all_done(consumer: Any, done: set[Name]) -> bool:
+def _all_done(consumer: Any, done: set[TopicPartition]) -> bool:
     # A group assigns nothing at first.
     assigned = {(each.topic, each.partition) for each in consumer.assignment()}
     return bool(assigned) and assigned <= done
 
 
-def _starts(admin: Admin, names: Sequence[Name], offset: str) -> dict[Name, int]:
+def _starts(
+    admin: Admin, names: Sequence[TopicPartition], offset: str
+) -> dict[TopicPartition, int]:
     """Where to begin in each partition that can be read."""
     first = groups.offsets_at(admin, names, EARLIEST)
     if offset == "beginning":

@@ -11,7 +11,7 @@ from klamm.cli.options import AsJson, BootstrapServer, group
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.client import configs, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.configs import Resource
+from klamm.client.configs import ConfigResource
 from klamm.errors import ConfigError
 from klamm.protocol.codes import ErrorCode, KafkaError
 
@@ -70,7 +70,7 @@ def _zookeeper(bootstrap_server: str) -> str:
     """The address that the brokers themselves have been given."""
     with Admin(bootstrap_server) as admin:
         broker = topics.describe(admin, []).brokers[0]
-        for setting in configs.describe(admin, Resource.broker(broker.id)):
+        for setting in configs.describe(admin, ConfigResource.broker(broker.id)):
             if setting.name == "zookeeper.connect" and setting.value:
                 return setting.value
     raise ConfigError(f"Broker {broker.id} names no ZooKeeper; give its address with --zookeeper.")

@@ -11,7 +11,7 @@ from klamm.cli.options import AsJson, BootstrapServer, TopicOption
 from klamm.cli.render import show_rows
 from klamm.client import elections, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.elections import Election
+from klamm.client.elections import ElectionType
 from klamm.errors import KlammError
 
 _COLUMNS = {
@@ -22,7 +22,7 @@ _COLUMNS = {
 }
 
 
-class Kind(StrEnum):
+class ElectionChoice(StrEnum):
     """What to elect, as the command line says it."""
 
     PREFERRED = "preferred"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 def elect(
-    kind: Annotated[Kind, typer.Argument(show_default=False)],
+    kind: Annotated[ElectionChoice, typer.Argument(show_default=False)],
     topic: TopicOption = None,
     partition: Annotated[
         int | None, typer.Option(min=0, help="One partition of the topic; else all of them.")
@@ -60,7 +60,7 @@ def elect(
                 if partition is not None
                 else [(topic, each.partition) for each in found.partitions]
             )
-        outcomes = elections.elect(admin, Election[kind.name], partitions)
+        outcomes = elections.elect(admin, ElectionType[kind.name], partitions)
     show_rows(outcomes, _COLUMNS, as_json=as_json, empty="No election was needed.")
     failed = [each for each in outcomes if each.failed]
     if failed:

@@ -12,7 +12,7 @@ from klamm.cli.options import AsJson, BootstrapServer, group
 from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import groups, offset_reset
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.offset_reset import Goal
+from klamm.client.offset_reset import OffsetTarget
 
 app = group("Consumer groups: members, positions, and where they go on.")
 
@@ -105,7 +105,7 @@ def reset_offsets(
     \b
     Example: klamm groups reset-offsets billing --topic orders --to-earliest --execute
     """
-    goals: list[Goal | int] = []
+    goals: list[OffsetTarget | int] = []
     if to_earliest:
         goals.append(offset_reset.to_earliest)
     if to_latest:

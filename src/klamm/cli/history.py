@@ -19,8 +19,8 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from klamm.pipeline.history.folder import Spools, Topic
-    from klamm.pipeline.history.report_facts import Facts
+    from klamm.pipeline.history.folder import SpoolInput, TopicInput
+    from klamm.pipeline.history.report_facts import ReportFacts
 
 _EVERY_S: Final = 10.0
 
@@ -59,11 +59,11 @@ def history(
     """
     if more_spools and not spool:
         raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
-    from klamm.pipeline.history.folder import Spools, Topic
+    from klamm.pipeline.history.folder import SpoolInput, TopicInput
     from klamm.pipeline.session import are_little, spark_session
 
     spools = [*(spool or ()), *(more_spools or ())]
-    source = Spools(spools) if spools else Topic(bootstrap_server, topic)
+    source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic)
     source.check()
     # Who follows may see much in the end.
     little = bool(spools) and not follow and are_little(spools)
@@ -84,12 +84,12 @@ def history(
 
 def _refresh(
     spark: SparkSession,
-    source: Spools | Topic,
+    source: SpoolInput | TopicInput,
     out: Path,
     min_isr: DataFrame | None,
     *,
     may_be_empty: bool,
-) -> Facts | None:
+) -> ReportFacts | None:
     """Bring the folder up to date; None if it was, or if there are no events yet."""
     from klamm.pipeline.history.folder import RECORDS, TABLES, write_tables
     from klamm.pipeline.history.report import write_report
@@ -128,7 +128,7 @@ def _progress(steps: int) -> Iterator[Any]:
         yield advance
 
 
-def _show(facts: Facts, out: Path, *, as_json: bool) -> None:
+def _show(facts: ReportFacts, out: Path, *, as_json: bool) -> None:
     from pyarrow import dataset
 
     from klamm.pipeline.history.folder import TABLES

@@ -166,8 +166,12 @@ def plan(
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
-    from klamm.pipeline.planner.frames import ordered_partitions
-    from klamm.pipeline.planner.input import read_capacities, read_sizes, with_sizes
+    from klamm.pipeline.planner.frames import (
+        ordered_partitions,
+        read_capacities,
+        read_sizes,
+        with_sizes,
+    )
     from klamm.pipeline.planner.output import summarise, write_plan
     from klamm.pipeline.planner.planner import Demands, make_plan
     from klamm.pipeline.planner.waves import default_limit, make_waves

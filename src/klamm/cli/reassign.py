@@ -17,8 +17,9 @@ from klamm.cli.options import AsJson, BootstrapServer, broker_ids, group
 from klamm.cli.render import say, show_json, show_rows, stderr
 from klamm.client import reassignments, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.reassignments import COMPLETED, IN_PROGRESS, NOT_AS_PLANNED, Name, Plan
+from klamm.client.reassignments import COMPLETED, IN_PROGRESS, NOT_AS_PLANNED, Plan
 from klamm.errors import ConfigError, KlammError
+from klamm.names import TopicPartition
 
 app = group("Move replicas; the JSON is that of kafka-reassign-partitions.")
 
@@ -91,10 +92,10 @@ def generate(
             else [broker.id for broker in topics.describe(admin, []).brokers]
         )
         chance = random.Random(seed)
-        proposed = reassignments.propose(
+        proposed = reassignments.propose_plan(
             admin, names, chosen, start=chance.randrange(1 << 30), shift=chance.randrange(1 << 30)
         )
-        now = reassignments.current(admin, proposed)
+        now = reassignments.current_replicas(admin, proposed)
     plan = reassignments.encode_plan(proposed)
     if as_json:
         show_json({"current": reassignments.encode_plan(now), "proposed": plan})
@@ -130,12 +131,12 @@ def execute(
     """
     waves = _waves(file, kafkas_name)
     with Admin(bootstrap_server) as admin:
-        if not additional and reassignments.under_way(admin):
+        if not additional and reassignments.list_reassignments(admin):
             raise KlammError(
                 "Other moves are under way (klamm reassign list): wait for them, cancel them, or "
                 "add to them with --additional."
             )
-        back = reassignments.current(
+        back = reassignments.current_replicas(
             admin, list(dict.fromkeys(name for _, plan in waves for name in plan))
         )
         encoded = reassignments.encode_plan(back)
@@ -171,7 +172,7 @@ def verify(
     """
     plan = {name: to for _, each in _waves(file, kafkas_name) for name, to in each.items()}
     with Admin(bootstrap_server) as admin:
-        rows = reassignments.progress(admin, plan)
+        rows = reassignments.verify(admin, plan)
         if not preserve_throttles and all(row.status != IN_PROGRESS for row in rows):
             reassignments.clear_throttles(admin, plan)
     show_rows(rows, _PROGRESS, as_json=as_json, empty="The plan is empty.")
@@ -202,11 +203,11 @@ def cancel(
     if everything == ((file or kafkas_name) is not None):
         raise typer.BadParameter("give one of them", param_hint="FILE / --all")
     with Admin(bootstrap_server) as admin:
-        plan: list[Name] | None = None
+        plan: list[TopicPartition] | None = None
         if not everything:
             plan = [name for _, each in _waves(file, kafkas_name) for name in each]
-        moves = reassignments.under_way(admin, plan)
-        names = [(move.topic, move.partition) for move in moves]
+        moves = reassignments.list_reassignments(admin, plan)
+        names = [TopicPartition(move.topic, move.partition) for move in moves]
         _report(reassignments.alter(admin, dict.fromkeys(names)), len(names))
         if names and not preserve_throttles:
             reassignments.clear_throttles(admin, names)
@@ -223,7 +224,7 @@ def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_B
     Example: klamm reassign list
     """
     with Admin(bootstrap_server) as admin:
-        moves = reassignments.under_way(admin)
+        moves = reassignments.list_reassignments(admin)
     show_rows(moves, _MOVES, as_json=as_json, empty="No move is under way.")
 
 
@@ -245,14 +246,14 @@ def _read(path: Path | None) -> bytes:
 
 
 def _begin(admin: Admin, plan: Plan, throttle: int | None) -> None:
-    reassignments.current(admin, plan)  # raises for partitions that do not exist
+    reassignments.current_replicas(admin, plan)  # raises for partitions that do not exist
     if throttle:
         reassignments.throttle(admin, plan, throttle)
     _report(reassignments.alter(admin, plan), len(plan))
     say(f"Moving {len(plan)} partitions.")
 
 
-def _report(refused: Sequence[reassignments.Refusal], asked: int) -> None:
+def _report(refused: Sequence[reassignments.RefusedReassignment], asked: int) -> None:
     if refused:
         shown = "; ".join(f"{r.topic}-{r.partition} {r.error}: {r.message}" for r in refused[:5])
         more = f" (and {len(refused) - 5} more)" if len(refused) > 5 else ""
@@ -269,7 +270,7 @@ def _wait(admin: Admin, plan: Plan, what: str) -> None:
     with Progress(*columns, console=stderr()) as bar:
         task = bar.add_task(what, total=len(plan))
         while True:
-            rows = reassignments.progress(admin, plan)
+            rows = reassignments.verify(admin, plan)
             bar.update(task, completed=sum(row.status != IN_PROGRESS for row in rows))
             if all(row.status != IN_PROGRESS for row in rows):
                 break

@@ -11,8 +11,8 @@ from klamm.cli.options import AsJson, BootstrapServer, TopicName, assignment, gr
 from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import configs, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
-from klamm.client.configs import Resource
-from klamm.client.topics import NewTopic, Topic
+from klamm.client.configs import ConfigResource
+from klamm.client.topics import NewTopic, TopicDescription
 
 app = group("Topics: create, list, describe, alter and delete them.")
 
@@ -81,7 +81,7 @@ def create(
             say(f"Topic {name} exists.")
             return
         made = topics.create(admin, topic)
-        topics.wait_heard(admin, name, made)
+        topics.wait_until_known(admin, name, made)
     say(f"Created topic {name}.")
 
 
@@ -145,14 +145,14 @@ def describe(
         overrides = {
             topic.topic: {
                 each.name: each.value
-                for each in configs.describe(admin, Resource.topic(topic.topic))
+                for each in configs.describe(admin, ConfigResource.topic(topic.topic))
                 if each.source == "topic"
             }
             for topic in found
             if as_json or name is not None
         }
 
-    def shown(topic: Topic) -> list[topics.Partition]:
+    def shown(topic: TopicDescription) -> list[topics.PartitionDescription]:
         return [
             each
             for each in topic.partitions
@@ -209,7 +209,7 @@ def alter(
     """
     with Admin(bootstrap_server) as admin:
         topics.add_partitions(admin, name, partitions, assignment(replica_assignment))
-        topics.wait_heard(admin, name, partitions)
+        topics.wait_until_known(admin, name, partitions)
     say(f"Topic {name} has {partitions} partitions.")
 
 
@@ -222,5 +222,5 @@ def delete(name: TopicName, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRA
     """
     with Admin(bootstrap_server) as admin:
         topics.delete(admin, name)
-        topics.wait_heard(admin, name, None)
+        topics.wait_until_known(admin, name, None)
     say(f"Deleted topic {name}.")

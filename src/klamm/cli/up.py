@@ -24,7 +24,7 @@ from klamm.cli.render import say, stdout, table
 
 if TYPE_CHECKING:
     from klamm.local.cluster import Cluster
-    from klamm.local.status import Status
+    from klamm.local.status import ClusterStatus
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_INTERVAL_S: Final = 0.5
@@ -155,16 +155,16 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
 
 def _watch(cluster: Cluster, asked: threading.Event, *, live: bool) -> None:
     """Show what the cluster is like, or (not on a terminal) what happens to it, until asked."""
-    from klamm.local.status import changes, look
+    from klamm.local.status import describe_changes, read_status
 
-    status = look(cluster)
+    status = read_status(cluster)
     events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
     with _shown(status, live) as show:
         interval_s = _LOOK_INTERVAL_S
         while not asked.wait(interval_s):
             begun = time.monotonic()
-            now = look(cluster)
-            for event in changes(status, now):
+            now = read_status(cluster)
+            for event in describe_changes(status, now):
                 told = f"{time.strftime('%H:%M:%S')} {event}"
                 if live:
                     events.append(told)
@@ -176,7 +176,9 @@ def _watch(cluster: Cluster, asked: threading.Event, *, live: bool) -> None:
 
 
 @contextmanager
-def _shown(status: Status, live: bool) -> Iterator[Callable[[Status, deque[str]], None]]:
+def _shown(
+    status: ClusterStatus, live: bool
+) -> Iterator[Callable[[ClusterStatus, deque[str]], None]]:
     if not live:
         yield lambda status, events: None
         return
@@ -184,7 +186,7 @@ def _shown(status: Status, live: bool) -> Iterator[Callable[[Status, deque[str]]
         yield lambda status, events: display.update(_picture(status, events), refresh=True)
 
 
-def _picture(status: Status, events: deque[str]) -> RenderableType:
+def _picture(status: ClusterStatus, events: deque[str]) -> RenderableType:
     if status.is_known:
         who = "nobody" if status.controller is None else f"broker {status.controller}"
         line = (

@@ -18,7 +18,7 @@ from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codes import ErrorCode, KafkaError
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-NOBODY: Final = -1
+NO_LEADER: Final = -1
 
 #: The wrong broker was asked, or the right one is not ready: find out again who it is.
 _ASK_AGAIN: Final = frozenset(
@@ -38,7 +38,7 @@ _PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Broker:
+class LiveBroker:
     """A broker that is alive, as clients reach it."""
 
     id: int
@@ -70,7 +70,7 @@ class Admin:
         self._bootstrap = [_split_address(each) for each in bootstrap_servers.split(",")]
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], Connection] = {}
-        self._brokers: dict[int, Broker] = {}
+        self._brokers: dict[int, LiveBroker] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +114,7 @@ class Admin:
     def ask_controller(self, api: ApiKey, values: Values) -> Any:
         """The controller, also while it changes."""
 
-        def controller() -> Broker:
+        def controller() -> LiveBroker:
             answer = self.metadata([])
             return self._broker(answer.controller_id, "controller")
 
@@ -123,11 +123,11 @@ class Admin:
     def ask_coordinator(self, group: str, api: ApiKey, values: Values) -> Any:
         """The coordinator of a group, also while it changes."""
 
-        def coordinator() -> Broker:
+        def coordinator() -> LiveBroker:
             asked = {"key": group, "key_type": _GROUP}
             answer = self.ask_any(ApiKey.FIND_COORDINATOR, asked)
             check(answer.error_code, answer.error_message)
-            return Broker(answer.node_id, answer.host, answer.port, None)
+            return LiveBroker(answer.node_id, answer.host, answer.port, None)
 
         return self._ask_until_right(coordinator, api, values)
 
@@ -144,7 +144,7 @@ class Admin:
         """A Metadata answer about some topics, none, or (None) all; creates nothing."""
         answer = self.ask_any(ApiKey.METADATA, _metadata_request(topics))
         self._brokers = {
-            each.node_id: Broker(each.node_id, each.host, each.port, each.rack)
+            each.node_id: LiveBroker(each.node_id, each.host, each.port, each.rack)
             for each in answer.brokers
         }
         return answer
@@ -168,7 +168,7 @@ class Admin:
                 self.metadata([])  # raises when nobody is there at all
             time.sleep(_PAUSE_S)
 
-    def _ask_until_right(self, find: Callable[[], Broker], api: ApiKey, values: Values) -> Any:
+    def _ask_until_right(self, find: Callable[[], LiveBroker], api: ApiKey, values: Values) -> Any:
         deadline = time.monotonic() + self.timeout_s
 
         def attempt() -> Any:
@@ -182,7 +182,7 @@ class Admin:
 
         return self.retry(attempt, "The broker in charge")
 
-    def _broker(self, broker: int, role: str) -> Broker:
+    def _broker(self, broker: int, role: str) -> LiveBroker:
         found = self._brokers.get(broker)
         if found is not None:
             return found
@@ -218,7 +218,7 @@ def _split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+def partitions_by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     """Partition numbers under the names of their topics, as requests have them."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:

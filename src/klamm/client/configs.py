@@ -28,18 +28,18 @@ DEFAULT: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ConfigResource:
     """What has settings; the broker without a name stands for the default of all brokers."""
 
     kind: int
     name: str
 
     @classmethod
-    def topic(cls, name: str) -> "Resource":
+    def topic(cls, name: str) -> "ConfigResource":
         return cls(_TOPIC, name)
 
     @classmethod
-    def broker(cls, broker: int | None) -> "Resource":
+    def broker(cls, broker: int | None) -> "ConfigResource":
         """A broker's, or (None) the defaults that all brokers share."""
         return cls(_BROKER, "" if broker is None else str(broker))
 
@@ -50,7 +50,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigEntry:
     """One key of a resource. The value of a sensitive one is not told."""
 
     name: str
@@ -60,7 +60,7 @@ class Setting:
     sensitive: bool
 
 
-def describe(admin: Admin, resource: Resource) -> list[Setting]:
+def describe(admin: Admin, resource: ConfigResource) -> list[ConfigEntry]:
     """Every setting of a resource, by name."""
     asked = {
         "resources": [
@@ -78,7 +78,7 @@ def describe(admin: Admin, resource: Resource) -> list[Setting]:
     _check_found(admin, resource, result)
     return sorted(
         (
-            Setting(
+            ConfigEntry(
                 each.name,
                 each.value,
                 _SOURCES.get(each.config_source, "unknown"),
@@ -92,7 +92,7 @@ def describe(admin: Admin, resource: Resource) -> list[Setting]:
 
 
 def alter(
-    admin: Admin, resource: Resource, changes: Mapping[str, str], removals: Sequence[str] = ()
+    admin: Admin, resource: ConfigResource, changes: Mapping[str, str], removals: Sequence[str] = ()
 ) -> None:
     """Set some keys and give others back to what they fall back to."""
     configs: list[dict[str, Any]] = [
@@ -113,29 +113,29 @@ def alter(
     _check_found(admin, resource, result)
 
 
-def unknown_names(resource: Resource, names: Iterable[str]) -> list[str]:
+def unknown_names(resource: ConfigResource, names: Iterable[str]) -> list[str]:
     """Those names that are no key of Kafka 3.9 or klamm; a plug-in may have keys of its own."""
     return [name for name in names if name not in _known(resource)]
 
 
-def unknown_key(resource: Resource, name: str) -> KafkaError:
+def unknown_key(resource: ConfigResource, name: str) -> KafkaError:
     """The error that says that a resource has no such key, and which may have been meant."""
     nearest = suggestion(name, _known(resource)) or "."
     return KafkaError(ErrorCode.INVALID_CONFIG, f"{resource} has no setting {name}{nearest}")
 
 
-def _known(resource: Resource) -> Collection[str]:
+def _known(resource: ConfigResource) -> Collection[str]:
     return TOPIC_KEYS if resource.kind == _TOPIC else KEYS
 
 
-def _ask(admin: Admin, resource: Resource, api: ApiKey, asked: Mapping[str, Any]) -> Any:
+def _ask(admin: Admin, resource: ConfigResource, api: ApiKey, asked: Mapping[str, Any]) -> Any:
     if resource.kind == _BROKER and resource.name:
         # Nobody else knows what its file says.
         return admin.ask_broker(int(resource.name), api, asked)
     return admin.ask_any(api, asked)
 
 
-def _check_found(admin: Admin, resource: Resource, result: Any) -> None:
+def _check_found(admin: Admin, resource: ConfigResource, result: Any) -> None:
     if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and resource.kind == _TOPIC:
         raise unknown_topic(admin, resource.name)
     check(result.error_code, result.error_message)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from klamm.client.admin import Admin, by_topic
+from klamm.client.admin import Admin, partitions_by_topic
 from klamm.client.errors import check
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
 
-class Election(IntEnum):
+class ElectionType(IntEnum):
     """Whom a partition may get; the numbers are the protocol's."""
 
     PREFERRED = 0
@@ -18,7 +18,7 @@ class Election(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ElectionResult:
     """What came of it for one partition: elected, not needed, or why not."""
 
     topic: str
@@ -33,14 +33,14 @@ class Outcome:
 
 
 def elect(
-    admin: Admin, election: Election, partitions: Sequence[tuple[str, int]] | None
-) -> list[Outcome]:
+    admin: Admin, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
+) -> list[ElectionResult]:
     """Elect leaders for some partitions, or (None) wherever it is needed."""
     topics = None
     if partitions is not None:
         topics = [
             {"topic": topic, "partitions": numbers}
-            for topic, numbers in by_topic(partitions).items()
+            for topic, numbers in partitions_by_topic(partitions).items()
         ]
     asked = {
         "election_type": int(election),
@@ -51,7 +51,7 @@ def elect(
     check(getattr(answer, "error_code", ErrorCode.NONE))
     return sorted(
         (
-            Outcome(
+            ElectionResult(
                 topic.topic,
                 each.partition_id,
                 ErrorCode.of(each.error_code).name if each.error_code else "elected",

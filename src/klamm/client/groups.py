@@ -3,21 +3,17 @@
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from klamm.client import topics
-from klamm.client.admin import Admin, by_topic
+from klamm.client.admin import Admin, partitions_by_topic
 from klamm.client.errors import check, suggestion
 from klamm.errors import UnavailableError
+from klamm.names import LATEST, TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-Name: TypeAlias = tuple[str, int]
-
-#: Points in time that are not times, as ListOffsets has them.
-LATEST: Final = -1
-EARLIEST: Final = -2
 _UNKNOWN: Final = -1
 _CONSUMER: Final = -1  # as a replica id
 _DEAD: Final = "Dead"
@@ -26,7 +22,7 @@ _INT32: Final = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
-class ListedGroup:
+class GroupListing:
     """A group in a listing."""
 
     group: str
@@ -36,18 +32,18 @@ class ListedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberDescription:
     """A member of a group, and the partitions that it reads."""
 
     member_id: str
     instance_id: str | None
     client_id: str
     host: str
-    assignment: tuple[Name, ...]
+    assignment: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class GroupOffset:
     """How far a group is in one partition; -1 is not known."""
 
     topic: str
@@ -62,17 +58,17 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupDescription:
     """A group with its members and positions."""
 
     group: str
     state: str
     protocol: str
-    members: tuple[Member, ...]
-    positions: tuple[Position, ...]
+    members: tuple[MemberDescription, ...]
+    positions: tuple[GroupOffset, ...]
 
 
-def list_groups(admin: Admin) -> list[ListedGroup]:
+def list_groups(admin: Admin) -> list[GroupListing]:
     """The groups of all coordinators."""
     listed = []
     for broker in topics.describe(admin, []).brokers:
@@ -81,7 +77,7 @@ def list_groups(admin: Admin) -> list[ListedGroup]:
         )
         check(answer.error_code)
         listed += [
-            ListedGroup(
+            GroupListing(
                 each.group_id, getattr(each, "group_state", ""), each.protocol_type, broker.id
             )
             for each in answer.groups
@@ -89,7 +85,7 @@ def list_groups(admin: Admin) -> list[ListedGroup]:
     return sorted(listed, key=lambda each: each.group)
 
 
-def describe(admin: Admin, group: str) -> Group:
+def describe(admin: Admin, group: str) -> GroupDescription:
     """One group; that it does not exist is an error."""
     asked = {"groups": [group], "include_authorized_operations": False}
     (found,) = admin.ask_coordinator(group, ApiKey.DESCRIBE_GROUPS, asked).groups
@@ -97,7 +93,7 @@ def describe(admin: Admin, group: str) -> Group:
         raise _unknown_group(admin, group)
     check(found.error_code)
     members = tuple(
-        Member(
+        MemberDescription(
             each.member_id,
             getattr(each, "group_instance_id", None),
             each.client_id,
@@ -111,10 +107,12 @@ def describe(admin: Admin, group: str) -> Group:
     names = sorted({*committed, *owners})
     ends = offsets_at(admin, names, LATEST)
     positions = tuple(
-        Position(*name, committed.get(name, _UNKNOWN), ends.get(name, _UNKNOWN), owners.get(name))
+        GroupOffset(
+            *name, committed.get(name, _UNKNOWN), ends.get(name, _UNKNOWN), owners.get(name)
+        )
         for name in names
     )
-    return Group(group, found.group_state, found.protocol_data, members, positions)
+    return GroupDescription(group, found.group_state, found.protocol_data, members, positions)
 
 
 def delete(admin: Admin, group: str) -> None:
@@ -126,20 +124,20 @@ def delete(admin: Admin, group: str) -> None:
         check(result.error_code)
 
 
-def committed_offsets(admin: Admin, group: str) -> dict[Name, int]:
+def committed_offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
     """The offsets that a group has committed."""
     asked = {"group_id": group, "topics": None, "require_stable": False}
     answer = admin.ask_coordinator(group, ApiKey.OFFSET_FETCH, asked)
     check(getattr(answer, "error_code", ErrorCode.NONE))
     return {
-        (topic.name, each.partition_index): each.committed_offset
+        TopicPartition(topic.name, each.partition_index): each.committed_offset
         for topic in answer.topics
         for each in topic.partitions
         if each.committed_offset >= 0
     }
 
 
-def commit_offsets(admin: Admin, group: str, offsets: Mapping[Name, int]) -> None:
+def commit_offsets(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Let a group without members go on from these offsets; makes the group if need be."""
     asked = {
         "group_id": group,
@@ -151,13 +149,13 @@ def commit_offsets(admin: Admin, group: str, offsets: Mapping[Name, int]) -> Non
                 "partitions": [
                     {
                         "partition_index": number,
-                        "committed_offset": offsets[topic, number],
+                        "committed_offset": offsets[TopicPartition(topic, number)],
                         "committed_metadata": "",
                     }
                     for number in numbers
                 ],
             }
-            for topic, numbers in by_topic(list(offsets)).items()
+            for topic, numbers in partitions_by_topic(list(offsets)).items()
         ],
     }
     answer = admin.ask_coordinator(group, ApiKey.OFFSET_COMMIT, asked)
@@ -171,22 +169,24 @@ def commit_offsets(admin: Admin, group: str, offsets: Mapping[Name, int]) -> Non
             check(each.error_code)
 
 
-def offsets_at(admin: Admin, names: Sequence[Name], timestamp_ms: int) -> dict[Name, int]:
+def offsets_at(
+    admin: Admin, names: Sequence[TopicPartition], timestamp_ms: int
+) -> dict[TopicPartition, int]:
     """The first offset at or after a point in time, by partition.
 
     A time after the last record gives the end. Partitions that have no leader, or are gone, are
     left out.
     """
 
-    def attempt() -> dict[Name, int]:
+    def attempt() -> dict[TopicPartition, int]:
         view = admin.metadata(sorted({topic for topic, _ in names}))
-        leaders: dict[int, list[Name]] = {}
+        leaders: dict[int, list[TopicPartition]] = {}
         for topic in view.topics:
             for each in topic.partitions:
-                name = (topic.name, each.partition_index)
+                name = TopicPartition(topic.name, each.partition_index)
                 if name in wanted and each.leader_id >= 0:
                     leaders.setdefault(each.leader_id, []).append(name)
-        found: dict[Name, int] = {}
+        found: dict[TopicPartition, int] = {}
         for leader, led in leaders.items():
             found |= _ask_leader(admin, leader, led, timestamp_ms)
         return found
@@ -194,14 +194,16 @@ def offsets_at(admin: Admin, names: Sequence[Name], timestamp_ms: int) -> dict[N
     if not names:
         return {}
     wanted = set(names)
-    found: dict[Name, int] = admin.retry(attempt, "A leader")
+    found: dict[TopicPartition, int] = admin.retry(attempt, "A leader")
     beyond = [name for name, offset in found.items() if offset < 0]
     if beyond and timestamp_ms >= 0:
         found |= offsets_at(admin, beyond, LATEST)
     return found
 
 
-def _ask_leader(admin: Admin, leader: int, names: Iterable[Name], time_ms: int) -> dict[Name, int]:
+def _ask_leader(
+    admin: Admin, leader: int, names: Iterable[TopicPartition], time_ms: int
+) -> dict[TopicPartition, int]:
     asked = {
         "replica_id": _CONSUMER,
         "isolation_level": 0,
@@ -213,16 +215,16 @@ def _ask_leader(admin: Admin, leader: int, names: Iterable[Name], time_ms: int) 
                     for number in numbers
                 ],
             }
-            for topic, numbers in by_topic(list(names)).items()
+            for topic, numbers in partitions_by_topic(list(names)).items()
         ],
         "timeout": admin.timeout_ms,
     }
     answer = admin.ask_broker(leader, ApiKey.LIST_OFFSETS, asked)
-    found: dict[Name, int] = {}
+    found: dict[TopicPartition, int] = {}
     for topic in answer.topics:
         for each in topic.partitions:
             check(each.error_code, f"{topic.name}-{each.partition_index}")
-            found[topic.name, each.partition_index] = each.offset
+            found[TopicPartition(topic.name, each.partition_index)] = each.offset
     return found
 
 
@@ -236,15 +238,17 @@ def _unknown_group(admin: Admin, group: str) -> KafkaError:
     )
 
 
-def _decode_assignment(data: bytes) -> tuple[Name, ...]:
+def _decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
     """What a consumer was assigned; nothing while the group is rebalancing."""
     if not data:
         return ()
     cursor = Cursor(memoryview(data), _INT16.size, is_flexible=False)  # after the version
-    names: list[Name] = []
+    names: list[TopicPartition] = []
     for _ in range(_number(cursor, _INT32)):
         topic = bytes(cursor.take(_number(cursor, _INT16))).decode()
-        names += [(topic, _number(cursor, _INT32)) for _ in range(_number(cursor, _INT32))]
+        names += [
+            TopicPartition(topic, _number(cursor, _INT32)) for _ in range(_number(cursor, _INT32))
+        ]
     return tuple(names)
 
 

@@ -6,15 +6,15 @@ from typing import TypeAlias
 
 from klamm.client import groups, topics
 from klamm.client.admin import Admin
-from klamm.client.groups import EARLIEST, LATEST, Name
 from klamm.errors import ConfigError
+from klamm.names import EARLIEST, LATEST, TopicPartition
 
 #: From a partition's first, last and committed offset (-1: none), the one to go on from.
-Goal: TypeAlias = Callable[[int, int, int], int]
+OffsetTarget: TypeAlias = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class OffsetReset:
     """A change of one position; -1 is not known."""
 
     topic: str
@@ -36,15 +36,17 @@ def to_current(first: int, last: int, committed: int) -> int:
     return committed if committed >= 0 else last
 
 
-def to_offset(offset: int) -> Goal:
+def to_offset(offset: int) -> OffsetTarget:
     return lambda first, last, committed: offset
 
 
-def shift_by(distance: int) -> Goal:
+def shift_by(distance: int) -> OffsetTarget:
     return lambda first, last, committed: to_current(first, last, committed) + distance
 
 
-def plan_reset(admin: Admin, group: str, chosen: Sequence[str], goal: Goal | int) -> list[Reset]:
+def plan_reset(
+    admin: Admin, group: str, chosen: Sequence[str], goal: OffsetTarget | int
+) -> list[OffsetReset]:
     """What resetting would change, for topics (`orders`, `orders:0,2`) or all that were committed.
 
     A goal that is a number is a time in milliseconds. Offsets stay between first and last.
@@ -61,20 +63,22 @@ def plan_reset(admin: Admin, group: str, chosen: Sequence[str], goal: Goal | int
     else:
         aimed = {n: goal(first[n], last[n], committed.get(n, -1)) for n in names if n in first}
     return [
-        Reset(*name, committed.get(name, -1), min(max(aimed[name], first[name]), last[name]))
+        OffsetReset(*name, committed.get(name, -1), min(max(aimed[name], first[name]), last[name]))
         for name in names
         if name in aimed and name in last
     ]
 
 
-def apply_reset(admin: Admin, group: str, resets: Sequence[Reset]) -> None:
+def apply_reset(admin: Admin, group: str, resets: Sequence[OffsetReset]) -> None:
     """Commit the new offsets."""
-    offsets: Mapping[Name, int] = {(r.topic, r.partition): r.new_offset for r in resets}
+    offsets: Mapping[TopicPartition, int] = {
+        TopicPartition(r.topic, r.partition): r.new_offset for r in resets
+    }
     groups.commit_offsets(admin, group, offsets)
 
 
-def _chosen(admin: Admin, chosen: Sequence[str]) -> list[Name]:
-    names: list[Name] = []
+def _chosen(admin: Admin, chosen: Sequence[str]) -> list[TopicPartition]:
+    names: list[TopicPartition] = []
     for text in chosen:
         topic, colon, numbers = text.partition(":")
         (found,) = topics.describe(admin, [topic]).topics
@@ -88,5 +92,5 @@ def _chosen(admin: Admin, chosen: Sequence[str]) -> list[Name]:
         for number in wanted:
             if number not in known:
                 raise ConfigError(f"Topic {topic} has partitions 0 to {known[-1]}, not {number}.")
-            names.append((topic, number))
+            names.append(TopicPartition(topic, number))
     return names

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from klamm.client import configs, topics
-from klamm.client.admin import Admin, by_topic
-from klamm.client.configs import Resource
+from klamm.client.admin import Admin, partitions_by_topic
+from klamm.client.configs import ConfigResource
 from klamm.client.errors import check
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-Name: TypeAlias = tuple[str, int]
 #: Which replicas a partition shall have; the first is preferred as its leader.
-Plan: TypeAlias = Mapping[Name, Sequence[int]]
+Plan: TypeAlias = Mapping[TopicPartition, Sequence[int]]
 
 _VERSION: Final = 1
 _SETTLING_S: Final = 2.0
@@ -28,7 +28,7 @@ _FOLLOWERS: Final = "follower.replication.throttled.replicas"
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Reassignment:
     """A reassignment that is under way."""
 
     topic: str
@@ -39,7 +39,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReassignmentProgress:
     """How far one partition of a plan is: completed, in progress, or not what the plan says."""
 
     topic: str
@@ -56,7 +56,7 @@ NOT_AS_PLANNED: Final = "not as planned"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedReassignment:
     """A partition for which the request was refused."""
 
     topic: str
@@ -68,18 +68,18 @@ class Refusal:
 # The JSON
 
 
-def decode_plan(text: str | bytes, source: str) -> dict[Name, tuple[int, ...]]:
+def decode_plan(text: str | bytes, source: str) -> dict[TopicPartition, tuple[int, ...]]:
     """A plan from its JSON; ConfigError names the source and what is wrong with it."""
     try:
         rows = _rows(json.loads(text), "partitions")
-        plan: dict[Name, tuple[int, ...]] = {}
+        plan: dict[TopicPartition, tuple[int, ...]] = {}
         for row in rows:
-            name = (str(row["topic"]), int(row["partition"]))
+            name = TopicPartition(str(row["topic"]), int(row["partition"]))
             if name in plan:
-                raise ValueError(f"{name[0]}-{name[1]} is in it twice")
+                raise ValueError(f"{name} is in it twice")
             replicas = tuple(int(replica) for replica in row["replicas"])
             if len(set(replicas)) < len(replicas) or not replicas:
-                raise ValueError(f"{name[0]}-{name[1]} cannot have replicas {list(replicas)}")
+                raise ValueError(f"{name} cannot have replicas {list(replicas)}")
             if any(directory != "any" for directory in row.get("log_dirs", ())):
                 raise ValueError("log_dirs other than 'any' cannot be chosen")
             plan[name] = replicas
@@ -116,7 +116,7 @@ def decode_topics(text: str | bytes, source: str) -> list[str]:
         raise ConfigError(f"{source} is not a list of topics to move: {error}") from None
 
 
-def read_waves(path: Path) -> list[tuple[str, dict[Name, tuple[int, ...]]]]:
+def read_waves(path: Path) -> list[tuple[str, dict[TopicPartition, tuple[int, ...]]]]:
     """The plan in a file, or those in a directory in the order of their names."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
@@ -141,11 +141,15 @@ def _rows(value: Any, key: str) -> list[Any]:
 # The cluster
 
 
-def current(admin: Admin, plan: Iterable[Name]) -> dict[Name, tuple[int, ...]]:
+def current_replicas(
+    admin: Admin, plan: Iterable[TopicPartition]
+) -> dict[TopicPartition, tuple[int, ...]]:
     """The replicas that the partitions of a plan have now; all of them have to exist."""
     wanted = list(plan)
     view = topics.describe(admin, sorted({topic for topic, _ in wanted}))
-    found = {(each.topic, each.partition): each.replicas for each in view.partitions()}
+    found = {
+        TopicPartition(each.topic, each.partition): each.replicas for each in view.partitions()
+    }
     for topic, partition in wanted:
         if (topic, partition) not in found:
             count = sum(name == topic for name, _ in found)
@@ -156,9 +160,9 @@ def current(admin: Admin, plan: Iterable[Name]) -> dict[Name, tuple[int, ...]]:
     return {name: found[name] for name in wanted}
 
 
-def propose(
+def propose_plan(
     admin: Admin, names: Sequence[str], brokers: Sequence[int], *, start: int, shift: int
-) -> dict[Name, tuple[int, ...]]:
+) -> dict[TopicPartition, tuple[int, ...]]:
     """Spread topics over brokers, as if they were created there, with racks where all have one."""
     from klamm.core.assignment import AssignmentError, assign_replicas
 
@@ -171,7 +175,7 @@ def propose(
             f"not alive: {', '.join(map(str, missing))}; alive are "
             f"{', '.join(map(str, sorted(racks)))}.",
         )
-    proposed: dict[Name, tuple[int, ...]] = {}
+    proposed: dict[TopicPartition, tuple[int, ...]] = {}
     for topic in view.topics:
         try:
             rows = assign_replicas(
@@ -184,11 +188,13 @@ def propose(
         except AssignmentError as error:
             raise KafkaError(ErrorCode[error.kind.value], str(error)) from None
         for partition, replicas in zip(topic.partitions, rows.tolist(), strict=True):
-            proposed[topic.topic, partition.partition] = tuple(replicas)
+            proposed[TopicPartition(topic.topic, partition.partition)] = tuple(replicas)
     return proposed
 
 
-def alter(admin: Admin, plan: Mapping[Name, Sequence[int] | None]) -> list[Refusal]:
+def alter(
+    admin: Admin, plan: Mapping[TopicPartition, Sequence[int] | None]
+) -> list[RefusedReassignment]:
     """Begin to move partitions, or (None) cancel what is under way; says what was refused."""
     asked = {
         "timeout": admin.timeout_ms,
@@ -196,17 +202,17 @@ def alter(admin: Admin, plan: Mapping[Name, Sequence[int] | None]) -> list[Refus
             {
                 "name": topic,
                 "partitions": [
-                    {"partition_index": number, "replicas": plan[topic, number]}
+                    {"partition_index": number, "replicas": plan[TopicPartition(topic, number)]}
                     for number in numbers
                 ],
             }
-            for topic, numbers in by_topic(list(plan)).items()
+            for topic, numbers in partitions_by_topic(list(plan)).items()
         ],
     }
     answer = admin.ask_controller(ApiKey.ALTER_PARTITION_REASSIGNMENTS, asked)
     check(answer.error_code, answer.error_message)
     return [
-        Refusal(
+        RefusedReassignment(
             topic.name,
             each.partition_index,
             ErrorCode.of(each.error_code).name,
@@ -218,20 +224,22 @@ def alter(admin: Admin, plan: Mapping[Name, Sequence[int] | None]) -> list[Refus
     ]
 
 
-def under_way(admin: Admin, names: Iterable[Name] | None = None) -> list[Move]:
+def list_reassignments(
+    admin: Admin, names: Iterable[TopicPartition] | None = None
+) -> list[Reassignment]:
     """The reassignments of some partitions, or (None) all of them."""
     wanted = None
     if names is not None:
         wanted = [
             {"name": topic, "partition_indexes": numbers}
-            for topic, numbers in by_topic(list(names)).items()
+            for topic, numbers in partitions_by_topic(list(names)).items()
         ]
     asked = {"timeout": admin.timeout_ms, "topics": wanted}
     answer = admin.ask_controller(ApiKey.LIST_PARTITION_REASSIGNMENTS, asked)
     check(answer.error_code, answer.error_message)
     return sorted(
         (
-            Move(
+            Reassignment(
                 topic.name,
                 each.partition_index,
                 tuple(each.replicas),
@@ -245,7 +253,7 @@ def under_way(admin: Admin, names: Iterable[Name] | None = None) -> list[Move]:
     )
 
 
-def progress(admin: Admin, plan: Plan) -> list[Progress]:
+def verify(admin: Admin, plan: Plan) -> list[ReassignmentProgress]:
     """How far each partition of a plan is."""
     deadline = time.monotonic() + _SETTLING_S
     while True:
@@ -257,17 +265,23 @@ def progress(admin: Admin, plan: Plan) -> list[Progress]:
         time.sleep(_PAUSE_S)
 
 
-def _look(admin: Admin, plan: Plan) -> list[Progress]:
-    moving = {(each.topic, each.partition) for each in under_way(admin, plan)}
-    now = current(admin, plan)
+def _look(admin: Admin, plan: Plan) -> list[ReassignmentProgress]:
+    moving = {
+        TopicPartition(each.topic, each.partition) for each in list_reassignments(admin, plan)
+    }
+    now = current_replicas(admin, plan)
     return [
-        Progress(topic, partition, _status(name, moving, now[name], target), now[name], target)
+        ReassignmentProgress(
+            topic, partition, _status(name, moving, now[name], target), now[name], target
+        )
         for name in sorted(plan)
         for (topic, partition), target in [(name, tuple(plan[name]))]
     ]
 
 
-def _status(name: Name, moving: set[Name], now: tuple[int, ...], target: tuple[int, ...]) -> str:
+def _status(
+    name: TopicPartition, moving: set[TopicPartition], now: tuple[int, ...], target: tuple[int, ...]
+) -> str:
     if name in moving:
         return IN_PROGRESS
     return COMPLETED if now == target else NOT_AS_PLANNED
@@ -282,37 +296,38 @@ def throttle(admin: Admin, plan: Plan, bytes_per_s: int) -> None:
     A partition's present replicas send, and its new ones receive; both sides are slowed down, and
     no other replication is.
     """
-    now = current(admin, plan)
-    moves = {(m.topic, m.partition): m for m in under_way(admin, plan)}
+    now = current_replicas(admin, plan)
+    moves = {TopicPartition(m.topic, m.partition): m for m in list_reassignments(admin, plan)}
     senders: dict[str, list[str]] = {}
     receivers: dict[str, list[str]] = {}
     brokers: set[int] = set()
-    for (topic, partition), target in plan.items():
-        move = moves.get((topic, partition))
+    for name, target in plan.items():
+        topic, partition = name
+        move = moves.get(name)
         adding = move.adding if move else ()
-        present = [broker for broker in now[topic, partition] if broker not in adding]
+        present = [broker for broker in now[name] if broker not in adding]
         new = [broker for broker in target if broker not in present]
         senders.setdefault(topic, []).extend(f"{partition}:{broker}" for broker in present)
         receivers.setdefault(topic, []).extend(f"{partition}:{broker}" for broker in new)
         brokers |= {*present, *target}
     for topic in senders:
         limits = {_LEADERS: ",".join(senders[topic]), _FOLLOWERS: ",".join(receivers[topic])}
-        configs.alter(admin, Resource.topic(topic), limits)
+        configs.alter(admin, ConfigResource.topic(topic), limits)
     alive = {broker.id for broker in topics.describe(admin, []).brokers}
     for broker in sorted(brokers & alive):
         rates = dict.fromkeys(_RATES, str(bytes_per_s))
-        configs.alter(admin, Resource.broker(broker), rates)
+        configs.alter(admin, ConfigResource.broker(broker), rates)
 
 
-def clear_throttles(admin: Admin, plan: Iterable[Name]) -> None:
+def clear_throttles(admin: Admin, plan: Iterable[TopicPartition]) -> None:
     """Remove every limit on replication from the topics of a plan and from all brokers."""
     for topic in sorted({topic for topic, _ in plan}):
-        _clear(admin, Resource.topic(topic), (_LEADERS, _FOLLOWERS))
+        _clear(admin, ConfigResource.topic(topic), (_LEADERS, _FOLLOWERS))
     for broker in topics.describe(admin, []).brokers:
-        _clear(admin, Resource.broker(broker.id), _RATES)
+        _clear(admin, ConfigResource.broker(broker.id), _RATES)
 
 
-def _clear(admin: Admin, resource: Resource, keys: Sequence[str]) -> None:
+def _clear(admin: Admin, resource: ConfigResource, keys: Sequence[str]) -> None:
     own = {each.name for each in configs.describe(admin, resource) if each.source in _OWN_SOURCES}
     if present := [key for key in keys if key in own]:
         configs.alter(admin, resource, {}, present)

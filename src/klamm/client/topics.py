@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.client.admin import NOBODY, Admin, Broker
+from klamm.client.admin import NO_LEADER, Admin, LiveBroker
 from klamm.client.errors import check, suggestion
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.errors import UnavailableError
@@ -20,7 +20,7 @@ _PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionDescription:
     """One partition, as the cluster's metadata has it; leader -1 means that it has none."""
 
     topic: str
@@ -38,17 +38,17 @@ class Partition:
     @property
     def is_unavailable(self) -> bool:
         """Nobody leads it, so that nobody can write to it or read it."""
-        return self.leader == NOBODY
+        return self.leader == NO_LEADER
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicDescription:
     """One topic with its partitions in order."""
 
     topic: str
     topic_id: str | None
     internal: bool
-    partitions: tuple[Partition, ...]
+    partitions: tuple[PartitionDescription, ...]
 
     @property
     def replication_factor(self) -> int:
@@ -56,15 +56,15 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterDescription:
     """One broker's view of the cluster."""
 
     cluster_id: str | None
     controller: int
-    brokers: tuple[Broker, ...]
-    topics: tuple[Topic, ...]
+    brokers: tuple[LiveBroker, ...]
+    topics: tuple[TopicDescription, ...]
 
-    def partitions(self) -> Iterable[Partition]:
+    def partitions(self) -> Iterable[PartitionDescription]:
         return (partition for topic in self.topics for partition in topic.partitions)
 
 
@@ -79,7 +79,7 @@ class NewTopic:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterView:
+def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterDescription:
     """The cluster with all topics, or with those that are named, each of which has to exist."""
     answer = admin.metadata(names)
     for topic in answer.topics:
@@ -87,19 +87,21 @@ def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterView:
             raise unknown_topic(admin, topic.name)
         if not topic.partitions:
             check(topic.error_code, f"topic {topic.name}: {_sentence(topic.error_code)}")
-    return ClusterView(
+    return ClusterDescription(
         cluster_id=answer.cluster_id,
         controller=answer.controller_id,
         brokers=tuple(
-            sorted(Broker(each.node_id, each.host, each.port, each.rack) for each in answer.brokers)
+            sorted(
+                LiveBroker(each.node_id, each.host, each.port, each.rack) for each in answer.brokers
+            )
         ),
         topics=tuple(
-            Topic(
+            TopicDescription(
                 topic=topic.name,
                 topic_id=_topic_id(getattr(topic, "topic_id", None)),
                 internal=topic.is_internal,
                 partitions=tuple(
-                    Partition(
+                    PartitionDescription(
                         topic.name,
                         each.partition_index,
                         each.leader_id,
@@ -191,7 +193,7 @@ def delete(admin: Admin, name: str) -> None:
         _check_named(admin, result.error_code, name, getattr(result, "error_message", None))
 
 
-def unaware(admin: Admin, name: str, partitions: int | None) -> set[int]:
+def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[int]:
     """The brokers that have not heard yet that a topic has so many partitions, each with a leader.
 
     None stands for a topic that was deleted.
@@ -209,10 +211,10 @@ def unaware(admin: Admin, name: str, partitions: int | None) -> set[int]:
     return found
 
 
-def wait_heard(admin: Admin, name: str, partitions: int | None) -> None:
+def wait_until_known(admin: Admin, name: str, partitions: int | None) -> None:
     """Wait until all brokers have heard of a change, but not for ever: it was done before."""
     deadline = time.monotonic() + _HEARD_WITHIN_S
-    while unaware(admin, name, partitions) and time.monotonic() < deadline:
+    while brokers_unaware_of(admin, name, partitions) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from klamm.config.properties import format_properties
 from klamm.errors import KlammError, UnavailableError
-from klamm.local.ports import HOST
+from klamm.local.network import HOST
 from klamm.processes import Child, last_words, tied_klamm
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """What a broker's process is doing, as far as its parent can tell."""
 
     RUNNING = "running"
@@ -62,12 +62,12 @@ class BrokerProcess:
         return self._child is not None and not self._child.ended.is_set()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         if self.is_alive:
-            return State.PAUSED if self._is_paused else State.RUNNING
+            return ProcessState.PAUSED if self._is_paused else ProcessState.RUNNING
         if self._child is None or self._is_expected_to_end:
-            return State.STOPPED
-        return State.DEAD
+            return ProcessState.STOPPED
+        return ProcessState.DEAD
 
     @property
     def exit_code(self) -> int | None:

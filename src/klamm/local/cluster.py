@@ -25,11 +25,10 @@ from klamm.client import topics
 from klamm.client.admin import Admin
 from klamm.client.topics import NewTopic
 from klamm.errors import ConfigError, KlammError, UnavailableError
-from klamm.local.background import Background
-from klamm.local.broker_process import BrokerProcess, State
-from klamm.local.ports import HOST, free_ports, is_free
-from klamm.local.proxy import Proxy
-from klamm.local.zookeeper_view import PartitionView, ZooKeeperView
+from klamm.local.broker_process import BrokerProcess, ProcessState
+from klamm.local.loop_thread import LoopThread
+from klamm.local.network import HOST, Proxy, free_ports, is_free
+from klamm.local.zookeeper_reader import PartitionStatus, ZooKeeperReader
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import split_connect_string
@@ -86,8 +85,8 @@ class Cluster:
         self._proxies: dict[int, Proxy] = {}
         self._server: ZooKeeperServer | None = None
         self._data_dir: Path
-        self._background: Background
-        self._view: ZooKeeperView
+        self._loop_thread: LoopThread
+        self._zookeeper_reader: ZooKeeperReader
         self._admin: Admin
 
     # Starting and stopping
@@ -157,8 +156,8 @@ class Cluster:
         atexit.register(self.close)
         stack.callback(atexit.unregister, self.close)
         self._data_dir = self._take_data_dir(stack)
-        self._background = Background("klamm cluster")
-        stack.callback(self._background.close)
+        self._loop_thread = LoopThread("klamm cluster")
+        stack.callback(self._loop_thread.close)
         self._server = self._launch_zookeeper(stack)
         self._brokers = {}
         ports = self._choose_ports(len(self._ids))
@@ -170,8 +169,8 @@ class Cluster:
             each.start()
         if self._server is not None:
             self._server.wait_until_serving(timeout_s)
-        self._view = ZooKeeperView(self._background, self.zookeeper)
-        stack.callback(self._view.close)
+        self._zookeeper_reader = ZooKeeperReader(self._loop_thread, self.zookeeper)
+        stack.callback(self._zookeeper_reader.close)
         self._admin = Admin(self.bootstrap_servers, client_id="klamm-cluster")
         stack.callback(self._admin.close)
         self._wait_usable(list(self._brokers.values()), timeout_s)
@@ -256,8 +255,8 @@ class Cluster:
         hosts, chroot = split_connect_string(self.zookeeper)
         host, _, port = hosts.partition(",")[0].rpartition(":")
         proxy = self._proxies[broker] = Proxy(host, int(port))
-        address = self._background.call(proxy.start())
-        self._resources.callback(lambda: self._background.call(proxy.close()))
+        address = self._loop_thread.call(proxy.start())
+        self._resources.callback(lambda: self._loop_thread.call(proxy.close()))
         return address + chroot
 
     # Where it is
@@ -316,11 +315,11 @@ class Cluster:
 
     def cut_from_zookeeper(self, broker: int) -> None:
         """Part a broker from ZooKeeper; clients and other brokers still reach it."""
-        self._background.call(self._proxy(broker).cut())
+        self._loop_thread.call(self._proxy(broker).cut())
 
     def rejoin_zookeeper(self, broker: int) -> None:
         """Let a broker that was cut off reach ZooKeeper again."""
-        self._background.call(self._proxy(broker).restore())
+        self._loop_thread.call(self._proxy(broker).restore())
 
     def add_broker(
         self,
@@ -352,14 +351,14 @@ class Cluster:
             del self._brokers[broker]
             proxy = self._proxies.pop(broker, None)
         if proxy is not None:
-            self._background.call(proxy.close())
+            self._loop_thread.call(proxy.close())
 
     def heal(self, *, timeout_s: float = 60.0) -> None:
         """Undo whatever was done to brokers: start, resume and rejoin all that need it."""
         for broker in list(self._proxies):
             self.rejoin_zookeeper(broker)
         for each in list(self._brokers.values()):
-            if each.state is State.PAUSED:
+            if each.state is ProcessState.PAUSED:
                 each.resume()
             elif not each.is_alive:
                 each.start()
@@ -395,7 +394,7 @@ class Cluster:
         for partition in range(count):
             self.wait_leader(name, partition, timeout_s=timeout_s)
         _wait(
-            lambda: topics.unaware(self._admin, name, count),
+            lambda: topics.brokers_unaware_of(self._admin, name, count),
             lambda unaware: not unaware,
             f"all brokers to hear of topic {name}",
             lambda unaware: f"{sorted(unaware)} have not",
@@ -406,15 +405,15 @@ class Cluster:
 
     def controller_id(self) -> int | None:
         """Who is controller; None if nobody is."""
-        return self._view.controller()
+        return self._zookeeper_reader.controller()
 
     def registered(self) -> set[int]:
         """The brokers that are registered in ZooKeeper."""
-        return self._view.brokers()
+        return self._zookeeper_reader.brokers()
 
-    def partition(self, topic: str, partition: int = 0) -> PartitionView | None:
+    def partition(self, topic: str, partition: int = 0) -> PartitionStatus | None:
         """Leader, leader epoch and ISR of a partition; None if it does not exist (yet)."""
-        return self._view.partition(topic, partition)
+        return self._zookeeper_reader.partition(topic, partition)
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Who leads a partition; an error if nobody does."""
@@ -439,7 +438,7 @@ class Cluster:
     ) -> int:
         """Wait until somebody leads the partition: anybody, a certain broker, or another one."""
 
-        def is_so(state: PartitionView | None) -> bool:
+        def is_so(state: PartitionStatus | None) -> bool:
             return (
                 state is not None
                 and state.leader is not None
@@ -492,10 +491,10 @@ class Cluster:
         self,
         topic: str,
         partition: int,
-        is_so: Callable[[PartitionView | None], bool],
+        is_so: Callable[[PartitionStatus | None], bool],
         wanted: str,
         timeout_s: float,
-    ) -> PartitionView:
+    ) -> PartitionStatus:
         found = _wait(
             lambda: self.partition(topic, partition),
             is_so,
@@ -526,7 +525,9 @@ class Cluster:
                     time.sleep(_POLL_S)
 
     def _is_usable(self, broker: BrokerProcess, admin: Admin) -> bool:
-        expected = {each.id for each in self._brokers.values() if each.state is State.RUNNING}
+        expected = {
+            each.id for each in self._brokers.values() if each.state is ProcessState.RUNNING
+        }
         try:
             answer = admin.metadata([])
         except UnavailableError:

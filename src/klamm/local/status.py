@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from klamm.client import topics
-from klamm.client.topics import Partition
+from klamm.client.topics import PartitionDescription
 from klamm.errors import KlammError
-from klamm.local.broker_process import State
+from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import Cluster
 
 #: More changes than this at once are counted rather than told.
@@ -21,20 +21,20 @@ class BrokerStatus:
     address: str
     rack: str | None
     pid: int | None
-    state: State
+    state: ProcessState
     exit_code: int | None
     leaders: int = 0
     replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     """The whole cluster; without partitions when no broker could be asked."""
 
     brokers: tuple[BrokerStatus, ...]
     controller: int | None
     zookeeper_runs: bool
-    partitions: Mapping[tuple[str, int], Partition] = field(default_factory=dict)
+    partitions: Mapping[tuple[str, int], PartitionDescription] = field(default_factory=dict)
     is_known: bool = True
 
     @property
@@ -46,12 +46,12 @@ class Status:
         return sum(each.is_unavailable for each in self.partitions.values())
 
 
-def look(cluster: Cluster) -> Status:
+def read_status(cluster: Cluster) -> ClusterStatus:
     """The status right now."""
     processes = [cluster.broker(broker) for broker in cluster.broker_ids]
-    partitions: dict[tuple[str, int], Partition] = {}
+    partitions: dict[tuple[str, int], PartitionDescription] = {}
     controller: int | None = None
-    is_known = any(each.state is State.RUNNING for each in processes)
+    is_known = any(each.state is ProcessState.RUNNING for each in processes)
     if is_known:
         try:
             view = topics.describe(cluster.admin)
@@ -59,7 +59,7 @@ def look(cluster: Cluster) -> Status:
             partitions = {(each.topic, each.partition): each for each in view.partitions()}
         except KlammError:
             is_known = False
-    return Status(
+    return ClusterStatus(
         tuple(
             BrokerStatus(
                 each.id,
@@ -80,7 +80,7 @@ def look(cluster: Cluster) -> Status:
     )
 
 
-def changes(before: Status, after: Status) -> Iterator[str]:
+def describe_changes(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
     """What happened between the two, in sentences."""
     if before.zookeeper_runs and not after.zookeeper_runs:
         yield "ZooKeeper ended"
@@ -103,7 +103,7 @@ def changes(before: Status, after: Status) -> Iterator[str]:
 
 def _fate(broker: BrokerStatus) -> str:
     match broker.state:
-        case State.DEAD:
+        case ProcessState.DEAD:
             code = broker.exit_code
             how = f"by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             return f"died ({how})"
@@ -111,13 +111,13 @@ def _fate(broker: BrokerStatus) -> str:
             return f"is {state}"
 
 
-def _topics(before: Status, after: Status) -> Iterator[str]:
+def _topics(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
     old, new = ({topic for topic, _ in status.partitions} for status in (before, after))
     yield from (f"topic {topic} was created" for topic in sorted(new - old))
     yield from (f"topic {topic} was deleted" for topic in sorted(old - new))
 
 
-def _partitions(before: Status, after: Status) -> Iterator[str]:
+def _partitions(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
     for name, new in after.partitions.items():
         old = before.partitions.get(name)
         if old is None:

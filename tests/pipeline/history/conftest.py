@@ -8,9 +8,9 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from klamm.pipeline.history.folder import Spools, write_tables
+from klamm.pipeline.history.folder import SpoolInput, write_tables
 from klamm.pipeline.history.report import write_report
-from klamm.pipeline.history.report_facts import Facts
+from klamm.pipeline.history.report_facts import ReportFacts
 from tests.pipeline.history.night import Cluster, night
 
 
@@ -19,7 +19,7 @@ class Told:
     """What came of a history: the tables' rows, the facts of the report, and the folder."""
 
     rows: dict[str, list[dict[str, Any]]]
-    facts: Facts
+    facts: ReportFacts
     out: Path
     records: DataFrame
 
@@ -39,7 +39,7 @@ def told(
     """The night, with the later term first and the earlier one twice."""
     first, second = night_cluster.spools
     out = tmp_path_factory.mktemp("history") / "out"
-    records = Spools([second, first, first]).lay_down(spark, out)
+    records = SpoolInput([second, first, first]).lay_down(spark, out)
     assert records is not None
     tables = write_tables(records, out)
     facts = write_report(records, tables, out)

@@ -14,7 +14,7 @@ from klamm.errors import ConfigError, KlammError
 from klamm.history.arrow import SCHEMA, encode_stream
 from klamm.history.spool import read_spool, spool_files
 from klamm.pipeline import session
-from klamm.pipeline.history.folder import TABLES, Spools, Topic, make_tables
+from klamm.pipeline.history.folder import TABLES, SpoolInput, TopicInput, make_tables
 from klamm.pipeline.history.input import check_spools, decode_messages, distinct, read_spools
 from klamm.pipeline.history.tables import controller_terms, events, gaps
 from tests.pipeline.history.night import Cluster
@@ -74,13 +74,13 @@ def test_a_file_torn_in_its_first_message_holds_nothing_and_is_accepted(tmp_path
 def test_a_folder_of_something_else_is_left_alone(spark: SparkSession, night_cluster, tmp_path):
     (tmp_path / "precious").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        Spools(night_cluster.spools).lay_down(spark, tmp_path)
+        SpoolInput(night_cluster.spools).lay_down(spark, tmp_path)
 
 
 def test_a_folder_made_from_spools_takes_no_topic(spark: SparkSession, tmp_path: Path):
     (tmp_path / "_source.json").write_text('{"spools": []}')
     with pytest.raises(ConfigError, match="made from spools, not from topic x"):
-        Topic("127.0.0.1:1", "x").lay_down(spark, tmp_path)
+        TopicInput("127.0.0.1:1", "x").lay_down(spark, tmp_path)
 
 
 def test_messages_of_the_topic_hold_the_same_records(spark: SparkSession, night_cluster: Cluster):

@@ -17,7 +17,7 @@ from klamm import Cluster
 from klamm.errors import ConfigError
 from klamm.history.spool import read_spool
 from klamm.history.story import DEFAULT_TOPIC
-from klamm.pipeline.history.folder import Topic, read_records, write_tables
+from klamm.pipeline.history.folder import TopicInput, read_records, write_tables
 from klamm.pipeline.history.report import write_report
 from tests.waiting import wait_until
 
@@ -29,9 +29,9 @@ LONG_S = 240.0
 Key = tuple[int, int, int]
 
 
-def history_topic(cluster: Cluster) -> Topic:
+def history_topic(cluster: Cluster) -> TopicInput:
     """The topic, once it is there: the controller creates it when it has something to ship."""
-    topic = Topic(cluster.bootstrap_servers, DEFAULT_TOPIC)
+    topic = TopicInput(cluster.bootstrap_servers, DEFAULT_TOPIC)
 
     def is_there() -> bool:
         try:
@@ -56,7 +56,7 @@ def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
         cluster.kill(lost)
         cluster.wait_leader("orders", other_than=lost)
         cluster.start(lost)
-        again = Topic(cluster.bootstrap_servers, DEFAULT_TOPIC)
+        again = TopicInput(cluster.bootstrap_servers, DEFAULT_TOPIC)
         # Events are shipped as they come: read on until the one that matters has arrived.
         for _ in range(ATTEMPTS_MAX):
             again.lay_down(spark, out)

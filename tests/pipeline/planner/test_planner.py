@@ -16,7 +16,7 @@ from klamm.core.columns import padded, unpad
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
 from klamm.pipeline.arrow import rows_to_arrow
-from klamm.pipeline.planner.input import read_capacities, read_sizes, with_sizes
+from klamm.pipeline.planner.frames import read_capacities, read_sizes, with_sizes
 from klamm.pipeline.planner.output import summarise, write_plan
 from klamm.pipeline.planner.planner import Capacity, Demands, ImpossibleError, Planned, make_plan
 from klamm.pipeline.planner.waves import make_waves

@@ -38,7 +38,7 @@ _SIDE_BY_SIDE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class HistoryTable:
     """A table, the function that makes it, and the tables which that takes."""
 
     name: str
@@ -48,32 +48,34 @@ class Table:
 
 #: In an order in which each comes after its inputs. `min_isr` and `distinct` are not written.
 TABLES: Final = (
-    Table("events", tables.events, ("distinct",)),
-    Table("gaps", tables.gaps, ("events",)),
-    Table("controller_terms", tables.controller_terms, ("events",)),
-    Table("decisions", tables.decisions, ("distinct",)),
-    Table("elections", tables.elections, ("decisions",)),
-    Table("isr_changes", tables.isr_changes, ("decisions",)),
-    Table("broker_sessions", tables.broker_sessions, ("distinct", "controller_terms")),
-    Table("topic_life_cycles", tables.topic_life_cycles, ("distinct",)),
-    Table("reassignments", tables.reassignments, ("distinct", "decisions", "controller_terms")),
-    Table("timeline", timelines.timeline, ("distinct", "decisions")),
-    Table("unavailability", timelines.unavailability, ("timeline", "controller_terms")),
-    Table("under_min_isr", timelines.under_min_isr, ("timeline", "min_isr")),
-    Table(
+    HistoryTable("events", tables.events, ("distinct",)),
+    HistoryTable("gaps", tables.gaps, ("events",)),
+    HistoryTable("controller_terms", tables.controller_terms, ("events",)),
+    HistoryTable("decisions", tables.decisions, ("distinct",)),
+    HistoryTable("elections", tables.elections, ("decisions",)),
+    HistoryTable("isr_changes", tables.isr_changes, ("decisions",)),
+    HistoryTable("broker_sessions", tables.broker_sessions, ("distinct", "controller_terms")),
+    HistoryTable("topic_life_cycles", tables.topic_life_cycles, ("distinct",)),
+    HistoryTable(
+        "reassignments", tables.reassignments, ("distinct", "decisions", "controller_terms")
+    ),
+    HistoryTable("timeline", timelines.timeline, ("distinct", "decisions")),
+    HistoryTable("unavailability", timelines.unavailability, ("timeline", "controller_terms")),
+    HistoryTable("under_min_isr", timelines.under_min_isr, ("timeline", "min_isr")),
+    HistoryTable(
         "availability_by_topic",
         timelines.availability_by_topic,
         ("unavailability", "timeline", "events"),
     ),
-    Table(
+    HistoryTable(
         "unavailability_by_broker",
         timelines.unavailability_by_broker,
         ("unavailability", "events"),
     ),
-    Table("latencies", measures.latencies, ("events", "unavailability", "controller_terms")),
-    Table("leadership_churn", measures.leadership_churn, ("elections",)),
-    Table("flapping_brokers", measures.flapping_brokers, ("broker_sessions",)),
-    Table("leader_balance", measures.leader_balance, ("timeline",)),
+    HistoryTable("latencies", measures.latencies, ("events", "unavailability", "controller_terms")),
+    HistoryTable("leadership_churn", measures.leadership_churn, ("elections",)),
+    HistoryTable("flapping_brokers", measures.flapping_brokers, ("broker_sessions",)),
+    HistoryTable("leader_balance", measures.leader_balance, ("timeline",)),
 )
 
 
@@ -104,7 +106,7 @@ def write_tables(
     given = _given(once, min_isr)
     made: dict[str, Future[DataFrame]] = {}
 
-    def make(table: Table) -> DataFrame:
+    def make(table: HistoryTable) -> DataFrame:
         # Inputs are further ahead in the queue, so what is waited for has begun.
         inputs = [given[name] if name in given else made[name].result() for name in table.inputs]
         on_table(table.name)
@@ -126,7 +128,7 @@ def write_tables(
             once.unpersist()
 
 
-class Spools:
+class SpoolInput:
     """Spools as the source of a history: `records/` becomes what they hold."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
@@ -150,7 +152,7 @@ class Spools:
         return read_records(spark, out)
 
 
-class Topic:
+class TopicInput:
     """The history topic as the source: `records/` grows by what is new in it since its checkpoint.
 
     A message that was written in part before a crash is written again, which `distinct` sees to.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from klamm.pipeline.history.report_facts import Facts, Story, gap_sentence, gather
+from klamm.pipeline.history.report_facts import PartitionStory, ReportFacts, gap_sentence, gather
 from klamm.pipeline.history.report_pictures import (
     availability_picture,
     balance_picture,
@@ -38,7 +38,7 @@ _TITLE: Final = "What the controllers did"
 _GAPS_SHOWN: Final = 20
 
 
-def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path) -> Facts:
+def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path) -> ReportFacts:
     """Write `out`/report.html from the records and their tables; returns what it tells."""
     facts = gather(records, tables)
     # Renamed into place, so that a browser that looks meanwhile sees the old page or the new one.
@@ -49,7 +49,7 @@ def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path)
     return facts
 
 
-def render(facts: Facts) -> str:
+def render(facts: ReportFacts) -> str:
     """The whole page."""
     sections = [
         _cards(facts),
@@ -73,7 +73,7 @@ def render(facts: Facts) -> str:
     )
 
 
-def _cards(facts: Facts) -> str:
+def _cards(facts: ReportFacts) -> str:
     counts = facts.counts
     numbers = [
         ("terms of office", len(facts.terms), False),
@@ -88,7 +88,7 @@ def _cards(facts: Facts) -> str:
     return cards((name, f"{value:,}", is_bad and value > 0) for name, value, is_bad in numbers)
 
 
-def _gaps(facts: Facts) -> str:
+def _gaps(facts: ReportFacts) -> str:
     sentences = [gap_sentence(gap) for gap in facts.gaps]
     more = len(sentences) - _GAPS_SHOWN
     if more > 0:
@@ -100,7 +100,7 @@ def _gaps(facts: Facts) -> str:
     )
 
 
-def _timeline(facts: Facts) -> str:
+def _timeline(facts: ReportFacts) -> str:
     caption = "A cross is a failure, a stroke a controlled shutdown."
     if facts.brokers_left_out:
         caption += f" {facts.brokers_left_out} brokers that came and went less are left out."
@@ -110,7 +110,7 @@ def _timeline(facts: Facts) -> str:
     )
 
 
-def _availability(facts: Facts) -> str:
+def _availability(facts: ReportFacts) -> str:
     if not any(topic["seconds"] > 0 for topic in facts.topics):
         return section(
             "Availability by topic", paragraph("Every known partition had a leader all the time.")
@@ -133,7 +133,7 @@ def _availability(facts: Facts) -> str:
     return section("Availability by topic", picture(availability_picture(facts), caption) + listed)
 
 
-def _elections(facts: Facts) -> str:
+def _elections(facts: ReportFacts) -> str:
     if not facts.elections:
         return section("Elections", paragraph("There was none."))
     caption = (
@@ -148,7 +148,7 @@ def _elections(facts: Facts) -> str:
     )
 
 
-def _failovers(facts: Facts) -> str:
+def _failovers(facts: ReportFacts) -> str:
     if not facts.failovers:
         return ""
     listed = table(
@@ -176,13 +176,13 @@ def _latency_name(row: Mapping[str, Any]) -> str:
             return f"{row['kind']} handled"
 
 
-def _worst_partitions(facts: Facts) -> str:
+def _worst_partitions(facts: ReportFacts) -> str:
     if not facts.stories:
         return ""
     return section("Worst partitions, and their stories", "".join(map(_story, facts.stories)))
 
 
-def _story(story: Story) -> str:
+def _story(story: PartitionStory) -> str:
     items = "".join(f"<li>{_sentence(sentence)}</li>" for sentence in story.sentences)
     more = ""
     if story.left_out:
@@ -207,7 +207,7 @@ def _sentence(sentence: str) -> str:
     return f"<time>{escape(head)}</time>: {escape(text)}"
 
 
-def _isr(facts: Facts) -> str:
+def _isr(facts: ReportFacts) -> str:
     if not facts.heat:
         return section("In-sync replicas", paragraph("Every known ISR was complete all the time."))
     caption = "The partitions that lacked in-sync replicas the longest."
@@ -225,7 +225,7 @@ def _isr(facts: Facts) -> str:
     return section("In-sync replicas", body)
 
 
-def _brokers(facts: Facts) -> str:
+def _brokers(facts: ReportFacts) -> str:
     listed = table(
         facts.flapping,
         {
@@ -241,7 +241,7 @@ def _brokers(facts: Facts) -> str:
     return section("Brokers", listed)
 
 
-def _reassignments(facts: Facts) -> str:
+def _reassignments(facts: ReportFacts) -> str:
     if not facts.reassignments:
         return ""
     listed = table(

@@ -32,7 +32,7 @@ _NESTED: Final = ("decisions", "moves", "topic_changes")
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class HeatMap:
     """How many replicas of a partition were out of sync, in each bucket at its worst."""
 
     name: str
@@ -40,7 +40,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class PartitionStory:
     """A partition, its numbers, and what happened to it in sentences."""
 
     name: str
@@ -52,7 +52,7 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReportFacts:
     """Everything on the page. Times are aware, in UTC; lists are in the order of their telling."""
 
     since: datetime
@@ -66,8 +66,8 @@ class Facts:
     elections: Sequence[Row]
     failovers: Sequence[tuple[float, float, int]]
     latencies: Sequence[Row]
-    stories: Sequence[Story]
-    heat: Sequence[Heat]
+    stories: Sequence[PartitionStory]
+    heat: Sequence[HeatMap]
     balance: Sequence[Row]
     flapping: Sequence[Row]
     reassignments: Sequence[Row]
@@ -75,7 +75,7 @@ class Facts:
     gaps: Sequence[Row]
 
 
-def gather(records: DataFrame, tables: Mapping[str, DataFrame]) -> Facts:
+def gather(records: DataFrame, tables: Mapping[str, DataFrame]) -> ReportFacts:
     """Read what the report needs from the tables that `write_tables` has made of the records."""
     (span,) = _rows(
         tables["events"].agg(
@@ -100,7 +100,7 @@ def gather(records: DataFrame, tables: Mapping[str, DataFrame]) -> Facts:
         .limit(_TOPICS_MAX)
     )
     worst = _worst(tables)
-    return Facts(
+    return ReportFacts(
         since=since,
         until=until,
         counts={
@@ -228,7 +228,7 @@ def _worst(tables: Mapping[str, DataFrame]) -> list[Row]:
     )
 
 
-def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> list[Story]:
+def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> list[PartitionStory]:
     if not worst:
         return []
     names = [(each["topic"], each["partition"]) for each in worst]
@@ -238,7 +238,7 @@ def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> l
         trail = _trail(rows, topic, partition, gaps)
         sentences = list(story(trail, topic, partition))
         stories.append(
-            Story(
+            PartitionStory(
                 name=f"{topic}-{partition}",
                 seconds=each["seconds"],
                 intervals=each["intervals"],
@@ -296,7 +296,7 @@ def _trail(rows: Sequence[Row], topic: str, partition: int, gaps: Sequence[Row])
     return [trail[key] for key in sorted(trail)]
 
 
-def _heat(timeline: DataFrame, since: datetime, until: datetime) -> list[Heat]:
+def _heat(timeline: DataFrame, since: datetime, until: datetime) -> list[HeatMap]:
     """The partitions that lacked in-sync replicas the longest, and when."""
     end = F.coalesce("until", F.lit(until))
     in_sync = F.when(F.col("leader") >= 0, F.size("isr")).otherwise(0)
@@ -322,7 +322,7 @@ def _heat(timeline: DataFrame, since: datetime, until: datetime) -> list[Heat]:
         buckets = heat.setdefault(f"{row['topic']}-{row['partition']}", [0] * BUCKETS)
         for bucket in range(max(0, row["first"]), max(row["first"], row["last"]) + 1):
             buckets[bucket] = max(buckets[bucket], row["missing"])
-    return [Heat(name, missing) for name, missing in heat.items()]
+    return [HeatMap(name, missing) for name, missing in heat.items()]
 
 
 def _balance(

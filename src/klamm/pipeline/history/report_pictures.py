@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from klamm.pipeline.history.report_facts import BUCKETS, Facts
+from klamm.pipeline.history.report_facts import BUCKETS, ReportFacts
 from klamm.pipeline.render.page import duration, percent
 from klamm.pipeline.render.pictures import (
     BLUE,
@@ -42,7 +42,7 @@ _KINDS: Final = {
 _HEAT: Final = ("#eef3f7", "#f6c566", "#e07b39", "#a61c1c")
 
 
-def timeline_picture(facts: Facts) -> str:
+def timeline_picture(facts: ReportFacts) -> str:
     """Who was controller, and which brokers were registered, over time."""
     brokers = sorted({each["broker"] for each in facts.sessions})
     with drawing():
@@ -68,7 +68,7 @@ def timeline_picture(facts: Facts) -> str:
         return inline_svg(figure, "timeline", "Controllers and brokers over time")
 
 
-def elections_picture(facts: Facts) -> str:
+def elections_picture(facts: ReportFacts) -> str:
     """Elections of each kind over time, one upon the other."""
     found = {each["kind"] for each in facts.elections}
     kinds = [kind for kind in _KINDS if kind in found]
@@ -99,7 +99,7 @@ def elections_picture(facts: Facts) -> str:
         return inline_svg(figure, "elections", "Elections by kind over time")
 
 
-def failovers_picture(facts: Facts) -> str:
+def failovers_picture(facts: ReportFacts) -> str:
     """How long partitions were without a leader, on a logarithmic scale."""
     with drawing():
         figure, axes = make_figure(inches=2.4)
@@ -117,7 +117,7 @@ def failovers_picture(facts: Facts) -> str:
         return inline_svg(figure, "failovers", "Failover durations")
 
 
-def availability_picture(facts: Facts) -> str:
+def availability_picture(facts: ReportFacts) -> str:
     """Seconds that partitions of each topic were without a leader, the worst topics first."""
     topics = [each for each in facts.topics if each["seconds"] > 0]
     with drawing():
@@ -139,7 +139,7 @@ def availability_picture(facts: Facts) -> str:
         return inline_svg(figure, "availability", "Time without a leader by topic")
 
 
-def heat_picture(facts: Facts) -> str:
+def heat_picture(facts: ReportFacts) -> str:
     """When the ISRs of the worst partitions were incomplete, and by how many replicas."""
     worst = max(max(each.missing) for each in facts.heat)
     levels = min(worst, len(_HEAT) - 1)
@@ -164,7 +164,7 @@ def heat_picture(facts: Facts) -> str:
         return inline_svg(figure, "heat", "In-sync replicas missing, by partition over time")
 
 
-def balance_picture(facts: Facts) -> str:
+def balance_picture(facts: ReportFacts) -> str:
     """How many of the known partitions each broker led."""
     series: dict[int, list[tuple[float, int]]] = {}
     for row in facts.balance:
@@ -191,13 +191,13 @@ def balance_picture(facts: Facts) -> str:
 
 
 def _bar(
-    axes: Axes, facts: Facts, row: int, start: datetime, end: datetime | None, color: str
+    axes: Axes, facts: ReportFacts, row: int, start: datetime, end: datetime | None, color: str
 ) -> None:
     last = max(start, min(end or facts.until, facts.until))
     axes.broken_barh([(_day(start), _day(last) - _day(start))], (row - 0.32, 0.64), color=color)
 
 
-def _time_axis(axes: Axes, facts: Facts) -> None:
+def _time_axis(axes: Axes, facts: ReportFacts) -> None:
     locator = mdates.AutoDateLocator(minticks=3, maxticks=8)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.columns import I32, I64, Mask
-from klamm.pipeline.planner.state import HOLE, State
+from klamm.pipeline.planner.state import HOLE, ReplicaPlan
 from klamm.pipeline.planner.targets import F64, Target, pour
 
 _ROUNDS: Final = 30
@@ -22,7 +22,7 @@ _PARTNERS: Final = 8
 # --- replicas -------------------------------------------------------------------------------------
 
 
-def balance_replicas(state: State, target: Target, target_bytes: Target) -> None:
+def balance_replicas(state: ReplicaPlan, target: Target, target_bytes: Target) -> None:
     """Move replicas from those who hold too many to those who hold too few, and no more.
 
     Many at a time while that works; what is left goes one by one, through others if need be.
@@ -37,7 +37,7 @@ def balance_replicas(state: State, target: Target, target_bytes: Target) -> None
             return
 
 
-def _move_many(state: State, target: Target, target_bytes: Target, amount: int) -> int:
+def _move_many(state: ReplicaPlan, target: Target, target_bytes: Target, amount: int) -> int:
     """Take replicas from the fullest and deal them to the emptiest; returns how many moved."""
     spare = np.maximum(state.load - np.ceil(target.lower), 0)
     gives = pour(amount, state.load - target.share, np.minimum(spare, state.load))
@@ -69,7 +69,7 @@ def _move_many(state: State, target: Target, target_bytes: Target, amount: int) 
     return len(rows) - len(failed)
 
 
-def _bytes_to_shed(state: State, target: Target) -> F64:
+def _bytes_to_shed(state: ReplicaPlan, target: Target) -> F64:
     """What each broker has to give away in bytes so that all come between their limits."""
     amount = max(target.excess(state.bytes).sum(), target.deficit(state.bytes).sum())
     unit = max(amount / 1e6, 1.0)
@@ -77,7 +77,7 @@ def _bytes_to_shed(state: State, target: Target) -> F64:
     return np.asarray(pour(int(amount / unit), gap, np.maximum(gap, 0)) * unit)
 
 
-def _choose(state: State, rows: I64, count: int, wanted_bytes: float) -> I64:
+def _choose(state: ReplicaPlan, rows: I64, count: int, wanted_bytes: float) -> I64:
     """So many of these rows that their bytes come close to what is wanted.
 
     Rows of a similar size stand together; where the window begins decides how much it weighs.
@@ -94,7 +94,7 @@ def _choose(state: State, rows: I64, count: int, wanted_bytes: float) -> I64:
     return rows[start : start + count]
 
 
-def _move_through_others(state: State, target: Target) -> bool:
+def _move_through_others(state: ReplicaPlan, target: Target) -> bool:
     """One replica less for one who has too many or may give, one more for one who has too few."""
     excess, deficit = target.excess(state.load), target.deficit(state.load)
     if excess.any():
@@ -123,7 +123,7 @@ def _move_through_others(state: State, target: Target) -> bool:
     return False
 
 
-def _ways_from(state: State, broker: int) -> I64:
+def _ways_from(state: ReplicaPlan, broker: int) -> I64:
     """For each broker a row that could move there from `broker`, or -1."""
     rows = np.flatnonzero((state.rows == broker).any(axis=1) & ~state.fixed)
     if len(rows) > 2000:
@@ -137,7 +137,7 @@ def _ways_from(state: State, broker: int) -> I64:
     return ways
 
 
-def _fits_instead(state: State, rows: I64, broker: int, others: I32 | None = None) -> Mask:
+def _fits_instead(state: ReplicaPlan, rows: I64, broker: int, others: I32 | None = None) -> Mask:
     """Whether each row could be on each of the others, or of all brokers, instead of `broker`."""
     if others is None:
         others = np.arange(state.brokers, dtype=np.int32)
@@ -149,7 +149,7 @@ def _fits_instead(state: State, rows: I64, broker: int, others: I32 | None = Non
     return fits
 
 
-def _follow(state: State, came: dict[int, tuple[int, int]], goal: int) -> bool:
+def _follow(state: ReplicaPlan, came: dict[int, tuple[int, int]], goal: int) -> bool:
     """Carry out a chain of moves, the last one first; a row can be in it only once."""
     chain = []
     broker = goal
@@ -168,7 +168,7 @@ def _follow(state: State, came: dict[int, tuple[int, int]], goal: int) -> bool:
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def balance_bytes(state: State, target: Target, target_bytes: Target) -> None:
+def balance_bytes(state: ReplicaPlan, target: Target, target_bytes: Target) -> None:
     """Move or exchange replicas between the one that holds most bytes too many and the others."""
     for _ in range(_SWAPS_MAX):
         excess, deficit = target_bytes.excess(state.bytes), target_bytes.deficit(state.bytes)
@@ -188,7 +188,7 @@ def balance_bytes(state: State, target: Target, target_bytes: Target) -> None:
 
 
 def _exchange(
-    state: State, target: Target, target_bytes: Target, need: float, source: int, goal: int
+    state: ReplicaPlan, target: Target, target_bytes: Target, need: float, source: int, goal: int
 ) -> bool:
     """Let `source` give a replica to `goal`, for a smaller one if numbers have to stay.
 
@@ -230,7 +230,7 @@ def _cheapest(gain: F64, cost: F64, need: float, most: float) -> int | None:
     return int(allowed[gain[allowed].argmax()])
 
 
-def _sample(state: State, source: int, goal: int) -> I64:
+def _sample(state: ReplicaPlan, source: int, goal: int) -> I64:
     """Some rows that may move from the one to the other."""
     on_source = (state.rows == source).any(axis=1)
     rows = np.flatnonzero(on_source & ~(state.rows == goal).any(axis=1) & ~state.fixed)
@@ -241,7 +241,7 @@ def _sample(state: State, source: int, goal: int) -> I64:
     return rows[_fits_instead(state, rows, source, np.array([goal], np.int32))[:, 0]]
 
 
-def _move(state: State, row: int, source: int, goal: int) -> None:
+def _move(state: ReplicaPlan, row: int, source: int, goal: int) -> None:
     state.take(np.array([row]), np.array([source], np.int32))
     state.put(np.array([row]), np.array([goal], np.int32))
 

@@ -1,13 +1,19 @@
-"""A plan as a data frame, for whoever goes on from there."""
+"""The input and output of a plan: partitions in a fixed order, the files with capacities and sizes,
+and the planned moves as a data frame.
+"""
 
-from typing import Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from klamm.errors import ConfigError
 from klamm.pipeline.arrow import rows_to_arrow
-from klamm.pipeline.planner.planner import Demands, make_plan
+from klamm.pipeline.planner.planner import Capacity, Demands, make_plan
 from klamm.pipeline.planner.waves import default_limit, make_waves
 from klamm.pipeline.snapshot.snapshot import SnapshotFrames
 
@@ -47,3 +53,55 @@ def plan_moves(
 def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
     """The partitions in an order that does not depend on how they are stored, as the plan must."""
     return snapshot.partitions.orderBy("topic", "partition").toArrow()
+
+
+def read_capacities(path: Path) -> dict[int, Capacity]:
+    """The capacities file: broker ids, each with its most `replicas`, `bytes`, or both."""
+    value = _read_json(path)
+    try:
+        return {int(broker): Capacity(**_limits(given)) for broker, given in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            f'{path} is expected to be like {{"1": {{"replicas": 4000, "bytes": 1000000000}}}}.'
+        ) from None
+
+
+def read_sizes(path: Path) -> dict[str, int]:
+    """The sizes file: how much a partition, or each partition of a topic, weighs."""
+    value = _read_json(path)
+    try:
+        return {name: _amount(size) for name, size in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            f'{path} is expected to be like {{"orders": 5000000000, "audit-0": 1000000}}.'
+        ) from None
+
+
+def with_sizes(partitions: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
+    """The partitions with these sizes for their own; those that are not named have none."""
+    names = zip(partitions["topic"].to_pylist(), partitions["partition"].to_pylist(), strict=True)
+    known = [sizes.get(f"{topic}-{partition}", sizes.get(topic)) for topic, partition in names]
+    if not any(each is not None for each in known):
+        raise ConfigError("None of the sizes is of a topic or partition of the snapshot.")
+    place = partitions.schema.get_field_index("bytes")
+    return partitions.set_column(place, "bytes", pa.array(known, pa.int64()))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}.") from None
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _amount(limit) for name, limit in given.items()}
+
+
+def _amount(given: Any) -> int:
+    amount = int(float(given))
+    if amount < 0:
+        raise ValueError("an amount below zero")
+    return amount

@@ -28,7 +28,7 @@ from klamm.errors import ConfigError
 from klamm.pipeline.arrow import numbers_from_arrow, rows_from_arrow
 from klamm.pipeline.planner.balance import balance_bytes, balance_leaders, balance_replicas
 from klamm.pipeline.planner.notes import Measure, movement_note
-from klamm.pipeline.planner.state import HOLE, State
+from klamm.pipeline.planner.state import HOLE, ReplicaPlan
 from klamm.pipeline.planner.targets import F64, Target, shares
 
 _UNLIMITED: Final = float("inf")
@@ -267,7 +267,7 @@ def _state(
     fixed: Mask,
     weight: F64 | None,
     demands: Demands,
-) -> State:
+) -> ReplicaPlan:
     is_known = np.isin(before, ids)
     places = np.where(is_known, np.searchsorted(ids, before), HOLE).astype(np.int32)
     places = keep(places, places != HOLE)
@@ -279,7 +279,7 @@ def _state(
     # Without racks every broker is one of its own, and the rule is that of distinct brokers.
     rack = [names.index(r) if (r := staying[b]) is not None else n for n, b in enumerate(ids)]
     limits = [demands.capacities.get(int(broker), Capacity()) for broker in ids]
-    state = State.of(
+    state = ReplicaPlan.of(
         places,
         wanted,
         fixed,
@@ -309,7 +309,7 @@ def _check_room(what: str, total: float, room: F64, load: F64, fixed: Mask, ids:
         )
 
 
-def _check_capacities(state: State, ids: I32) -> None:
+def _check_capacities(state: ReplicaPlan, ids: I32) -> None:
     for what, load, room in (
         ("replicas", state.load, state.room),
         ("bytes", state.bytes, state.room_bytes),
@@ -321,7 +321,7 @@ def _check_capacities(state: State, ids: I32) -> None:
             )
 
 
-def _no_place(state: State, rows: I64) -> ImpossibleError:
+def _no_place(state: ReplicaPlan, rows: I64) -> ImpossibleError:
     smallest = state.weight[rows].min()
     return ImpossibleError(
         f"{len(rows):,} replicas find no broker that has room and is in a rack that they may be "
@@ -333,7 +333,7 @@ def _no_place(state: State, rows: I64) -> ImpossibleError:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _targets(state: State, weight: F64 | None) -> tuple[Target, Target]:
+def _targets(state: ReplicaPlan, weight: F64 | None) -> tuple[Target, Target]:
     # A broker that may hold few bytes may not hold many replicas either.
     mean = float(np.average(state.weight, weights=state.wanted)) if state.wanted.any() else 0.0
     room = np.minimum(state.room, state.room_bytes / mean) if mean else state.room
@@ -343,13 +343,13 @@ def _targets(state: State, weight: F64 | None) -> tuple[Target, Target]:
     return Target.around(share, 1, state.room), Target.around(of_bytes, one, state.room_bytes)
 
 
-def _shed_surplus(state: State, target: Target, target_bytes: Target) -> None:
+def _shed_surplus(state: ReplicaPlan, target: Target, target_bytes: Target) -> None:
     """Take away what is more than the replication factor, from racks that have several first."""
     while len(rows := np.flatnonzero((state.holes() < 0) & ~state.fixed)):
         _take_worst(state, rows, target, target_bytes, only_repeated=False)
 
 
-def _break_up_racks(state: State, target: Target, target_bytes: Target) -> None:
+def _break_up_racks(state: ReplicaPlan, target: Target, target_bytes: Target) -> None:
     """Take replicas out of racks that have several while another rack has to have one."""
     every = np.arange(len(state.rows))
     while True:
@@ -360,7 +360,7 @@ def _break_up_racks(state: State, target: Target, target_bytes: Target) -> None:
 
 
 def _take_worst(
-    state: State, rows: I64, target: Target, target_bytes: Target, *, only_repeated: bool
+    state: ReplicaPlan, rows: I64, target: Target, target_bytes: Target, *, only_repeated: bool
 ) -> None:
     """Take one replica from each row: in a rack that has another, on the fullest broker."""
     step = max(1, len(rows) // 50)
@@ -388,7 +388,7 @@ class _Loads:
     bytes: F64
 
     @classmethod
-    def of(cls, state: State, some: Mask) -> "_Loads":
+    def of(cls, state: ReplicaPlan, some: Mask) -> "_Loads":
         row, slot = np.nonzero((state.rows != HOLE) & some[:, None])
         broker = state.rows[row, slot]
         loads = cls(np.zeros(state.brokers), np.zeros(state.brokers))
@@ -398,7 +398,7 @@ class _Loads:
 
 
 def _bound(
-    state: State,
+    state: ReplicaPlan,
     at_first: _Loads,
     without_choice: _Loads,
     target: Target,
@@ -432,7 +432,7 @@ def _bound(
     return Bound(replicas, int(max(least, by_number)), reason + ".")
 
 
-def _lightest(state: State, weight: F64, excess: F64) -> float:
+def _lightest(state: ReplicaPlan, weight: F64, excess: F64) -> float:
     """The bytes of the lightest replicas that could go where there are too many."""
     total = 0.0
     for broker in np.flatnonzero(excess):
@@ -444,7 +444,7 @@ def _lightest(state: State, weight: F64, excess: F64) -> float:
 # --- the result -----------------------------------------------------------------------------------
 
 
-def _in_old_order(before: I32, state: State, ids: I32) -> I32:
+def _in_old_order(before: I32, state: ReplicaPlan, ids: I32) -> I32:
     """The places of replicas: those that stay in their order, new ones behind."""
     places = np.where(np.isin(before, ids), np.searchsorted(ids, before), HOLE).astype(np.int32)
     width = state.rows.shape[1]
@@ -454,7 +454,7 @@ def _in_old_order(before: I32, state: State, ids: I32) -> I32:
     return np.asarray(keep(both, both != HOLE)[:, :width])
 
 
-def _leader_target(rows: I32, state: State) -> Target:
+def _leader_target(rows: I32, state: ReplicaPlan) -> Target:
     """How many partitions each broker should be preferred for: at most those that it holds."""
     share = np.minimum(_count_first(rows, state.brokers).sum() / state.brokers, state.load)
     return Target.around(share, 1, state.load)

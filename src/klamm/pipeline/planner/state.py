@@ -17,7 +17,7 @@ _TRIES: Final = 12
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class ReplicaPlan:
     """The replicas of all partitions, and what brokers hold."""
 
     rows: I32  # broker places; HOLE where one is missing, or none is wanted
@@ -42,7 +42,7 @@ class State:
         room: F64,
         room_bytes: F64,
         seed: int,
-    ) -> "State":
+    ) -> "ReplicaPlan":
         state = cls(
             rows,
             wanted,

@@ -1,6 +1,7 @@
 """A snapshot through any broker, with the admin protocol alone: any Kafka cluster will do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -9,23 +10,27 @@ import pyarrow as pa
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.client.topics import describe
+from klamm.errors import ProtocolError, UnavailableError
+from klamm.net.blocking import Connection
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.parts import (
-    Assignments,
+    AssignmentColumns,
     ElectionSettings,
-    States,
+    StateColumns,
     chunked,
     lists_to_arrow,
     partition_table,
     topic_table,
 )
-from klamm.pipeline.snapshot.sizes import read_sizes
 from klamm.pipeline.snapshot.snapshot import Snapshot, now
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import KafkaError
 
 _TOPIC: Final = 2  # as a resource type of DescribeConfigs
 _SET_BY_TOPIC: Final = 1  # as the source of a setting
 _TOPICS_AT_A_TIME: Final = 500
+_BROKERS_AT_A_TIME: Final = 64
+_SIZES_TIMEOUT_S: Final = 60.0
 
 
 def snapshot_from_brokers(
@@ -49,14 +54,14 @@ def snapshot_from_brokers(
         sizes = read_sizes((broker.host, broker.port) for broker in view.brokers)
         tell(f"the sizes of {len(sizes):,} partitions")
     partitions = list(view.partitions())
-    assignments = Assignments(
+    assignments = AssignmentColumns(
         [topic.topic for topic in view.topics],
         [topic.topic_id for topic in view.topics],
         np.array([len(topic.partitions) for topic in view.topics], np.int32),
         np.array([each.partition for each in partitions], np.int32),
         chunked([lists_to_arrow([each.replicas for each in partitions])]),
     )
-    states = States(
+    states = StateColumns(
         np.array([each.leader for each in partitions], np.int32),
         np.array([each.leader_epoch for each in partitions], np.int32),
         chunked([lists_to_arrow([each.isr for each in partitions])]),
@@ -99,3 +104,33 @@ def _read_configs(
                 if each.config_source == _SET_BY_TOPIC and each.value is not None
             }
     return settings, overrides
+
+
+def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """The bytes of every partition that a broker at one of these addresses has a replica of.
+
+    Replicas differ while one catches up, so the largest counts. A broker that does not answer, or
+    does not let us ask, leaves its sizes unknown: the snapshot is of use without them.
+    """
+    sizes: dict[tuple[str, int], int] = {}
+    with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
+        for answer in pool.map(_describe_log_dirs, addresses):
+            for directory in () if answer is None else answer.results:
+                for topic in directory.topics:
+                    for each in topic.partitions:
+                        # A future replica is a copy under way between two directories.
+                        if each.is_future_key:
+                            continue
+                        name = (topic.name, each.partition_index)
+                        sizes[name] = max(sizes.get(name, 0), each.partition_size)
+    return sizes
+
+
+def _describe_log_dirs(address: tuple[str, int]) -> Any:
+    connection = Connection(*address, "klamm-snapshot")
+    try:
+        return connection.ask(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
+    except (UnavailableError, ProtocolError, KafkaError):
+        return None
+    finally:
+        connection.close()

@@ -36,7 +36,7 @@ class ElectionSettings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Assignments:
+class AssignmentColumns:
     """Topics with their partitions, topic after topic: a million lists would be slow to keep."""
 
     topics: Sequence[str]
@@ -54,7 +54,7 @@ class Assignments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class States:
+class StateColumns:
     """Who leads each partition of some assignments, and who is in sync."""
 
     leader: I32
@@ -75,7 +75,9 @@ def chunked(arrays: Sequence[pa.ListArray]) -> pa.ChunkedArray:
     return pa.chunked_array(arrays, pa.list_(pa.int32()))
 
 
-def topic_table(assignments: Assignments, configs: Mapping[str, Mapping[str, str]]) -> pa.Table:
+def topic_table(
+    assignments: AssignmentColumns, configs: Mapping[str, Mapping[str, str]]
+) -> pa.Table:
     """The table of topics, with the settings that are their own."""
     rows = zip(assignments.topics, assignments.topic_ids, assignments.counts.tolist(), strict=True)
     return pa.Table.from_pylist(
@@ -93,8 +95,8 @@ def topic_table(assignments: Assignments, configs: Mapping[str, Mapping[str, str
 
 
 def partition_table(
-    assignments: Assignments,
-    states: States,
+    assignments: AssignmentColumns,
+    states: StateColumns,
     settings: Mapping[str, ElectionSettings],
     sizes: Sizes,
 ) -> pa.Table:

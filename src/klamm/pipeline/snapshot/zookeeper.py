@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.pipeline import arrow
+from klamm.pipeline.snapshot.admin import read_sizes
 from klamm.pipeline.snapshot.parts import (
-    Assignments,
+    AssignmentColumns,
     ElectionSettings,
-    States,
+    StateColumns,
     chunked,
     lists_to_arrow,
     partition_table,
     topic_table,
 )
-from klamm.pipeline.snapshot.sizes import read_sizes
 from klamm.pipeline.snapshot.snapshot import Snapshot, now
 from klamm.zookeeper import znodes
 from klamm.zookeeper.session import open_store, split_connect_string
@@ -128,7 +128,7 @@ async def _read_brokers(store: Store, tell: Callable[[str], None]) -> list[dict[
     return rows
 
 
-async def _read_assignments(store: Store, tell: Callable[[str], None]) -> Assignments:
+async def _read_assignments(store: Store, tell: Callable[[str], None]) -> AssignmentColumns:
     names = sorted(await store.children(znodes.TOPICS))
     topics: list[str] = []
     topic_ids: list[str | None] = []
@@ -151,7 +151,7 @@ async def _read_assignments(store: Store, tell: Callable[[str], None]) -> Assign
             partition.extend(numbers)
             rows.extend(map(found.partitions.__getitem__, numbers))
         replicas.append(lists_to_arrow(rows))
-    return Assignments(
+    return AssignmentColumns(
         topics,
         topic_ids,
         np.array(counts, np.int32),
@@ -176,8 +176,8 @@ async def _read_configs(
 
 
 async def _read_states(
-    store: Store, assignments: Assignments, tell: Callable[[str], None]
-) -> States:
+    store: Store, assignments: AssignmentColumns, tell: Callable[[str], None]
+) -> StateColumns:
     """Leaders and ISRs; a partition whose state is missing or unreadable has neither."""
     size = len(assignments.partition)
     leader, leader_epoch = np.full(size, _UNKNOWN, np.int32), np.full(size, _UNKNOWN, np.int32)
@@ -196,7 +196,7 @@ async def _read_states(
         for error in states.errors:
             tell(str(error))
         start += len(chunk.path)
-    return States(leader, leader_epoch, chunked(isr))
+    return StateColumns(leader, leader_epoch, chunked(isr))
 
 
 async def _read_cluster_id(store: Store) -> str | None:

@@ -135,7 +135,7 @@ def named_failure(racks: Mapping[int, str | None], kind: str, names: Sequence[st
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class Judgement:
     """How partitions end, row by row."""
 
     leader: I32
@@ -144,7 +144,7 @@ class Judged:
     moved: Mask  # whether somebody else leads than before
 
 
-def judge(partitions: PartitionColumns, online: Mask) -> Judged:
+def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
     """What the controller does about partitions of whose replicas only those are `online`.
 
     A leader that stays keeps what is left of its ISR. Who has lost the leader gets an election;
@@ -171,7 +171,9 @@ def judge(partitions: PartitionColumns, online: Mask) -> Judged:
         elections.outcome, [np.int8(FINE), np.int8(UNCLEAN_LEADER), np.int8(LEADERLESS)]
     )
     outcome[(outcome == FINE) & (count(ends_with) < partitions.min_isr)] = BELOW_MIN_ISR
-    return Judged(leader, ends_with, outcome, (leader != partitions.leader) & (leader != NO_BROKER))
+    return Judgement(
+        leader, ends_with, outcome, (leader != partitions.leader) & (leader != NO_BROKER)
+    )
 
 
 def _without_the_dead(leader: I32, isr: I32, alive: I32) -> I32:
@@ -189,7 +191,7 @@ assert (CLEAN, UNCLEAN) == (0, 1), "`judge` translates the kernels' outcomes by 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Touched:
+class AffectedPartitions:
     """Partitions, with the units that a failure may touch them through."""
 
     partitions: PartitionColumns
@@ -198,7 +200,7 @@ class Touched:
     units: I32  # of each partition, without repetition; padded
 
     @classmethod
-    def by(cls, failures: Failures, partitions: PartitionColumns) -> "Touched":
+    def by(cls, failures: Failures, partitions: PartitionColumns) -> "AffectedPartitions":
         online = np.isin(partitions.replicas, np.array(failures.brokers, np.int32))
         slot_unit = failures.unit_of(partitions.replicas)
         units = np.sort(np.where(online, slot_unit, _NO_UNIT), axis=1)
@@ -217,7 +219,7 @@ class Touched:
             return np.arange(len(self.units))
         return np.flatnonzero((self.units[:, slots] != _NO_UNIT).all(axis=1))
 
-    def judged(self, rows: I64, slots: Slots, partitions: PartitionColumns) -> Judged:
+    def judged(self, rows: I64, slots: Slots, partitions: PartitionColumns) -> Judgement:
         """How these rows end when the units in these places fail."""
         online = self.online[rows]
         for slot in slots:
@@ -268,7 +270,7 @@ def key_of(units: I32, radix: int) -> I64:
 
 def sum_terms(failures: Failures, partitions: PartitionColumns) -> Terms:
     """The terms of these partitions, added up."""
-    touched = Touched.by(failures, partitions)
+    touched = AffectedPartitions.by(failures, partitions)
     numbers = len(SUMS) + len(failures.brokers)
     brokers = np.array(failures.brokers, np.int32)
     views = (partitions, in_sync(partitions, touched.online))
@@ -370,7 +372,7 @@ def find_casualties(
     failures: Failures, sets: I32, partitions: PartitionColumns, cells_max: int = 4_000_000
 ) -> Iterator[Casualties]:
     """All of them, in portions: about `cells_max` pairs of scenario and partition are looked at."""
-    touched = Touched.by(failures, partitions)
+    touched = AffectedPartitions.by(failures, partitions)
     radix = len(failures.units) + 1
     set_key = key_of(sets, radix)
     sets_at = np.argsort(set_key)
@@ -405,7 +407,7 @@ def find_casualties(
                 yield _casualties(scenarios[scenario], rows, part[at], judged, before)
 
 
-def _casualties(scenario: I64, rows: I64, index: I64, judged: Judged, before: I8) -> Casualties:
+def _casualties(scenario: I64, rows: I64, index: I64, judged: Judgement, before: I8) -> Casualties:
     outcome = judged.outcome[index]
     return Casualties(
         scenario=scenario,

@@ -8,7 +8,7 @@ from klamm.history.story import story
 from klamm.history.trail import Gap, Row, read_trail
 
 
-class Teller:
+class LiveStory:
     """Tells each sentence about some partitions once, in the order of the decisions."""
 
     def __init__(
@@ -16,12 +16,12 @@ class Teller:
     ) -> None:
         self._spools = spools
         self._topic = topic
-        self._say = say
-        self._told: set[tuple[int, int, int]] = set()
+        self._print = say
+        self._printed: set[tuple[int, int, int]] = set()
         #: By partition, the leader epoch and ISR that the history knows last.
         self._known: dict[int, tuple[int, frozenset[int]]] = {}
 
-    def tell(self, partitions: int) -> None:
+    def print_new(self, partitions: int) -> None:
         """Tell what is new."""
         new: list[tuple[tuple[int, int, int], str]] = []
         batches = [batch for spool in self._spools() for batch in read_spool(spool)]
@@ -32,8 +32,8 @@ class Teller:
                 key = (entry["controller_epoch"], entry["seq"], partition)
                 if entry["term"]:
                     key = (*key[:2], 0)  # a term of office concerns all partitions alike
-                if key not in self._told:
-                    self._told.add(key)
+                if key not in self._printed:
+                    self._printed.add(key)
                     new += [
                         (key, sentence + _states(entry))
                         for sentence in story([entry], self._topic, partition)
@@ -42,9 +42,9 @@ class Teller:
                         state = decision["leader_epoch"], frozenset(decision["isr"])
                         self._known[partition] = state
         for _, text in sorted(new):
-            self._say(text)
+            self._print(text)
 
-    def has_told(self, partition: int, leader_epoch: int, isr: Collection[int]) -> bool:
+    def has_printed(self, partition: int, leader_epoch: int, isr: Collection[int]) -> bool:
         """Whether it has been told how the partition got this state; a spool is a moment late."""
         return self._known.get(partition) == (leader_epoch, frozenset(isr))
 

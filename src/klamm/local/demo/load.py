@@ -11,7 +11,7 @@ _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 1.0
 
 
-class Writer:
+class NumberedProducer:
     """An idempotent producer in a thread of its own, waiting for all in-sync replicas."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
@@ -55,7 +55,7 @@ class Writer:
             self.acknowledged.append(int(message.value()))
 
 
-def read_all(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, list[int]]:
+def read_numbers(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, list[int]]:
     """Everything that the topic holds now, by partition, as a stock consumer reads it."""
     from confluent_kafka import Consumer, TopicPartition
 

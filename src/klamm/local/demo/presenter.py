@@ -15,7 +15,7 @@ from klamm.errors import KlammError
 _INDENT: Final = (0, 0, 0, 3)
 
 
-class Guide:
+class Presenter:
     """Numbers the steps, times them, and ends the tour at the first claim that does not hold.
 
     `pause` is called between the steps, for whoever wants to talk about what was seen.

@@ -1,6 +1,6 @@
 """A Spark job as a user would write it: a topic, read as it grows, kept as Parquet.
 
-    python -m klamm.local.spark_job BOOTSTRAP_SERVERS TOPIC FOLDER
+    python -m klamm.local.demo.spark_job BOOTSTRAP_SERVERS TOPIC FOLDER
 
 It needs no connector's jar: `format("klamm")` comes with the package. Runs until it is stopped.
 """
@@ -17,7 +17,7 @@ _NUMBERS: Final = "numbers"
 _CHECKPOINT: Final = "checkpoint"
 
 
-class SparkReader:
+class SparkJob:
     """The job in a process of its own, and what it has laid down so far."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
@@ -61,7 +61,7 @@ class SparkReader:
         self._child.ended.wait()
 
 
-def read_on(bootstrap_servers: str, topic: str, folder: Path) -> None:
+def run_job(bootstrap_servers: str, topic: str, folder: Path) -> None:
     """Lay down the numbers in the topic's records, with where they were."""
     from klamm.pipeline.session import spark_session
 
@@ -89,4 +89,4 @@ def read_on(bootstrap_servers: str, topic: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    read_on(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    run_job(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

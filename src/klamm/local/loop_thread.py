@@ -12,7 +12,7 @@ T = TypeVar("T")
 _PATIENCE_S: Final = 60.0
 
 
-class Background:
+class LoopThread:
     """Runs coroutines for callers in any thread."""
 
     def __init__(self, name: str) -> None:

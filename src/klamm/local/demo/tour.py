@@ -17,14 +17,15 @@ from typing import Final
 from rich.console import Console
 
 from klamm.client import elections, reassignments, topics
-from klamm.client.elections import Election
-from klamm.client.topics import Partition
+from klamm.client.elections import ElectionType
+from klamm.client.topics import PartitionDescription
 from klamm.errors import KlammError
 from klamm.local.cluster import Cluster
-from klamm.local.guide import Guide
-from klamm.local.spark_job import SparkReader
-from klamm.local.teller import Teller
-from klamm.local.traffic import Writer, read_all
+from klamm.local.demo.live_story import LiveStory
+from klamm.local.demo.load import NumberedProducer, read_numbers
+from klamm.local.demo.presenter import Presenter
+from klamm.local.demo.spark_job import SparkJob
+from klamm.names import TopicPartition
 from klamm.processes import tied_klamm
 
 TOPIC: Final = "orders"
@@ -45,15 +46,13 @@ def run(
     With `spark`, a job reads along, and a report of what the controllers did goes to `out`, or to
     a new folder for temporary files.
     """
-    guide = Guide(console or Console(highlight=False), pause)
+    presenter = Presenter(console or Console(highlight=False), pause)
     with closing(Cluster(list(RACKS), racks=RACKS)) as cluster, ExitStack() as stack:
-        tour = Tour(guide, cluster)
+        tour = Tour(presenter, cluster)
         tour.see_cluster()
         tour.create_topic()
-        reader = (
-            stack.enter_context(SparkReader(cluster.bootstrap_servers, TOPIC)) if spark else None
-        )
-        writer = Writer(cluster.bootstrap_servers, TOPIC)
+        reader = stack.enter_context(SparkJob(cluster.bootstrap_servers, TOPIC)) if spark else None
+        writer = NumberedProducer(cluster.bootstrap_servers, TOPIC)
         tour.see_writing(writer)
         tour.kill_leader()
         tour.bring_back()
@@ -63,50 +62,56 @@ def run(
         if reader is not None:
             tour.compare(reader, found)
             tour.report(out or Path(tempfile.mkdtemp(prefix="klamm-demo-")))
-    guide.conclude()
+    presenter.conclude()
 
 
 class Tour:
     """The steps, in order; each leaves the cluster well."""
 
-    def __init__(self, guide: Guide, cluster: Cluster) -> None:
-        self.guide = guide
+    def __init__(self, presenter: Presenter, cluster: Cluster) -> None:
+        self.presenter = presenter
         self.cluster = cluster
-        self.teller = Teller(lambda: cluster.spools, TOPIC, lambda text: guide.say(text, "cyan"))
+        self.live_story = LiveStory(
+            lambda: cluster.spools, TOPIC, lambda text: presenter.say(text, "cyan")
+        )
 
     def see_cluster(self) -> None:
-        with self.guide.step(f"A cluster of {len(RACKS)} brokers in {len(RACKS)} racks"):
+        with self.presenter.step(f"A cluster of {len(RACKS)} brokers in {len(RACKS)} racks"):
             self.cluster.start()
-            self.guide.say(f"ZooKeeper at {self.cluster.zookeeper}")
+            self.presenter.say(f"ZooKeeper at {self.cluster.zookeeper}")
             for broker in self.cluster.broker_ids:
                 process = self.cluster.broker(broker)
-                self.guide.say(
+                self.presenter.say(
                     f"broker {broker} at {process.address}, rack {process.rack}, "
                     f"process {process.pid}"
                 )
-            self.guide.check("every broker is registered", self.cluster.registered() == set(RACKS))
+            self.presenter.check(
+                "every broker is registered", self.cluster.registered() == set(RACKS)
+            )
             controller = self.cluster.controller_id()
-            self.guide.check(f"one of them, {controller}, is controller", controller in RACKS)
+            self.presenter.check(f"one of them, {controller}, is controller", controller in RACKS)
 
     def create_topic(self) -> None:
-        with self.guide.step(f"A topic of {len(RACKS)} partitions with {len(RACKS)} replicas each"):
+        with self.presenter.step(
+            f"A topic of {len(RACKS)} partitions with {len(RACKS)} replicas each"
+        ):
             self.cluster.create_topic(TOPIC, partitions=len(RACKS))
             created = self._wait("leaders of all partitions", lambda now: len(now) == len(RACKS))
             self._show(created)
-            self.guide.check(
+            self.presenter.check(
                 "each partition has a replica in every rack",
                 all({RACKS[b] for b in each.replicas} == set(RACKS.values()) for each in created),
             )
-            self.guide.check(
+            self.presenter.check(
                 "each is led by its first replica, each broker leading one",
                 {each.leader for each in created} == set(RACKS)
                 and all(each.leader == each.replicas[0] for each in created),
             )
 
-    def see_writing(self, writer: Writer) -> None:
-        with self.guide.step("A stock client writes, and waits for all in-sync replicas"):
+    def see_writing(self, writer: NumberedProducer) -> None:
+        with self.presenter.step("A stock client writes, and waits for all in-sync replicas"):
             self._wait_for(lambda: len(writer.acknowledged) >= 100, "100 acknowledged records")
-            self.guide.check(
+            self.presenter.check(
                 f"{len(writer.acknowledged)} records are acknowledged, and it goes on writing",
                 not writer.refused,
             )
@@ -114,22 +119,22 @@ class Tour:
     def kill_leader(self) -> None:
         before = self._partitions()
         lost = next(each.leader for each in before if each.leader != self.cluster.controller_id())
-        with self.guide.step(f"Broker {lost}, which leads, is killed"):
+        with self.presenter.step(f"Broker {lost}, which leads, is killed"):
             self.cluster.kill(lost)
             after = self._wait(
                 f"ISRs without {lost}",
                 lambda now: _all_of(now, lambda each: lost not in each.isr),
             )
             self._show(after)
-            self.guide.check(
+            self.presenter.check(
                 "every partition has a leader that lives",
                 all(each.leader in self.cluster.registered() for each in after),
             )
-            self.guide.check(
+            self.presenter.check(
                 "each of them was in sync, so that nothing that was acknowledged is lost",
                 all(new.leader in old.isr for old, new in zip(before, after, strict=True)),
             )
-            self.guide.check(
+            self.presenter.check(
                 "the leader epoch rose where the leader changed",
                 all(
                     new.leader_epoch > old.leader_epoch
@@ -140,85 +145,89 @@ class Tour:
 
     def bring_back(self) -> None:
         away = next(iter(set(RACKS) - {b for each in self._partitions() for b in each.isr}))
-        with self.guide.step(f"Broker {away} returns, catches up, and leads again"):
+        with self.presenter.step(f"Broker {away} returns, catches up, and leads again"):
             self.cluster.start(away)
             caught_up = self._wait("full ISRs", _is_whole)
-            self.guide.check("it is in sync again everywhere", _is_whole(caught_up))
-            self.guide.check(
+            self.presenter.check("it is in sync again everywhere", _is_whole(caught_up))
+            self.presenter.check(
                 "and leads nothing yet", all(each.leader != away for each in caught_up)
             )
-            outcomes = elections.elect(self.cluster.admin, Election.PREFERRED, None)
-            self.guide.check(
+            outcomes = elections.elect(self.cluster.admin, ElectionType.PREFERRED, None)
+            self.presenter.check(
                 "preferred leaders are elected", not any(each.failed for each in outcomes)
             )
             balanced = self._wait("preferred leaders", _is_preferred)
             self._show(balanced)
-            self.guide.check(
+            self.presenter.check(
                 "everybody leads what it led at first",
                 all(each.leader == each.replicas[0] for each in balanced),
             )
 
     def stop_controller(self) -> None:
         leaving = self.cluster.wait_controller()
-        with self.guide.step(f"Broker {leaving}, the controller, shuts down in order"):
+        with self.presenter.step(f"Broker {leaving}, the controller, shuts down in order"):
             self.cluster.stop(leaving)
             successor = self.cluster.wait_controller(other_than=leaving)
-            self.guide.check(f"broker {successor} is controller now", successor in RACKS)
+            self.presenter.check(f"broker {successor} is controller now", successor in RACKS)
             after = self._wait(
                 f"no leader {leaving}",
                 lambda now: _all_of(now, lambda each: each.leader not in (-1, leaving)),
             )
             self._show(after)
-            self.guide.check(
+            self.presenter.check(
                 "what it led was handed over", all(each.leader != leaving for each in after)
             )
             self.cluster.start(leaving)
             self._wait("full ISRs", _is_whole)
-            elections.elect(self.cluster.admin, Election.PREFERRED, None)
+            elections.elect(self.cluster.admin, ElectionType.PREFERRED, None)
             self._wait("preferred leaders", _is_preferred)
-            self.guide.check(
+            self.presenter.check(
                 "it is back, and leads what it is preferred for", _is_preferred(self._partitions())
             )
 
     def move_replicas(self) -> None:
-        with self.guide.step("A fourth broker joins, and takes over the replicas of the first"):
+        with self.presenter.step("A fourth broker joins, and takes over the replicas of the first"):
             new = self.cluster.add_broker(rack=RACKS[1])
-            self.guide.say(f"broker {new} at {self.cluster.broker(new).address}, rack {RACKS[1]}")
+            self.presenter.say(
+                f"broker {new} at {self.cluster.broker(new).address}, rack {RACKS[1]}"
+            )
             plan = {
-                (each.topic, each.partition): [new if b == 1 else b for b in each.replicas]
+                TopicPartition(each.topic, each.partition): [
+                    new if b == 1 else b for b in each.replicas
+                ]
                 for each in self._partitions()
             }
             refused = reassignments.alter(self.cluster.admin, plan)
-            self.guide.check("the reassignment is accepted", not refused)
+            self.presenter.check("the reassignment is accepted", not refused)
             moved = self._wait(
                 "the end of the reassignment",
                 lambda now: _all_of(now, lambda each: 1 not in each.replicas),
             )
             self._show(moved)
-            self.guide.check(
+            self.presenter.check(
                 "it has all of them, in sync, and the first broker has none",
                 all(new in each.isr and 1 not in each.isr for each in moved),
             )
 
-    def count(self, writer: Writer) -> dict[int, list[int]]:
-        with self.guide.step("The records are all there"):
+    def count(self, writer: NumberedProducer) -> dict[int, list[int]]:
+        with self.presenter.step("The records are all there"):
             writer.stop()
-            found = read_all(self.cluster.bootstrap_servers, TOPIC, len(RACKS))
+            found = read_numbers(self.cluster.bootstrap_servers, TOPIC, len(RACKS))
             numbers = [number for each in found.values() for number in each]
-            self.guide.check(
+            self.presenter.check(
                 f"none of {len(writer.acknowledged)} acknowledged records is missing",
                 set(writer.acknowledged) <= set(numbers),
             )
-            self.guide.check("none is there twice", len(numbers) == len(set(numbers)))
-            self.guide.check(
+            self.presenter.check("none is there twice", len(numbers) == len(set(numbers)))
+            self.presenter.check(
                 "and each partition has them in the order in which they were written",
                 all(each == sorted(each) for each in found.values()),
             )
-            self.guide.check("the client was never refused", not writer.refused)
+            self.presenter.check("the client was never refused", not writer.refused)
         return found
 
-    def compare(self, reader: SparkReader, found: dict[int, list[int]]) -> None:
-        with self.guide.step("A Spark job has read the topic through it all"):
+    def compare(self, reader: SparkJob, found: dict[int, list[int]]) -> None:
+        with self.presenter.step("A Spark job has read the topic through it all"):
             count = sum(map(len, found.values()))
             self._wait_for(
                 lambda: not reader.is_alive or sum(map(len, reader.read().values())) >= count,
@@ -226,14 +235,14 @@ class Tour:
             )
             if not reader.is_alive:
                 raise KlammError(f"The Spark job ended: {reader.last_words()}")
-            self.guide.check(
+            self.presenter.check(
                 f"it has the same {count} records in the same order, and none of them twice",
                 reader.read() == found,
             )
             reader.stop()
 
     def report(self, out: Path) -> None:
-        with self.guide.step("What the controllers did, as a report"):
+        with self.presenter.step("What the controllers did, as a report"):
             spools = [str(spool) for spool in self.cluster.spools]
             done = subprocess.run(
                 tied_klamm("history", "--out", str(out), "--json", "--spool", *spools),
@@ -244,28 +253,31 @@ class Tour:
             if done.returncode:
                 raise KlammError(f"The report was not made: {done.stderr.strip()}")
             made = json.loads(done.stdout)
-            self.guide.check(
+            self.presenter.check(
                 f"{made['events']} events and {made['elections']} elections are in its tables",
                 made["events"] > 0 and made["elections"] > 0,
             )
-            self.guide.check("no event is missing from the history", not made["gaps"])
-            self.guide.say(f"The report: {made['report']}")
+            self.presenter.check("no event is missing from the history", not made["gaps"])
+            self.presenter.say(f"The report: {made['report']}")
 
     # What the cluster is like
 
-    def _partitions(self) -> list[Partition]:
+    def _partitions(self) -> list[PartitionDescription]:
         (found,) = topics.describe(self.cluster.admin, [TOPIC]).topics
         return list(found.partitions)
 
-    def _wait(self, what: str, is_so: Callable[[list[Partition]], bool]) -> list[Partition]:
+    def _wait(
+        self, what: str, is_so: Callable[[list[PartitionDescription]], bool]
+    ) -> list[PartitionDescription]:
         """The partitions once they are so, and once it is told how they came to be."""
-        last: list[Partition] = []
+        last: list[PartitionDescription] = []
 
         def look() -> bool:
             nonlocal last
             last = self._partitions()
             return is_so(last) and all(
-                self.teller.has_told(each.partition, each.leader_epoch, each.isr) for each in last
+                self.live_story.has_printed(each.partition, each.leader_epoch, each.isr)
+                for each in last
             )
 
         self._wait_for(look, what)
@@ -276,12 +288,12 @@ class Tour:
         while not is_so():
             if time.monotonic() > deadline:
                 raise KlammError(f"The demo waited {_PATIENCE_S:g} s for {what}, in vain.")
-            self.teller.tell(len(RACKS))
+            self.live_story.print_new(len(RACKS))
             time.sleep(_LOOK_INTERVAL_S)
-        self.teller.tell(len(RACKS))
+        self.live_story.print_new(len(RACKS))
 
-    def _show(self, partitions: list[Partition]) -> None:
-        self.guide.show(
+    def _show(self, partitions: list[PartitionDescription]) -> None:
+        self.presenter.show(
             ("partition", "leader", "epoch", "replicas", "isr"),
             [
                 (
@@ -296,13 +308,15 @@ class Tour:
         )
 
 
-def _all_of(partitions: list[Partition], holds: Callable[[Partition], bool]) -> bool:
+def _all_of(
+    partitions: list[PartitionDescription], holds: Callable[[PartitionDescription], bool]
+) -> bool:
     return bool(partitions) and all(map(holds, partitions))
 
 
-def _is_whole(partitions: list[Partition]) -> bool:
+def _is_whole(partitions: list[PartitionDescription]) -> bool:
     return _all_of(partitions, lambda each: not each.is_under_replicated)
 
 
-def _is_preferred(partitions: list[Partition]) -> bool:
+def _is_preferred(partitions: list[PartitionDescription]) -> bool:
     return _all_of(partitions, lambda each: each.leader == each.replicas[0])

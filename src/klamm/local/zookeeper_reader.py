@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from klamm.errors import SessionLostError
-from klamm.local.background import Background
+from klamm.local.loop_thread import LoopThread
 from klamm.zookeeper import znodes
 from klamm.zookeeper.session import ZooKeeperStore, open_store
 from klamm.zookeeper.store import NoNodeError
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionView:
+class PartitionStatus:
     """The state of one partition; a leader of None means that it has none."""
 
     leader: int | None
@@ -26,16 +26,16 @@ class PartitionView:
         return f"{led}, leader epoch {self.leader_epoch}, ISR {','.join(map(str, self.isr))}"
 
 
-class ZooKeeperView:
+class ZooKeeperReader:
     """Reads, over a session that is replaced when it is lost."""
 
-    def __init__(self, background: Background, connect: str) -> None:
-        self._background = background
-        self._store: ZooKeeperStore = background.call(open_store(connect))
+    def __init__(self, loop_thread: LoopThread, connect: str) -> None:
+        self._loop_thread = loop_thread
+        self._store: ZooKeeperStore = loop_thread.call(open_store(connect))
 
     def close(self) -> None:
         """End the session."""
-        self._background.call(self._store.close())
+        self._loop_thread.call(self._store.close())
 
     def controller(self) -> int | None:
         """Who has the controller's role."""
@@ -53,14 +53,14 @@ class ZooKeeperView:
 
         return self._ask(read)
 
-    def partition(self, topic: str, partition: int) -> PartitionView | None:
+    def partition(self, topic: str, partition: int) -> PartitionStatus | None:
         """The state of a partition; None while there is no such partition."""
         path = znodes.state_path(topic, partition)
         state = znodes.decode_state(path, self._read(path))
         if state is None:
             return None
         leader = state.leader if state.leader >= 0 else None
-        return PartitionView(leader, state.leader_epoch, tuple(state.isr))
+        return PartitionStatus(leader, state.leader_epoch, tuple(state.isr))
 
     def _read(self, path: str) -> bytes | None:
         async def read() -> bytes | None:
@@ -79,4 +79,4 @@ class ZooKeeperView:
                 except SessionLostError:
                     await self._store.renew()
 
-        return self._background.call(until_answered())
+        return self._loop_thread.call(until_answered())
