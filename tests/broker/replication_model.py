@@ -12,9 +12,9 @@ from klamm.broker.fetch.sessions import (
     RequestedPartition,
     SessionRequest,
 )
-from klamm.broker.replication.fetcher import LATEST, OffsetReply, ReplicaFetcher
-from klamm.broker.replication.isr import IsrAnswer, IsrChangeLine
-from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.fetcher import LATEST, ListOffsetsResult, ReplicaFetcher
+from klamm.broker.replication.isr import AlterPartitionQueue, AlterPartitionResult
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.broker.replication.replica_log import Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
@@ -42,8 +42,10 @@ class Controller:
     partition_epoch: int = 0
     alive: set[int] = field(default_factory=lambda: set(BROKERS))
 
-    def order(self) -> Order:
-        return Order(self.leader, self.leader_epoch, self.isr, self.partition_epoch, BROKERS)
+    def order(self) -> LeaderAndIsrPartitionState:
+        return LeaderAndIsrPartitionState(
+            self.leader, self.leader_epoch, self.isr, self.partition_epoch, BROKERS
+        )
 
     def elect(self, *, unclean: bool = False) -> None:
         """Replace a leader that is gone, or let the same one start another epoch."""
@@ -65,18 +67,20 @@ class Controller:
             self.leader_epoch += 1
             self.partition_epoch += 1
 
-    def alter(self, sender: int, leader_epoch: int, partition_epoch: int, isr) -> IsrAnswer:
+    def alter(
+        self, sender: int, leader_epoch: int, partition_epoch: int, isr
+    ) -> AlterPartitionResult:
         if sender != self.leader or leader_epoch != self.leader_epoch:
-            return IsrAnswer(E.FENCED_LEADER_EPOCH)
+            return AlterPartitionResult(E.FENCED_LEADER_EPOCH)
         if isr == self.isr:  # asked for again, since the answer was lost
-            return IsrAnswer(E.NONE, self.leader_epoch, self.partition_epoch, isr)
+            return AlterPartitionResult(E.NONE, self.leader_epoch, self.partition_epoch, isr)
         if partition_epoch != self.partition_epoch:
-            return IsrAnswer(E.INVALID_UPDATE_VERSION)
+            return AlterPartitionResult(E.INVALID_UPDATE_VERSION)
         if not set(isr) <= self.alive:
-            return IsrAnswer(E.INELIGIBLE_REPLICA)
+            return AlterPartitionResult(E.INELIGIBLE_REPLICA)
         self.isr = isr
         self.partition_epoch += 1
-        return IsrAnswer(E.NONE, self.leader_epoch, self.partition_epoch, isr)
+        return AlterPartitionResult(E.NONE, self.leader_epoch, self.partition_epoch, isr)
 
 
 class Broker:
@@ -104,11 +108,11 @@ class Broker:
         self.fetcher = ReplicaFetcher(backoff_ms=BACKOFF_MS)
         ids = iter(range(1, 1_000_000)).__next__
         self.sessions = FetchSessions(10, ids)
-        self.line = IsrChangeLine()
+        self.line = AlterPartitionQueue()
         self.answer: FetchResponse | None = None
-        self.altered: dict[TopicPartition, IsrAnswer] | None = None
+        self.altered: dict[TopicPartition, AlterPartitionResult] | None = None
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: LeaderAndIsrPartitionState) -> None:
         step = self.partition.decide(order, None).step
         if step is Step.LEAD:
             self.fetcher.remove(NAME)
@@ -137,9 +141,9 @@ class Broker:
         if self.partition.role is not Role.FOLLOWER or self.answer:
             return
         leader = self.cluster.reach(self.number, self.partition.leader)
-        if leader and (question := self.fetcher.next_question()):
+        if leader and (question := self.fetcher.next_list_offsets()):
             replies = {NAME: leader.reply(question)}
-            self.cut(self.fetcher.on_replies(question, replies, now_ms).truncations)
+            self.cut(self.fetcher.on_list_offsets(question, replies, now_ms).truncations)
         plan = self.fetcher.next_fetch(now_ms)
         if not plan:
             return
@@ -209,12 +213,12 @@ class Broker:
             diverging_epoch=diverging,
         )
 
-    def reply(self, question) -> OffsetReply:
+    def reply(self, question) -> ListOffsetsResult:
         error = self.partition.check_epoch(question.leader_epochs[NAME])
         if error or self.partition.role is not Role.LEADER:
-            return OffsetReply(error or E.NOT_LEADER_OR_FOLLOWER)
+            return ListOffsetsResult(error or E.NOT_LEADER_OR_FOLLOWER)
         is_latest = question.timestamp == LATEST
-        return OffsetReply(0, self.log.end_offset if is_latest else self.log.start_offset)
+        return ListOffsetsResult(0, self.log.end_offset if is_latest else self.log.start_offset)
 
     def shrink(self) -> None:
         if proposal := self.partition.shrink(self.cluster.now_ms):
@@ -239,7 +243,9 @@ class Broker:
         altered, self.altered = self.altered, None
         if altered is not None:
             for proposal, answer in self.line.on_answers(altered, self.cluster.now_ms):
-                outcome = self.partition.on_isr_answer(proposal, answer, self.cluster.now_ms)
+                outcome = self.partition.on_alter_partition_result(
+                    proposal, answer, self.cluster.now_ms
+                )
                 if outcome.resend:
                     self.line.submit(proposal)
 
@@ -259,7 +265,7 @@ class Cluster:
         #: Brokers that neither the controller nor the other brokers can talk to.
         self.cut_off: set[int] = set()
         self.brokers = {number: Broker(number, self) for number in BROKERS}
-        self.orders: dict[int, Order] = {}
+        self.orders: dict[int, LeaderAndIsrPartitionState] = {}
         self.announce()
 
     def reach(self, sender: int, receiver: int) -> Broker | None:

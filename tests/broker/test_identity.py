@@ -2,12 +2,12 @@
 
 import pytest
 
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.protocol.codes import ErrorCode as E
 
 
-def identity() -> Identity:
-    return Identity(1, "cluster", broker_epoch=50, controller_epoch=7)
+def identity() -> BrokerIdentity:
+    return BrokerIdentity(1, "cluster", broker_epoch=50, controller_epoch=7)
 
 
 @pytest.mark.rule("FENCE-10", "CTRL-3")

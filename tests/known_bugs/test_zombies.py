@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.replication.isr import IsrAnswer
-from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.isr import AlterPartitionResult
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
 from tests.broker.memory_log import MemoryLog
@@ -13,16 +13,16 @@ from tests.broker.replication_model import MAX_LAG_MS, Broker, Cluster
 
 #: What a controller told broker 1 about a partition, in the order in which it decided.
 DECIDED = [
-    Order(1, 0, (1, 2, 3), 0, (1, 2, 3)),
-    Order(2, 1, (2, 3), 1, (1, 2, 3)),
-    Order(2, 2, (2, 3, 1), 3, (1, 2, 3)),
-    Order(1, 3, (2, 3, 1), 4, (1, 2, 3)),
-    Order(3, 4, (3, 1), 6, (1, 2, 3)),
-    Order(1, 5, (3, 1), 7, (1, 2, 3)),
+    LeaderAndIsrPartitionState(1, 0, (1, 2, 3), 0, (1, 2, 3)),
+    LeaderAndIsrPartitionState(2, 1, (2, 3), 1, (1, 2, 3)),
+    LeaderAndIsrPartitionState(2, 2, (2, 3, 1), 3, (1, 2, 3)),
+    LeaderAndIsrPartitionState(1, 3, (2, 3, 1), 4, (1, 2, 3)),
+    LeaderAndIsrPartitionState(3, 4, (3, 1), 6, (1, 2, 3)),
+    LeaderAndIsrPartitionState(1, 5, (3, 1), 7, (1, 2, 3)),
 ]
 
 
-def obey(partition: Partition, log: MemoryLog, order: Order) -> E:
+def obey(partition: Partition, log: MemoryLog, order: LeaderAndIsrPartitionState) -> E:
     """What a broker does with an order."""
     error, step = partition.decide(order, None)
     if step is Step.LEAD:
@@ -37,7 +37,9 @@ def obey(partition: Partition, log: MemoryLog, order: Order) -> E:
 
 @pytest.mark.rule("LISR-5", "LISR-6", "FENCE-12", "CHAN-3")
 @given(arrivals=st.lists(st.sampled_from(DECIDED), min_size=1, max_size=12))
-def test_orders_may_arrive_in_any_order_and_more_than_once(arrivals: list[Order]) -> None:
+def test_orders_may_arrive_in_any_order_and_more_than_once(
+    arrivals: list[LeaderAndIsrPartitionState],
+) -> None:
     """KAFKA-2721: a request that is sent again after a reconnect may come late."""
     log = MemoryLog()
     partition = Partition(
@@ -124,7 +126,7 @@ def test_a_leader_that_comes_back_is_fenced_and_follows(cut_off: Cluster):
     # Back, but the controller's news are still on their way: the proposal is refused.
     cut_off.cut_off.clear()
     zombie.propose()
-    assert zombie.altered == {zombie.partition.name: IsrAnswer(E.FENCED_LEADER_EPOCH)}
+    assert zombie.altered == {zombie.partition.name: AlterPartitionResult(E.FENCED_LEADER_EPOCH)}
     zombie.take_altered()
     assert zombie.partition.check_committed(needed) is None
     cut_off.settle()

@@ -1,7 +1,7 @@
 """Clients that remember what they were told: producers, members of a group, an administrator.
 
-They speak Kafka's protocol through the broker's own `Exchange`, one request at a time to a broker,
-and try again as real clients do. What a broker has promised goes into the ledger of the checks.
+They speak Kafka's protocol through the broker's own `ClientConnection`, one request at a time to a
+broker, and try again as real clients do. The ledger records what brokers have acknowledged.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from klamm.errors import UnavailableError
-from klamm.net.connection import Exchange
+from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch, iterate_batches, iterate_records
@@ -56,12 +56,12 @@ class Client:
         #: partition index: leader, of the topic that was asked for last.
         self.leaders: dict[int, int] = {}
         self.controller = -1
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, ClientConnection] = {}
 
     async def ask(self, broker: int, api: ApiKey, /, **body: Any) -> Any:
         exchange = self._exchanges.get(broker)
         if exchange is None:
-            exchange = self._exchanges[broker] = Exchange(self.name, _TIMEOUT_S, _TIMEOUT_S)
+            exchange = self._exchanges[broker] = ClientConnection(self.name, _TIMEOUT_S, _TIMEOUT_S)
         return await exchange.ask(f"b{broker}", PORT, api, _VERSIONS[api], body)
 
     async def learn(self, topic: str | None) -> bool:

@@ -16,9 +16,9 @@ import numpy as np
 
 from klamm.broker.groups.effects import Append
 from klamm.broker.groups.service import GroupService
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log import manager
-from klamm.broker.log.producers import ProducerStates
+from klamm.broker.log.producers import ProducerStateManager
 from klamm.broker.replication.fetcher import ReplicaFetcher, Truncation
 from klamm.broker.replication.partition import Decision, Partition, Role, Step
 from klamm.controller import election
@@ -277,7 +277,7 @@ def _obeys_old_controllers() -> Iterator[None]:
         return real(self, order, topic_id)
 
     with (
-        patch.object(Identity, "admit_controller", lambda self, *epochs: ErrorCode.NONE),
+        patch.object(BrokerIdentity, "admit_controller", lambda self, *epochs: ErrorCode.NONE),
         patch.object(Partition, "decide", decide),
     ):
         yield
@@ -287,8 +287,8 @@ def _obeys_old_controllers() -> Iterator[None]:
 def _takes_duplicates() -> Iterator[None]:
     """A retry of an idempotent producer is written once more."""
     with (
-        patch.object(ProducerStates, "find_duplicate", lambda self, header: None),
-        patch.object(ProducerStates, "check", lambda self, header, **_: None),
+        patch.object(ProducerStateManager, "find_duplicate", lambda self, header: None),
+        patch.object(ProducerStateManager, "check", lambda self, header, **_: None),
     ):
         yield
 

@@ -25,7 +25,7 @@ import klamm.node.node
 from klamm.broker.log.manager import LogManager
 from klamm.core.cluster import Cluster
 from klamm.core.context import Context
-from klamm.node.controller_link import Link
+from klamm.node.controller_link import ProcessLink
 from tests.simulation.loop import CURRENT, Process, ProcessExit, current
 from tests.simulation.network import SimulatedServer
 
@@ -70,7 +70,7 @@ class ChildProcess:
         self._process.signal(number)
 
 
-class SimulatedCandidate(klamm.node.controller_link.Candidate):
+class SimulatedCandidate(klamm.node.controller_link.ControllerLink):
     """The broker's side of its candidate, which lives on the same loop."""
 
     world: Any
@@ -78,7 +78,7 @@ class SimulatedCandidate(klamm.node.controller_link.Candidate):
     async def spawn(self) -> None:
         child, (reader, writer) = await self.world.spawn_candidate(current())
         self._process = ChildProcess(child)  # type: ignore[assignment]
-        self._link = Link(reader, writer)
+        self._link = ProcessLink(reader, writer)
         self._serving = klamm.node.controller_link.asyncio.create_task(
             self._serve(self._link, self._process)  # type: ignore[arg-type]
         )
@@ -156,7 +156,7 @@ def simulated_edges(world: Any) -> Iterator[None]:
         ),
         (klamm.node.node, "open_store", open_store),
         (klamm.node.node, "Server", server),
-        (klamm.node.node, "Candidate", candidate),
+        (klamm.node.node, "ControllerLink", candidate),
         (klamm.broker.data_plane, "ThreadPoolExecutor", InlineExecutor),
         (klamm.broker.scheduler, "ThreadPoolExecutor", InlineExecutor),
         (klamm.node.controller_process, "open_store", open_store),

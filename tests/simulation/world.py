@@ -11,7 +11,7 @@ from typing import Any
 
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError
-from klamm.node.controller_link import Link
+from klamm.node.controller_link import ProcessLink
 from klamm.node.controller_process import run_candidate
 from klamm.node.node import Node
 from klamm.zookeeper.store import Delete
@@ -183,7 +183,7 @@ class World:
             def connected(transport: Any) -> None:
                 asyncio.StreamReaderProtocol.connection_made(theirs, transport)
                 writer = asyncio.StreamWriter(transport, theirs, reader, self.loop)
-                child.start(self._run_candidate(child, Link(reader, writer)))
+                child.start(self._run_candidate(child, ProcessLink(reader, writer)))
 
             theirs.connection_made = connected  # type: ignore[method-assign]
             return theirs
@@ -192,7 +192,7 @@ class World:
         protocol.connection_made(end)
         return child, (ours, asyncio.StreamWriter(end, protocol, ours, self.loop))
 
-    async def _run_candidate(self, process: Process, link: Link) -> None:
+    async def _run_candidate(self, process: Process, link: ProcessLink) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
             await run_candidate(link)
         process.end()

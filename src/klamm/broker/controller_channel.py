@@ -9,16 +9,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from klamm.broker.metadata.cache import MetadataCache, Node
+from klamm.broker.metadata.cache import BrokerNode, MetadataCache
 from klamm.errors import UnavailableError
-from klamm.net.connection import Exchange
+from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
 
 log = logging.getLogger("klamm.broker.controller_channel")
 _PAUSE_S: Final = 0.05
 
 
-class ToController:
+class BrokerToControllerChannel:
     """Asks whoever is controller."""
 
     def __init__(
@@ -26,15 +26,15 @@ class ToController:
     ) -> None:
         self._metadata = metadata
         self._listener = listener
-        self._exchange = Exchange(str(broker_id), timeout_s, timeout_s)
+        self._exchange = ClientConnection(str(broker_id), timeout_s, timeout_s)
         self._turn = asyncio.Lock()
 
     @property
-    def controller(self) -> Node | None:
+    def controller(self) -> BrokerNode | None:
         """The controller as far as it is known, on the listener that brokers use."""
         return self._metadata.snapshot.controller(self._listener)
 
-    async def ask_once(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+    async def send_once(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
         """Ask the present controller; UnavailableError if there is none or it does not answer."""
         async with self._turn:
             node = self.controller
@@ -52,7 +52,7 @@ class ToController:
         """Ask until a controller answers and does not refuse; the body is made anew each time."""
         while True:
             try:
-                answer = await self.ask_once(key, version, body())
+                answer = await self.send_once(key, version, body())
             except UnavailableError as error:
                 log.debug("%s", error)
             else:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from klamm.broker.clock import Clock
-from klamm.broker.controller_channel import ToController
-from klamm.broker.delayed.requests import Parking
+from klamm.broker.controller_channel import BrokerToControllerChannel
+from klamm.broker.delayed.requests import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
 from klamm.broker.groups.service import GroupService
@@ -25,8 +25,8 @@ from klamm.broker.handlers.logdirs import LogDirHandlers
 from klamm.broker.handlers.offsets import OffsetHandlers
 from klamm.broker.handlers.produce import ProduceHandlers
 from klamm.broker.handlers.producers import ProducerHandlers
-from klamm.broker.identity import Identity
-from klamm.broker.log.checkpoints import DirectoryIdentity
+from klamm.broker.identity import BrokerIdentity
+from klamm.broker.log.checkpoints import MetaProperties
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
@@ -34,12 +34,12 @@ from klamm.broker.log.names import parse_replica
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
-from klamm.broker.replication.alter_partition import IsrChanges
+from klamm.broker.replication.alter_partition import AlterPartitionManager
 from klamm.broker.replication.fetcher import FetchEffects, Truncation
-from klamm.broker.replication.fetcher_manager import Fetchers
+from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
-from klamm.broker.scheduler import Upkeep
+from klamm.broker.scheduler import BrokerScheduler
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
 from klamm.errors import ConfigError, SessionLostError
@@ -62,7 +62,7 @@ class DataPlane:
     def __init__(
         self,
         config: BrokerConfig,
-        identity: Identity,
+        identity: BrokerIdentity,
         metadata: MetadataCache,
         store: Store,
         meters: BrokerMeters,
@@ -78,7 +78,7 @@ class DataPlane:
         self._announcing: set[asyncio.Task[None]] = set()
         # Not the threads that decode the controller's requests: a flush takes its time.
         self._flushers = ThreadPoolExecutor(_FLUSHERS, "flusher")
-        self.parking = Parking(clock)
+        self.purgatories = Purgatories(clock)
         self.topics = TopicConfigs(config, store)
         self.logs = LogManager(
             config.log_dirs,
@@ -88,16 +88,18 @@ class DataPlane:
             run_later=self._run_later,
             producer_expiration_ms=config.producer_id_expiration_ms,
         )
-        self.to_controller = ToController(
+        self.controller_channel = BrokerToControllerChannel(
             identity.broker_id,
             metadata,
             config.control_plane_listener_name or config.inter_broker_listener_name,
             config.request_timeout_ms / 1000,
         )
-        self.fetchers = Fetchers(
+        self.fetchers = ReplicaFetcherManager(
             config, identity, metadata, self._truncate, self._on_fetch_effects, clock
         )
-        self._isr_changes = IsrChanges(identity, self.to_controller, clock)
+        self._alter_partition_manager = AlterPartitionManager(
+            identity, self.controller_channel, clock
+        )
         self.replicas = ReplicaManager(
             config,
             identity,
@@ -105,8 +107,8 @@ class DataPlane:
             self.logs,
             self.topics,
             self.fetchers,
-            self._isr_changes,
-            self.parking,
+            self._alter_partition_manager,
+            self.purgatories,
             meters,
             clock,
         )
@@ -116,12 +118,12 @@ class DataPlane:
             config.max_incremental_fetch_session_cache_slots,
             lambda: random.randint(1, _SESSION_ID_MAX),
         )
-        self._producer_ids = ProducerIds(identity, self.to_controller)
-        self._upkeep = Upkeep(config, self.replicas, self.logs, clock)
+        self._producer_ids = ProducerIds(identity, self.controller_channel)
+        self._scheduler = BrokerScheduler(config, self.replicas, self.logs, clock)
         reader = FetchReader(self.replicas, metadata, meters, clock)
         self._handlers = (
             ProduceHandlers(self.replicas, metadata, meters),
-            FetchHandlers(config, reader, self.sessions, self.parking, metadata, clock),
+            FetchHandlers(config, reader, self.sessions, self.purgatories, metadata, clock),
             OffsetHandlers(self.replicas),
             GroupHandlers(self.groups, metadata),
             ProducerHandlers(self._producer_ids),
@@ -134,7 +136,7 @@ class DataPlane:
 
     async def load(self) -> None:
         """Open all logs, recovering those that were not closed, and be ready for orders."""
-        identity = DirectoryIdentity(self._identity.broker_id, self._identity.cluster_id)
+        identity = MetaProperties(self._identity.broker_id, self._identity.cluster_id)
         try:
             await asyncio.to_thread(self.logs.open, identity)
         except StorageError as error:
@@ -143,32 +145,32 @@ class DataPlane:
         with ThreadPoolExecutor(_LOADERS, "loader") as loaders:
             await asyncio.to_thread(self.logs.load, now_ms=self._clock.wall_ms(), executor=loaders)
         self.replicas.apply_throttle_rates()
-        self._isr_changes.start(self.replicas.on_isr_answer)
+        self._alter_partition_manager.start(self.replicas.on_alter_partition_result)
 
     def start(self) -> None:
         """Begin with what is done again and again."""
-        self._upkeep.start()
+        self._scheduler.start()
 
     def on_metadata(self, change: SnapshotChange) -> None:
         """Take in what the controller has told."""
-        self.to_controller.on_metadata()
-        self._isr_changes.on_metadata()
+        self.controller_channel.on_metadata()
+        self._alter_partition_manager.on_metadata()
         self.groups.on_metadata(change)
 
     def config_changed(self, config: BrokerConfig) -> None:
         """Let new settings of the broker take effect."""
-        self._config = self._upkeep.config = config
+        self._config = self._scheduler.config = config
         self.replicas.config_changed(config)
 
     async def close(self) -> None:
         """Stop everything and close the logs (LIFE-15)."""
-        await self._upkeep.stop()
+        await self._scheduler.stop()
         self.groups.close()
         self._producer_ids.close()
         self.fetchers.close()
-        self._isr_changes.close()
-        self.to_controller.close()
-        self.parking.close()
+        self._alter_partition_manager.close()
+        self.controller_channel.close()
+        self.purgatories.close()
         await asyncio.to_thread(self._flushers.shutdown)
         await asyncio.to_thread(self.logs.close)
 
@@ -199,7 +201,7 @@ class DataPlane:
             if isinstance(partition, Partition) and partition.broker_id in partition.adding:
                 meters.reassignment_bytes_in += size
         for name in effects.high_watermark_moved:
-            self.parking.on_high_watermark(name)
+            self.purgatories.on_high_watermark(name)
 
     # Disks
 

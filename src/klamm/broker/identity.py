@@ -6,7 +6,7 @@ from klamm.protocol.codes import ErrorCode
 
 
 @dataclass(slots=True)
-class Identity:
+class BrokerIdentity:
     """The ids and epochs by which requests are let in or fenced (FENCE-10, FENCE-11; CTRL-2, 3)."""
 
     broker_id: int

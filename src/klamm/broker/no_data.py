@@ -6,10 +6,10 @@ Java's producers want one by default.
 
 from collections.abc import Mapping
 
-from klamm.broker.controller_channel import ToController
+from klamm.broker.controller_channel import BrokerToControllerChannel
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.producers import ProducerHandlers
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
@@ -19,14 +19,16 @@ from klamm.protocol.apis import ApiKey
 class NoData:
     """Ids for producers, and nothing else."""
 
-    def __init__(self, config: BrokerConfig, identity: Identity, metadata: MetadataCache) -> None:
-        self._to_controller = ToController(
+    def __init__(
+        self, config: BrokerConfig, identity: BrokerIdentity, metadata: MetadataCache
+    ) -> None:
+        self._controller_channel = BrokerToControllerChannel(
             identity.broker_id,
             metadata,
             config.control_plane_listener_name or config.inter_broker_listener_name,
             config.request_timeout_ms / 1000,
         )
-        self._producer_ids = ProducerIds(identity, self._to_controller)
+        self._producer_ids = ProducerIds(identity, self._controller_channel)
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
@@ -34,9 +36,9 @@ class NoData:
 
     def on_metadata(self, _: SnapshotChange) -> None:
         """Take in who the controller is."""
-        self._to_controller.on_metadata()
+        self._controller_channel.on_metadata()
 
     def close(self) -> None:
         """Ask no more."""
         self._producer_ids.close()
-        self._to_controller.close()
+        self._controller_channel.close()

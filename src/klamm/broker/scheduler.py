@@ -23,7 +23,7 @@ _DELETION_CHECK_MS: Final = 1_000
 _NEVER_MS: Final = 1 << 40
 
 
-class Upkeep:
+class BrokerScheduler:
     """A task for each kind of work; what may wait for the disk is done in another thread."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from klamm.client.errors import check, error_codes
 from klamm.errors import ConfigError, UnavailableError
-from klamm.net.blocking import Connection
+from klamm.net.blocking import BlockingConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -69,7 +69,7 @@ class Admin:
         self._client_id = client_id
         self._bootstrap = [_split_address(each) for each in bootstrap_servers.split(",")]
         self._lock = threading.Lock()
-        self._connections: dict[tuple[str, int], Connection] = {}
+        self._connections: dict[tuple[str, int], BlockingConnection] = {}
         self._brokers: dict[int, LiveBroker] = {}
 
     def __enter__(self) -> Self:
@@ -193,10 +193,10 @@ class Admin:
             ErrorCode.BROKER_NOT_AVAILABLE, f"there is no {role}; alive are {known or 'none'}."
         )
 
-    def _connection(self, address: tuple[str, int]) -> Connection:
+    def _connection(self, address: tuple[str, int]) -> BlockingConnection:
         with self._lock:
             if address not in self._connections:
-                self._connections[address] = Connection(*address, self._client_id)
+                self._connections[address] = BlockingConnection(*address, self._client_id)
             return self._connections[address]
 
 

@@ -14,7 +14,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.shipping import Shipper, TooLargeError
 from klamm.history.spool import Spool
-from klamm.net.connection import Exchange
+from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
@@ -42,8 +42,8 @@ class TopicWriter:
     def __init__(self, host: str, port: int, topic: str, client_id: str) -> None:
         self._bootstrap = (host, port)
         self._topic = topic
-        self._asking = Exchange(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
-        self._producing = Exchange(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        self._asking = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        self._producing = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
         self._leader: tuple[str, int] | None = None
 
     async def send(self, value: bytes, key: bytes) -> None:

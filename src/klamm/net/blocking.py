@@ -24,7 +24,7 @@ _SINGLE_FORM: Final[Mapping[ApiKey, int]] = MappingProxyType(
 )
 
 
-class Connection:
+class BlockingConnection:
     """Safe to share between threads: requests wait for one another.
 
     Whatever goes wrong on the way is an `UnavailableError`, and the next request connects again.

@@ -19,7 +19,7 @@ _SIZE: Final = struct.Struct(">i")
 _ANSWER_MAX_BYTES: Final = 1 << 30
 
 
-class Exchange:
+class ClientConnection:
     """Asks one node, opening the connection when it is needed."""
 
     def __init__(self, client_id: str, timeout_s: float, connect_timeout_s: float) -> None:

@@ -47,17 +47,19 @@ Part: TypeAlias = bytes | memoryview | FileRange
 #: Together one frame; None for nothing at all.
 Parts: TypeAlias = Sequence[Part] | None
 #: What a request is answered with, and what is to be noted where once that has left.
-Answer: TypeAlias = tuple[Parts, RequestMeter, Unsent]
+MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
 class CloseConnection(Exception):
     """The connection is to be closed without an answer; the reason goes to the log."""
 
 
-Dispatch: TypeAlias = Callable[["Connection", memoryview], Answer | Awaitable[Answer]]
+Dispatch: TypeAlias = Callable[
+    ["ServerConnection", memoryview], MeasuredResponse | Awaitable[MeasuredResponse]
+]
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One client. `dispatch` is not called again before its last answer has been handed over."""
 
     def __init__(self, server: "Server", listener: str) -> None:
@@ -157,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
         meter.note(unsent)
         return True
 
-    async def _await(self, answer: Awaitable[Answer]) -> None:
+    async def _await(self, answer: Awaitable[MeasuredResponse]) -> None:
         try:
             parts, meter, unsent = await answer
         except (RemoteProtocolError, CloseConnection) as error:
@@ -306,7 +308,7 @@ class Server:
     ) -> None:
         self.dispatch = dispatch
         self.frame_bytes_max = frame_bytes_max
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle_max_s = idle_max_s
         self._backlog = backlog
@@ -318,7 +320,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Connection(self, endpoint.name),
+                lambda: ServerConnection(self, endpoint.name),
                 endpoint.host or None,
                 endpoint.port,
                 backlog=self._backlog,

@@ -15,15 +15,15 @@ from klamm.broker.handlers.configs import ConfigHandlers
 from klamm.broker.handlers.control import ControlHandlers, NoReplicas
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.groups import FindCoordinatorHandlers
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
 from klamm.config.broker import BrokerConfig
 from klamm.node import controlled_shutdown as leaving
-from klamm.node.controller_link import Candidate
-from klamm.node.forwarding import Relay
+from klamm.node.controller_link import ControllerLink
+from klamm.node.forwarding import ForwardingManager
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper.store import Store
@@ -41,11 +41,15 @@ class BrokerState(IntEnum):
     SHUTTING_DOWN = 7
 
 
-class Broker:
+class BrokerServer:
     """All of a broker but its sockets and its registration."""
 
     def __init__(
-        self, config: BrokerConfig, identity: Identity, store: Store, candidate: Candidate
+        self,
+        config: BrokerConfig,
+        identity: BrokerIdentity,
+        store: Store,
+        candidate: ControllerLink,
     ) -> None:
         self.config = config
         self.state = BrokerState.STARTING
@@ -73,14 +77,14 @@ class Broker:
             NoReplicas() if self.data is None else self.data.replicas,
             [plane, first_metadata],
         )
-        self.relay = Relay(candidate)
+        self.forwarding = ForwardingManager(candidate)
         parts = (
             cluster,
             FindCoordinatorHandlers(
                 self.metadata, self._creation, have_transactions=self.data is None
             ),
             ConfigHandlers(lambda: self.config, self.metadata, store),
-            self.relay,
+            self.forwarding,
             self._control,
             plane,
         )

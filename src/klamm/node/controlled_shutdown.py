@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from klamm.broker.controller_channel import ToController
-from klamm.broker.identity import Identity
+from klamm.broker.controller_channel import BrokerToControllerChannel
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError
@@ -15,9 +15,11 @@ log = logging.getLogger("klamm.broker")
 _VERSION = 3
 
 
-async def leave_in_order(config: BrokerConfig, identity: Identity, metadata: MetadataCache) -> bool:
+async def leave_in_order(
+    config: BrokerConfig, identity: BrokerIdentity, metadata: MetadataCache
+) -> bool:
     """Ask the controller to move leaderships away; whether it says that all are gone."""
-    to_controller = ToController(
+    controller_channel = BrokerToControllerChannel(
         identity.broker_id,
         metadata,
         config.inter_broker_listener_name,
@@ -29,7 +31,7 @@ async def leave_in_order(config: BrokerConfig, identity: Identity, metadata: Met
             if attempt:
                 await asyncio.sleep(config.controlled_shutdown_retry_backoff_ms / 1000)
             try:
-                answer = await to_controller.ask_once(
+                answer = await controller_channel.send_once(
                     ApiKey.CONTROLLED_SHUTDOWN,
                     _VERSION,
                     {"broker_id": identity.broker_id, "broker_epoch": identity.broker_epoch},
@@ -50,6 +52,6 @@ async def leave_in_order(config: BrokerConfig, identity: Identity, metadata: Met
                 len(answer.remaining_partitions),
             )
     finally:
-        to_controller.close()
+        controller_channel.close()
     log.warning("[Broker id=%s] shutting down without the controller's leave", identity.broker_id)
     return False

@@ -1,7 +1,7 @@
 """The socket between a broker's process and its controller process.
 
-`Link` carries the messages of both sides. `ControllerLink` is the broker's side: it starts the
-controller's process, forwards requests to it, and replaces it when it dies.
+`ProcessLink` carries the messages of both sides. `ControllerLink` is the broker's side: it starts
+the controller's process, forwards requests to it, and replaces it when it dies.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _RESTART_PAUSE_S: Final = 0.5
 _HEAD: Final = struct.Struct(">IBI")
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is about."""
 
     #: A request frame of Kafka's protocol for the controller, without its size.
@@ -51,10 +51,10 @@ class Kind(IntEnum):
     STOP = 8
 
 
-Handler = Callable[[Kind, int, bytes], Awaitable[None]]
+Handler = Callable[[MessageKind, int, bytes], Awaitable[None]]
 
 
-class Link:
+class ProcessLink:
     """One end of the connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,16 +63,16 @@ class Link:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
-    def tell(self, kind: Kind, body: bytes = b"", number: int = 0) -> None:
+    def tell(self, kind: MessageKind, body: bytes = b"", number: int = 0) -> None:
         """Send a message that needs no answer, or is one."""
         if not self._writer.is_closing():
             self._writer.write(_HEAD.pack(len(body), kind, number) + body)
 
-    def tell_json(self, kind: Kind, value: Any) -> None:
+    def tell_json(self, kind: MessageKind, value: Any) -> None:
         """The same with a JSON body."""
         self.tell(kind, orjson.dumps(value))
 
-    async def ask(self, kind: Kind, body: bytes) -> bytes:
+    async def ask(self, kind: MessageKind, body: bytes) -> bytes:
         """Send a request and wait for its answer; ConnectionError if the other end goes away."""
         if self._writer.is_closing():
             raise ConnectionError("the other process is gone")
@@ -85,17 +85,17 @@ class Link:
         finally:
             self._waiting.pop(number, None)
 
-    async def receive(self) -> tuple[Kind, int, bytes]:
+    async def receive(self) -> tuple[MessageKind, int, bytes]:
         """The next message, for whoever waits for one in particular before serving the rest."""
         size, kind, number = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-        return Kind(kind), number, await self._reader.readexactly(size)
+        return MessageKind(kind), number, await self._reader.readexactly(size)
 
     async def serve(self, handler: Handler) -> None:
         """Hand messages to the handler, in order, until the other end goes away."""
         try:
             while True:
                 kind, number, body = await self.receive()
-                if kind == Kind.ANSWER:
+                if kind == MessageKind.ANSWER:
                     waiting = self._waiting.get(number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(body)
@@ -114,13 +114,13 @@ class Link:
                 waiting.set_exception(ConnectionError("the other process is gone"))
 
 
-class Candidate:
+class ControllerLink:
     """One child process at a time, told of the registration it belongs to."""
 
     def __init__(self, on_session_lost: Callable[[int], Awaitable[None]]) -> None:
         self._on_session_lost = on_session_lost
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._link: ProcessLink | None = None
         self._serving: asyncio.Task[None] | None = None
         self._hello: dict[str, Any] | None = None
         self._dynamic: dict[str, Any] | None = None
@@ -143,49 +143,49 @@ class Candidate:
                 stdin=subprocess.DEVNULL,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        self._link = Link(reader, writer)
+        self._link = ProcessLink(reader, writer)
         self._serving = asyncio.create_task(self._serve(self._link, self._process))
 
     def configure(self, properties: Mapping[str, str], broker_id: int) -> None:
         """Give the process its settings."""
         self._hello = {"properties": dict(properties), "broker_id": broker_id}
-        self._tell_json(Kind.HELLO, self._hello)
+        self._tell_json(MessageKind.HELLO, self._hello)
 
     def registered(self, broker_epoch: int) -> None:
         """The broker is registered: the candidate may run for office."""
         self._broker_epoch = broker_epoch
-        self._tell(Kind.REGISTERED, _EPOCH.pack(broker_epoch))
+        self._tell(MessageKind.REGISTERED, _EPOCH.pack(broker_epoch))
 
     def session_lost(self) -> None:
         """The broker's session is lost: the candidate's counts as lost too."""
         if self._broker_epoch is not None:
-            self._tell(Kind.SESSION_LOST, _EPOCH.pack(self._broker_epoch))
+            self._tell(MessageKind.SESSION_LOST, _EPOCH.pack(self._broker_epoch))
             self._broker_epoch = None
 
     def dynamic_config(self, default: Mapping[str, str], own: Mapping[str, str]) -> None:
         """The dynamic configuration of the broker changed."""
         self._dynamic = {"dynamic": {"default": dict(default), "broker": dict(own)}}
-        self._tell_json(Kind.CONFIG, self._dynamic)
+        self._tell_json(MessageKind.CONFIG, self._dynamic)
 
     def unclean_topic(self, topic: str) -> None:
         """A topic's override of unclean election was switched on (LEAD-17)."""
-        self._tell_json(Kind.CONFIG, {"unclean_topic": topic})
+        self._tell_json(MessageKind.CONFIG, {"unclean_topic": topic})
 
-    async def relay(self, frame: bytes | memoryview) -> bytes:
+    async def forward(self, frame: bytes | memoryview) -> bytes:
         """The answer to a request for the controller; UnavailableError if there is none."""
-        answer = await self._ask(Kind.KAFKA_REQUEST, bytes(frame))
+        answer = await self._ask(MessageKind.KAFKA_REQUEST, bytes(frame))
         if not answer:
             raise UnavailableError("the controller's process could not answer")
         return answer
 
     async def ask(self, request: Any) -> Any:
         """A request of the broker's own."""
-        return orjson.loads(await self._ask(Kind.REQUEST, orjson.dumps(request)))
+        return orjson.loads(await self._ask(MessageKind.REQUEST, orjson.dumps(request)))
 
     async def stop(self) -> None:
         """Have the candidate resign and end; after this it is gone."""
         self._is_stopping = True
-        self._tell(Kind.STOP)
+        self._tell(MessageKind.STOP)
         if self._serving is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._serving), timeout=5)
@@ -199,14 +199,14 @@ class Candidate:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
 
-    def _tell(self, kind: Kind, body: bytes = b"") -> None:
+    def _tell(self, kind: MessageKind, body: bytes = b"") -> None:
         if self._link is not None:
             self._link.tell(kind, body)
 
-    def _tell_json(self, kind: Kind, value: Any) -> None:
+    def _tell_json(self, kind: MessageKind, value: Any) -> None:
         self._tell(kind, orjson.dumps(value))
 
-    async def _ask(self, kind: Kind, body: bytes) -> bytes:
+    async def _ask(self, kind: MessageKind, body: bytes) -> bytes:
         if self._link is None:
             raise UnavailableError("the controller's process is not running")
         try:
@@ -214,7 +214,7 @@ class Candidate:
         except ConnectionError as error:
             raise UnavailableError(str(error)) from error
 
-    async def _serve(self, link: Link, process: "subprocess.Popen[bytes]") -> None:
+    async def _serve(self, link: ProcessLink, process: "subprocess.Popen[bytes]") -> None:
         await link.serve(self._on_message)
         if self._is_stopping:
             return
@@ -228,14 +228,14 @@ class Candidate:
         await asyncio.sleep(_RESTART_PAUSE_S)
         await self.spawn()
         if self._hello is not None:
-            self._tell_json(Kind.HELLO, self._hello)
+            self._tell_json(MessageKind.HELLO, self._hello)
         if self._dynamic is not None:
-            self._tell_json(Kind.CONFIG, self._dynamic)
+            self._tell_json(MessageKind.CONFIG, self._dynamic)
         if epoch is not None:
             await self._on_session_lost(epoch)
 
-    async def _on_message(self, kind: Kind, number: int, body: bytes) -> None:
-        if kind is Kind.SESSION_LOST:
+    async def _on_message(self, kind: MessageKind, number: int, body: bytes) -> None:
+        if kind is MessageKind.SESSION_LOST:
             await self._on_session_lost(_EPOCH.unpack(body)[0])
         else:
             log.error("message %s of the controller's process is out of place", kind.name)

@@ -33,7 +33,7 @@ from klamm.core.context import Settings
 from klamm.core.events import TopicUncleanElectionEnabled, UncleanElectionEnabled
 from klamm.errors import KlammError, ProtocolError
 from klamm.history.recorder import History
-from klamm.node.controller_link import Kind, Link
+from klamm.node.controller_link import MessageKind, ProcessLink
 from klamm.processes import die_with_parent, follow_parent
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Store
@@ -45,7 +45,7 @@ _EPOCH: Final = struct.Struct(">q")
 class Candidate:
     """The wiring of one candidate, and its conversation with the broker."""
 
-    def __init__(self, link: Link, config: BrokerConfig, store: Store) -> None:
+    def __init__(self, link: ProcessLink, config: BrokerConfig, store: Store) -> None:
         self._link = link
         self._config = config
         self._store = store
@@ -117,28 +117,28 @@ class Candidate:
     def _on_session_lost(self) -> None:
         """Have the broker give up its session too, unless that is where the loss began."""
         if self._tied_to >= 0:
-            self._link.tell(Kind.SESSION_LOST, _EPOCH.pack(self._tied_to))
+            self._link.tell(MessageKind.SESSION_LOST, _EPOCH.pack(self._tied_to))
             self._tied_to = -1
 
-    async def _on_message(self, kind: Kind, number: int, body: bytes) -> None:
+    async def _on_message(self, kind: MessageKind, number: int, body: bytes) -> None:
         match kind:
-            case Kind.KAFKA_REQUEST:
+            case MessageKind.KAFKA_REQUEST:
                 self._start(self._answer_kafka(number, body))
-            case Kind.REQUEST:
+            case MessageKind.REQUEST:
                 self._start(self._answer_broker(number, orjson.loads(body)))
-            case Kind.REGISTERED:
+            case MessageKind.REGISTERED:
                 (self._tied_to,) = _EPOCH.unpack(body)
                 self._start(self.controller.run_for_office())
-            case Kind.SESSION_LOST:
+            case MessageKind.SESSION_LOST:
                 # Unless the own session went first.
                 if self._tied_to == _EPOCH.unpack(body)[0]:
                     self._tied_to = -1
                     self._start(self.controller.expire("the broker's ZooKeeper session is lost"))
-            case Kind.CONFIG:
+            case MessageKind.CONFIG:
                 self._on_config(orjson.loads(body))
-            case Kind.STOP:
+            case MessageKind.STOP:
                 self.controller.queue.clear_and_put(Shutdown(), cause="the broker stops")
-            case Kind.HELLO | Kind.ANSWER:
+            case MessageKind.HELLO | MessageKind.ANSWER:
                 log.error("message %s is out of place", kind.name)
 
     def _start(self, coroutine: Any) -> None:
@@ -154,7 +154,7 @@ class Candidate:
             log.warning("a request for the controller cannot be answered: %s", error)
         except Exception:
             log.exception("a request for the controller failed")
-        self._link.tell(Kind.ANSWER, answer, number)
+        self._link.tell(MessageKind.ANSWER, answer, number)
 
     async def _answer_broker(self, number: int, request: Any) -> None:
         answer: Any = None
@@ -170,7 +170,7 @@ class Candidate:
                     log.error("the broker asks for something unknown: %s", request)
         except Exception:
             log.exception("a request of the broker failed: %s", request)
-        self._link.tell(Kind.ANSWER, orjson.dumps(answer), number)
+        self._link.tell(MessageKind.ANSWER, orjson.dumps(answer), number)
 
     def _on_config(self, change: Any) -> None:
         match change:
@@ -191,13 +191,13 @@ class Candidate:
 
 async def _main(fd: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
-    await run_candidate(Link(reader, writer))
+    await run_candidate(ProcessLink(reader, writer))
 
 
-async def run_candidate(link: Link) -> None:
+async def run_candidate(link: ProcessLink) -> None:
     """Be the candidate of the broker at the other end, from its first message to its last."""
     kind, _, hello = await link.receive()
-    if kind is Kind.STOP:
+    if kind is MessageKind.STOP:
         return  # The broker gave up before it knew what to run with.
     settings = orjson.loads(hello)
     config = BrokerConfig.from_properties(settings["properties"]).with_broker_id(

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from klamm.broker.handlers.dispatch import Call, Frame, Handler, Result
+from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
 from klamm.errors import UnavailableError
 from klamm.net.server import CloseConnection
-from klamm.node.controller_link import Candidate
+from klamm.node.controller_link import ControllerLink
 from klamm.protocol.apis import APIS, ApiKey
 
 CONTROLLER_APIS: Final = (
@@ -27,19 +27,19 @@ _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.5
 
 
-class Relay:
+class ForwardingManager:
     """Passes frames on and answers back."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: ControllerLink) -> None:
         self._candidate = candidate
         #: Requests that wait for their answer, by API.
         self.under_way: Counter[ApiKey] = Counter()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
-        return dict.fromkeys(CONTROLLER_APIS, self._relay)
+        return dict.fromkeys(CONTROLLER_APIS, self._forward)
 
-    async def _relay(self, call: Call) -> Result:
+    async def _forward(self, call: Call) -> Result:
         key = ApiKey(call.header.api_key)
         self.under_way[key] += 1
         try:
@@ -50,7 +50,7 @@ class Relay:
     async def _ask(self, call: Call) -> Result:
         for _ in range(_ATTEMPTS):
             try:
-                return Frame([await self._candidate.relay(call.frame)])
+                return EncodedResponse([await self._candidate.forward(call.frame)])
             except UnavailableError:
                 # The process has died and is being replaced.
                 await asyncio.sleep(_PAUSE_S)

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from klamm.broker.data_plane import DataPlane
-from klamm.broker.delayed.requests import Waiting, count_waiting
-from klamm.broker.groups.coordinator import Census
+from klamm.broker.delayed.requests import PurgatorySize, purgatory_sizes
+from klamm.broker.groups.coordinator import GroupCounts
 from klamm.broker.log.log import Log
 from klamm.broker.meters import TopicMeters
-from klamm.broker.replication.fetcher_manager import Fetchers
+from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.broker.replication.partition import Partition, Role
 from klamm.errors import ConfigError, UnavailableError
 from klamm.metrics.meters import Histogram
 from klamm.metrics.prometheus import Page
 from klamm.metrics.requests import RequestMeters
-from klamm.node.broker_server import Broker
-from klamm.node.controller_link import Candidate
+from klamm.node.broker_server import BrokerServer
+from klamm.node.controller_link import ControllerLink
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -34,7 +34,7 @@ _REQUEST_TIMEOUT_S: Final = 10
 class MetricsEndpoint:
     """A web server with one page, which is made when it is asked for."""
 
-    def __init__(self, broker: Broker, candidate: Candidate) -> None:
+    def __init__(self, broker: BrokerServer, candidate: ControllerLink) -> None:
         self._broker = broker
         self._candidate = candidate
         self._server: asyncio.Server | None = None
@@ -116,7 +116,7 @@ _RELAYED: Final = {
 }
 
 
-def render_broker(page: Page, broker: Broker, errors: Mapping[tuple[str, int], int]) -> None:
+def render_broker(page: Page, broker: BrokerServer, errors: Mapping[tuple[str, int], int]) -> None:
     """What every node has; `errors` are those of all answers, by API and code."""
     page.gauge("kafka.server:type=KafkaServer,name=BrokerState", broker.state)
     page.gauges(
@@ -179,17 +179,17 @@ def _render_requests(
     )
 
 
-def _render_waiting(page: Page, broker: Broker) -> None:
+def _render_waiting(page: Page, broker: BrokerServer) -> None:
     """Requests and deadlines that wait for something to happen."""
     waiting = {
-        kind: Waiting(count := sum(broker.relay.under_way[key] for key in keys), count)
+        kind: PurgatorySize(count := sum(broker.forwarding.under_way[key] for key in keys), count)
         for kind, keys in _RELAYED.items()
     }
     if broker.data is not None:
         census = broker.data.groups.coordinator.census()
-        waiting |= count_waiting(broker.data.parking)
-        waiting["Heartbeat"] = Waiting(census.heartbeats, census.heartbeats)
-        waiting["Rebalance"] = Waiting(census.rebalances, census.rebalances)
+        waiting |= purgatory_sizes(broker.data.purgatories)
+        waiting["Heartbeat"] = PurgatorySize(census.heartbeats, census.heartbeats)
+        waiting["Rebalance"] = PurgatorySize(census.rebalances, census.rebalances)
     labelled = [(f'delayedOperation="{kind}"', each) for kind, each in sorted(waiting.items())]
     page.gauges(
         f"{_PURGATORY},name=PurgatorySize", [(kind, each.watched) for kind, each in labelled]
@@ -234,7 +234,7 @@ def _render_replicas(page: Page, data: DataPlane, replicas: list[Partition]) -> 
         page.counters(f"{manager},name={name}", [("", count)])
 
 
-def _render_fetchers(page: Page, fetchers: Fetchers) -> None:
+def _render_fetchers(page: Page, fetchers: ReplicaFetcherManager) -> None:
     lags = list(fetchers.lags())
     manager = "kafka.server:type=ReplicaFetcherManager"
     for name, value in (
@@ -277,7 +277,7 @@ def _render_disks(page: Page, data: DataPlane) -> None:
     page.timers("kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.log_flushes)])
 
 
-def _render_groups(page: Page, census: Census) -> None:
+def _render_groups(page: Page, census: GroupCounts) -> None:
     manager = "kafka.coordinator.group:type=GroupMetadataManager"
     page.gauge(f"{manager},name=NumGroups", sum(census.groups.values()))
     page.gauge(f"{manager},name=NumOffsets", census.offsets)

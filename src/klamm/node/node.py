@@ -16,15 +16,15 @@ from collections.abc import Mapping
 import uvloop
 
 from klamm.broker.handlers.dispatch import Dispatcher
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import sift
 from klamm.errors import ConfigError, SessionLostError
 from klamm.net.server import Server
 from klamm.node import registration
-from klamm.node.broker_server import Broker
+from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
-from klamm.node.controller_link import Candidate
+from klamm.node.controller_link import ControllerLink
 from klamm.node.metrics import MetricsEndpoint
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config
@@ -39,7 +39,7 @@ class Node:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self._candidate = Candidate(self._on_candidate_session_lost)
+        self._candidate = ControllerLink(self._on_candidate_session_lost)
         self._stopped = asyncio.Event()
         self._is_stopping = False
         self._failure: ConfigError | None = None
@@ -47,8 +47,8 @@ class Node:
         self._registering = asyncio.Lock()
         self._previous_session: int | None = None
         self._store: Store
-        self._identity: Identity
-        self._broker: Broker
+        self._identity: BrokerIdentity
+        self._broker: BrokerServer
         self._server: Server
         self._metrics: MetricsEndpoint
         self._config_changes: ConfigChanges
@@ -64,7 +64,7 @@ class Node:
             log.warning("%s is accepted but has no effect", name)
         try:
             await self._start()
-            log.info("[Broker id=%s] started", self._identity.broker_id)
+            log.info("[BrokerServer id=%s] started", self._identity.broker_id)
             await self._stopped.wait()
             if self._failure is not None:
                 raise self._failure
@@ -84,10 +84,10 @@ class Node:
         cluster_id = await registration.cluster_id(store)
         broker_id = await self._determine_broker_id(store)
         config = self.config = config.with_broker_id(broker_id)
-        self._identity = Identity(broker_id, cluster_id)
+        self._identity = BrokerIdentity(broker_id, cluster_id)
         self._candidate.configure(config.layers.static, broker_id)
         await self._load_dynamic_config()
-        self._broker = Broker(self.config, self._identity, store, self._candidate)
+        self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
         await self._broker.load()
         self._server = Server(
             Dispatcher(self._broker.handlers(), self._broker.meters.requests),
@@ -152,7 +152,7 @@ class Node:
         self._identity.broker_epoch = epoch
         self._broker.registered()
         self._previous_session = self._store.session_id
-        log.info("[Broker id=%s] registered with epoch %s", self._identity.broker_id, epoch)
+        log.info("[BrokerServer id=%s] registered with epoch %s", self._identity.broker_id, epoch)
         if "controller" in self.config.klamm_roles:
             self._candidate.registered(epoch)
 

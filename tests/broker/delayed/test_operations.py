@@ -3,13 +3,13 @@
 import pytest
 
 from klamm.broker.delayed.operations import (
-    FetchInterest,
-    WaitingDelete,
-    WaitingFetch,
-    WaitingProduce,
+    DelayedDeleteRecords,
+    DelayedFetch,
+    DelayedProduce,
+    FetchPartitionStatus,
 )
-from klamm.broker.delayed.purgatory import WaitingRoom
-from klamm.broker.replication.partition import Order, Partition
+from klamm.broker.delayed.purgatory import DelayedOperationPurgatory
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
@@ -27,7 +27,7 @@ class Broker:
         for name in (A, B):
             partition = Partition(name, 1, is_alive=lambda _: True, replica_lag_time_max_ms=30_000)
             log = MemoryLog(segment_batches=segment_batches)
-            partition.become_leader(Order(1, 0, (1, 2), 0, (1, 2)), log, T0)
+            partition.become_leader(LeaderAndIsrPartitionState(1, 0, (1, 2), 0, (1, 2)), log, T0)
             self.hosted[name] = partition
 
     def find(self, name):
@@ -46,7 +46,7 @@ class Broker:
 
     def lose(self, name):
         partition = self.hosted[name]
-        partition.become_follower(Order(2, 1, (2,), 1, (1, 2)), partition.log)
+        partition.become_follower(LeaderAndIsrPartitionState(2, 1, (2,), 1, (1, 2)), partition.log)
 
 
 class TestProduce:
@@ -55,7 +55,7 @@ class TestProduce:
         broker = Broker()
         broker.append(A)
         broker.append(B)
-        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
         assert not waiter.check_all()
         broker.follow(A)
         assert not waiter.check(A)
@@ -68,7 +68,7 @@ class TestProduce:
         broker = Broker()
         broker.append(A)
         broker.append(B)
-        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
         broker.lose(A)
         del broker.hosted[B]
         assert waiter.check_all()
@@ -83,7 +83,7 @@ class TestProduce:
         broker.append(A)
         broker.append(B)
         broker.follow(A)
-        waiter = WaitingProduce({A: 1, B: 1}, broker.find)
+        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
         waiter.check_all()
         waiter.expire()
         assert waiter.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
@@ -92,9 +92,9 @@ class TestProduce:
     @pytest.mark.rule("HW-5")
     def test_it_leaves_the_room_when_the_high_watermark_rises(self):
         broker = Broker()
-        room = WaitingRoom()
+        room = DelayedOperationPurgatory()
         broker.append(A)
-        waiter = WaitingProduce({A: 1}, broker.find)
+        waiter = DelayedProduce({A: 1}, broker.find)
         room.add(waiter, waiter.keys, T0 + 1000)
         assert room.wake(A) == []
         broker.follow(A)
@@ -102,8 +102,8 @@ class TestProduce:
 
 
 def fetch(broker, reader, min_bytes=1, offset=0, **options):
-    interest = FetchInterest(FetchPosition(offset, 0), 1 << 20)
-    return WaitingFetch(reader, {A: interest, B: interest}, min_bytes, broker.find, **options)
+    interest = FetchPartitionStatus(FetchPosition(offset, 0), 1 << 20)
+    return DelayedFetch(reader, {A: interest, B: interest}, min_bytes, broker.find, **options)
 
 
 class TestFetch:
@@ -134,8 +134,8 @@ class TestFetch:
     def test_one_partition_counts_with_no_more_than_it_may_return(self):
         broker = Broker()
         broker.append(A, b"x" * 1000)
-        interest = FetchInterest(FetchPosition(0), 10)
-        waiter = WaitingFetch(Reader(2), {A: interest}, 500, broker.find)
+        interest = FetchPartitionStatus(FetchPosition(0), 10)
+        waiter = DelayedFetch(Reader(2), {A: interest}, 500, broker.find)
         assert not waiter.check(A)
 
     @pytest.mark.rule("FETCH-6")
@@ -160,7 +160,7 @@ class TestFetch:
         broker = Broker()
         broker.append(A)
         position = FetchPosition(1, 0, last_fetched_epoch=0)
-        waiter = WaitingFetch(Reader(2), {A: FetchInterest(position, 100)}, 1, broker.find)
+        waiter = DelayedFetch(Reader(2), {A: FetchPartitionStatus(position, 100)}, 1, broker.find)
         assert not waiter.check(A)
         broker.hosted[A].log.truncate_to(0, now_ms=T0)
         broker.hosted[A].log.epochs.assign(0, 0)
@@ -183,7 +183,7 @@ class TestDelete:
             broker.append(name)
             broker.follow(name)
             broker.hosted[name].log.raise_start_offset(1)
-        waiter = WaitingDelete({A: 1, B: 1}, broker.find)
+        waiter = DelayedDeleteRecords({A: 1, B: 1}, broker.find)
         assert not waiter.check_all()
         broker.follow(A, start_offset=1)
         assert not waiter.check(A)
@@ -194,7 +194,7 @@ class TestDelete:
     @pytest.mark.rule("BADM-9")
     def test_lost_leadership_ends_the_wait(self):
         broker = Broker()
-        waiter = WaitingDelete({A: 1}, broker.find)
+        waiter = DelayedDeleteRecords({A: 1}, broker.find)
         assert not waiter.check(A)
         broker.lose(A)
         assert waiter.check(A)

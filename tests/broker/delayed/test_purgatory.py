@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.delayed.purgatory import WaitingRoom
+from klamm.broker.delayed.purgatory import DelayedOperationPurgatory
 
 
 class Patient:
@@ -22,7 +22,7 @@ class Patient:
 
 @pytest.mark.rule("FETCH-7")
 def test_only_those_under_the_key_are_looked_at():
-    room = WaitingRoom()
+    room = DelayedOperationPurgatory()
     one, two = Patient(), Patient()
     room.add(one, ["a", "b"], 10)
     room.add(two, ["c"], 10)
@@ -33,7 +33,7 @@ def test_only_those_under_the_key_are_looked_at():
 
 
 def test_an_incomplete_request_goes_on_waiting():
-    room = WaitingRoom()
+    room = DelayedOperationPurgatory()
     waiter = Patient(looks=2)
     room.add(waiter, ["a"], 10)
     assert room.wake("a") == []
@@ -42,7 +42,7 @@ def test_an_incomplete_request_goes_on_waiting():
 
 @pytest.mark.rule("FETCH-6", "PROD-8")
 def test_deadlines_are_met_in_order_and_only_once():
-    room = WaitingRoom()
+    room = DelayedOperationPurgatory()
     late, early = Patient(), Patient()
     room.add(late, ["a"], 20)
     room.add(early, ["a"], 10)
@@ -56,7 +56,7 @@ def test_deadlines_are_met_in_order_and_only_once():
 
 
 def test_a_request_that_nobody_wants_an_answer_to_is_let_go():
-    room = WaitingRoom()
+    room = DelayedOperationPurgatory()
     ticket = room.add(Patient(), ["a"], 10)
     assert room.remove(ticket)
     assert not room.remove(ticket)
@@ -64,7 +64,7 @@ def test_a_request_that_nobody_wants_an_answer_to_is_let_go():
 
 
 def test_completed_requests_do_not_pile_up_behind_long_deadlines():
-    room = WaitingRoom()
+    room = DelayedOperationPurgatory()
     for _ in range(10_000):
         room.add(Patient(), ["a"], 30_000)
         room.wake("a")
@@ -82,7 +82,7 @@ def test_completed_requests_do_not_pile_up_behind_long_deadlines():
     )
 )
 def test_everybody_leaves_exactly_once(steps):
-    room, waiting, now_ms = WaitingRoom(), {}, 0
+    room, waiting, now_ms = DelayedOperationPurgatory(), {}, 0
     for step, argument, deadline in steps:
         if step == "add":
             waiter = Patient()

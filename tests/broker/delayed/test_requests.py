@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from klamm.broker.clock import SystemClock
-from klamm.broker.delayed.operations import WaitingProduce
-from klamm.broker.delayed.requests import Parking, count_waiting
+from klamm.broker.delayed.operations import DelayedProduce
+from klamm.broker.delayed.requests import Purgatories, purgatory_sizes
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
@@ -32,27 +32,29 @@ class Partitions:
         return self.answer
 
 
-def wait(parking: Parking, partitions: Partitions, timeout_ms: int = 10_000) -> Any:
-    waiter = WaitingProduce({ONE: 1}, partitions.find)
-    return asyncio.create_task(parking.wait(parking.produces, waiter, waiter.keys, timeout_ms))
+def wait(purgatories: Purgatories, partitions: Partitions, timeout_ms: int = 10_000) -> Any:
+    waiter = DelayedProduce({ONE: 1}, partitions.find)
+    return asyncio.create_task(
+        purgatories.wait(purgatories.produces, waiter, waiter.keys, timeout_ms)
+    )
 
 
 @pytest.mark.rule("HW-5", "PROD-7")
 def test_a_rise_of_the_high_watermark_completes_a_produce() -> None:
     async def test() -> None:
-        parking, partitions = Parking(SystemClock()), Partitions()
-        waiting = wait(parking, partitions)
+        purgatories, partitions = Purgatories(SystemClock()), Partitions()
+        waiting = wait(purgatories, partitions)
         await asyncio.sleep(0)
-        parking.on_high_watermark(OTHER)
-        parking.on_high_watermark(ONE)
-        assert count_waiting(parking)["Produce"] == (1, 1), "not committed yet"
+        purgatories.on_high_watermark(OTHER)
+        purgatories.on_high_watermark(ONE)
+        assert purgatory_sizes(purgatories)["Produce"] == (1, 1), "not committed yet"
         partitions.answer = ErrorCode.NONE
-        parking.on_append(ONE)
+        purgatories.on_append(ONE)
         assert not waiting.done()
-        parking.on_high_watermark(ONE)
+        purgatories.on_high_watermark(ONE)
         assert await waiting
-        assert count_waiting(parking)["Produce"] == (0, 0)
-        parking.close()
+        assert purgatory_sizes(purgatories)["Produce"] == (0, 0)
+        purgatories.close()
 
     run(test())
 
@@ -60,15 +62,15 @@ def test_a_rise_of_the_high_watermark_completes_a_produce() -> None:
 @pytest.mark.rule("PROD-8")
 def test_time_runs_out_in_the_order_of_the_deadlines() -> None:
     async def test() -> None:
-        parking, partitions = Parking(SystemClock()), Partitions()
+        purgatories, partitions = Purgatories(SystemClock()), Partitions()
         ended: list[int] = []
-        late, early = wait(parking, partitions, 60), wait(parking, partitions, 20)
+        late, early = wait(purgatories, partitions, 60), wait(purgatories, partitions, 20)
         late.add_done_callback(lambda _: ended.append(60))
         early.add_done_callback(lambda _: ended.append(20))
         assert await asyncio.gather(late, early) == [False, False]
         await asyncio.sleep(0)
         assert ended == [20, 60]
-        parking.close()
+        purgatories.close()
 
     run(test())
 
@@ -76,27 +78,27 @@ def test_time_runs_out_in_the_order_of_the_deadlines() -> None:
 @pytest.mark.rule("FRM-3")
 def test_a_client_that_goes_away_takes_its_request_along() -> None:
     async def test() -> None:
-        parking = Parking(SystemClock())
-        waiting = wait(parking, Partitions())
+        purgatories = Purgatories(SystemClock())
+        waiting = wait(purgatories, Partitions())
         await asyncio.sleep(0)
-        assert count_waiting(parking)["Produce"] == (1, 1)
+        assert purgatory_sizes(purgatories)["Produce"] == (1, 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert count_waiting(parking)["Produce"] == (0, 0)
-        parking.close()
+        assert purgatory_sizes(purgatories)["Produce"] == (0, 0)
+        purgatories.close()
 
     run(test())
 
 
 def test_a_change_of_leadership_looks_at_everybody() -> None:
     async def test() -> None:
-        parking, partitions = Parking(SystemClock()), Partitions()
-        waiting = wait(parking, partitions)
+        purgatories, partitions = Purgatories(SystemClock()), Partitions()
+        waiting = wait(purgatories, partitions)
         await asyncio.sleep(0)
         partitions.answer = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        parking.on_change(ONE)
+        purgatories.on_change(ONE)
         assert await waiting
-        parking.close()
+        purgatories.close()
 
     run(test())

@@ -8,11 +8,11 @@ import pytest
 
 from klamm.broker.fetch.sessions import (
     EVICTION_MS,
-    Answer,
     FetchContext,
     FetchSessions,
     RequestedPartition,
     SessionRequest,
+    SessionResponse,
 )
 from klamm.broker.replication.replica_log import FetchPosition
 from klamm.names import TopicPartition
@@ -20,7 +20,7 @@ from klamm.protocol.codes import ErrorCode as E
 from klamm.protocol.fast.fetch import EpochEndOffset, FetchPartitionResponse
 
 T0 = 1_000_000
-OK = Answer(E.NONE, 0)
+OK = SessionResponse(E.NONE, 0)
 
 
 def want(partition, offset=0, topic="t"):
@@ -48,7 +48,7 @@ class Server:
         """A whole fetch: what begins the answer, and which partitions it has."""
         context = self.open(session_id, epoch, *partitions, **fields)
         if not isinstance(context, FetchContext):
-            return Answer(context, 0), []
+            return SessionResponse(context, 0), []
         changed = results or {}
         fetched = [
             result(requested, **changed.get(requested.partition, {}))
@@ -70,10 +70,10 @@ def test_a_full_request_without_session_is_answered_in_full_each_time():
 def test_a_full_request_creates_a_session_and_is_answered_in_full():
     server = Server()
     answer, included = server.fetch(0, 0, want(0), want(1))
-    assert answer == Answer(E.NONE, 100)
+    assert answer == SessionResponse(E.NONE, 100)
     assert included == [0, 1]
-    assert server.fetch(100, 1)[0] == Answer(E.NONE, 100)
-    assert server.fetch(100, 2)[0] == Answer(E.NONE, 100)
+    assert server.fetch(100, 1)[0] == SessionResponse(E.NONE, 100)
+    assert server.fetch(100, 2)[0] == SessionResponse(E.NONE, 100)
 
 
 @pytest.mark.rule("SESS-3")
@@ -98,9 +98,12 @@ def test_a_full_request_closes_the_session_that_it_names():
 def test_what_does_not_fit_the_session_is_an_error_without_partitions():
     server = Server()
     server.fetch(0, 0, want(0))
-    assert server.fetch(99, 1) == (Answer(E.FETCH_SESSION_ID_NOT_FOUND, 0), [])
-    assert server.fetch(100, 2) == (Answer(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
-    assert server.fetch(100, 1, by_id=True) == (Answer(E.FETCH_SESSION_TOPIC_ID_ERROR, 0), [])
+    assert server.fetch(99, 1) == (SessionResponse(E.FETCH_SESSION_ID_NOT_FOUND, 0), [])
+    assert server.fetch(100, 2) == (SessionResponse(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
+    assert server.fetch(100, 1, by_id=True) == (
+        SessionResponse(E.FETCH_SESSION_TOPIC_ID_ERROR, 0),
+        [],
+    )
     assert server.fetch(100, 1)[0].error is E.NONE
 
 
@@ -146,7 +149,7 @@ def test_a_session_without_partitions_is_closed():
 def test_an_incremental_answer_holds_only_news(news):
     server = Server()
     server.fetch(0, 0, want(0), want(1))
-    assert server.fetch(100, 1) == (Answer(E.NONE, 100), [])
+    assert server.fetch(100, 1) == (SessionResponse(E.NONE, 100), [])
     assert server.fetch(100, 2, results={1: news})[1] == [1]
 
 
@@ -187,7 +190,7 @@ def test_an_answer_that_the_client_did_not_wait_for_is_an_error():
     waiting = server.open(100, 1)
     server.open(100, 2)
     answer, included = waiting.answer([result(want(0))], T0)
-    assert (answer, included) == (Answer(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
+    assert (answer, included) == (SessionResponse(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
 
 
 @pytest.mark.rule("SESS-4", "FETCH-12")

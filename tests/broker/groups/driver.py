@@ -8,21 +8,21 @@ from typing import Any
 
 from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.coordinator import GroupCoordinator, group_partition
-from klamm.broker.groups.effects import Answer, Append, Effect
+from klamm.broker.groups.effects import Append, Effect, SendResponse
 from klamm.broker.groups.messages import (
-    CommitRequest,
-    DeleteOffsetsRequest,
     FetchedOffset,
-    FetchRequest,
+    GroupProtocol,
     HeartbeatRequest,
     JoinRequest,
     LeaveRequest,
     MemberIdentity,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
     OffsetToCommit,
-    Protocol,
     SyncRequest,
 )
-from klamm.broker.groups.records import Record
+from klamm.broker.groups.records import GroupRecord
 from klamm.broker.groups.replay import ReplayBatch
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
@@ -42,9 +42,9 @@ def subscription(*topics: str) -> bytes:
     return struct.pack(">hi", 0, len(topics)) + b"".join(parts) + struct.pack(">i", -1)
 
 
-def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[Protocol, ...]:
+def protocols(*names: str, topics: Iterable[str] = ("t",)) -> tuple[GroupProtocol, ...]:
     """Preferences of a consumer, best first."""
-    return tuple(Protocol(name, subscription(*topics)) for name in names)
+    return tuple(GroupProtocol(name, subscription(*topics)) for name in names)
 
 
 RANGE = protocols("range")
@@ -58,7 +58,7 @@ class Client:
     generation: int
     leader: str
     instance_id: str | None = None
-    protocols: tuple[Protocol, ...] = RANGE
+    protocols: tuple[GroupProtocol, ...] = RANGE
     protocol: str | None = None
 
 
@@ -110,7 +110,7 @@ class Driver:
     def carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Answer(ticket, response):
+                case SendResponse(ticket, response):
                     assert ticket not in self.answers, "answered twice"
                     self.answers[ticket] = response
                 case Append(partition=partition):
@@ -127,7 +127,7 @@ class Driver:
             append = self.unacknowledged.pop(0)
             self.carry_out(self.coordinator.appended(append.number, error, self.now_ms))
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[GroupRecord]:
         """Everything that was written, in order."""
         return [record for append in self.appends for record in append.records]
 
@@ -150,7 +150,7 @@ class Driver:
         group: str = GROUP,
         instance_id: str | None = None,
         client_id: str = "client",
-        protocols: tuple[Protocol, ...] = RANGE,
+        protocols: tuple[GroupProtocol, ...] = RANGE,
         protocol_type: str = "consumer",
         session_timeout_ms: int = SESSION_MS,
         rebalance_timeout_ms: int = REBALANCE_MS,
@@ -226,7 +226,7 @@ class Driver:
         retention_ms: int | None = None,
     ) -> int:
         ticket = next(self._tickets)
-        request = CommitRequest(
+        request = OffsetCommitRequest(
             group_id=group,
             member_id=client.member_id if client else "",
             generation=client.generation if client else -1,
@@ -253,7 +253,7 @@ class Driver:
     ) -> dict[TopicPartition, FetchedOffset]:
         """All offsets if no partition is named."""
         answer = self.coordinator.fetch_offsets(
-            FetchRequest(
+            OffsetFetchRequest(
                 group_id=group,
                 partitions=tuple(TopicPartition(*p) for p in partitions) or None,
                 require_stable=require_stable,
@@ -267,7 +267,7 @@ class Driver:
 
     def delete_offsets(self, *partitions: tuple[str, int], group: str = GROUP) -> Any:
         ticket = next(self._tickets)
-        request = DeleteOffsetsRequest(
+        request = OffsetDeleteRequest(
             group_id=group, partitions=tuple(TopicPartition(*p) for p in partitions)
         )
         self.carry_out(self.coordinator.delete_offsets(ticket, request, self.now_ms))

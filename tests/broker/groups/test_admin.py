@@ -2,8 +2,8 @@
 
 import pytest
 
-from klamm.broker.groups.coordinator import Census
-from klamm.broker.groups.group import ENTERED_FROM, Group, GroupState
+from klamm.broker.groups.coordinator import GroupCounts
+from klamm.broker.groups.group import ENTERED_FROM, GroupMetadata, GroupState
 from klamm.broker.groups.messages import DescribedMember, GroupDescription, GroupListing
 from klamm.broker.groups.records import GroupKey, OffsetKey, decode_key
 from klamm.errors import IllegalTransitionError
@@ -185,7 +185,7 @@ def test_census_counts_groups_by_state_and_all_offsets(driver):
     driver.commit({("t", 0): 1, ("t", 1): 1}, client, group="a")
     driver.join(group="b")
     driver.commit({("t", 0): 1}, group="c")
-    assert driver.coordinator.census() == Census(
+    assert driver.coordinator.census() == GroupCounts(
         {
             GroupState.EMPTY: 1,
             GroupState.PREPARING_REBALANCE: 1,
@@ -201,6 +201,6 @@ def test_census_counts_groups_by_state_and_all_offsets(driver):
 
 def test_transitions_that_are_not_in_the_table_are_refused():
     assert set(ENTERED_FROM) == set(GroupState)
-    group = Group("g", 0)
+    group = GroupMetadata("g", 0)
     with pytest.raises(IllegalTransitionError, match="Empty to Stable"):
         group.enter(GroupState.STABLE, 0)

@@ -7,18 +7,18 @@ import pytest
 
 from klamm.broker.groups import codec as groups
 from klamm.broker.groups.messages import (
-    CommitAnswer,
-    DeleteGroupsAnswer,
+    DeleteGroupsResponse,
     DescribedMember,
-    FetchAnswer,
     FetchedOffset,
     GroupDescription,
     GroupList,
     GroupListing,
-    JoinAnswer,
     JoinedMember,
-    LeaveAnswer,
-    SyncAnswer,
+    JoinResponse,
+    LeaveResponse,
+    OffsetCommitResponse,
+    OffsetFetchResponse,
+    SyncResponse,
 )
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
@@ -36,7 +36,7 @@ SIZE_BYTES = 4
 
 
 def _join(header: RequestHeader, _: Any, told: Any) -> Any:
-    answer = JoinAnswer(
+    answer = JoinResponse(
         error=ErrorCode(told.error_code),
         member_id=told.member_id,
         generation=told.generation_id,
@@ -54,7 +54,7 @@ def _join(header: RequestHeader, _: Any, told: Any) -> Any:
 
 def _sync(header: RequestHeader, body: Any, told: Any) -> Any:
     request = groups.sync_request(header, body)
-    answer = SyncAnswer(
+    answer = SyncResponse(
         error=ErrorCode(told.error_code),
         protocol_type=request.protocol_type,
         protocol=request.protocol,
@@ -65,19 +65,21 @@ def _sync(header: RequestHeader, body: Any, told: Any) -> Any:
 
 def _leave(header: RequestHeader, body: Any, told: Any) -> Any:
     members = tuple((who, ErrorCode.NONE) for who in groups.leave_request(header, body).members)
-    return groups.leave_body(header, LeaveAnswer(error=ErrorCode(told.error_code), members=members))
+    return groups.leave_body(
+        header, LeaveResponse(error=ErrorCode(told.error_code), members=members)
+    )
 
 
 def _commit(_: RequestHeader, body: Any, __: Any) -> Any:
     request = groups.offset_commit_request(body, lambda _: True)
-    answer = CommitAnswer(errors=dict.fromkeys(request.offsets, ErrorCode.NONE))
+    answer = OffsetCommitResponse(errors=dict.fromkeys(request.offsets, ErrorCode.NONE))
     return groups.offset_commit_body(body, answer)
 
 
 def _fetch(header: RequestHeader, body: Any, told: Any) -> Any:
     requests = groups.offset_fetch_requests(header, body)
     answers = [
-        FetchAnswer(
+        OffsetFetchResponse(
             error=ErrorCode(group.error_code),
             offsets={
                 TopicPartition(topic.name, each.partition_index): FetchedOffset(
@@ -138,7 +140,7 @@ def _list(_: RequestHeader, __: Any, told: Any) -> Any:
 
 
 def _delete(_: RequestHeader, body: Any, __: Any) -> Any:
-    answer = DeleteGroupsAnswer(errors=dict.fromkeys(body.groups_names, ErrorCode.NONE))
+    answer = DeleteGroupsResponse(errors=dict.fromkeys(body.groups_names, ErrorCode.NONE))
     return groups.delete_groups_body(answer)
 
 

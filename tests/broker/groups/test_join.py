@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.broker.groups.config import GroupConfig
-from klamm.broker.groups.messages import JoinAnswer, JoinedMember, MemberIdentity
+from klamm.broker.groups.messages import JoinedMember, JoinResponse, MemberIdentity
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import (
     GROUP,
@@ -17,9 +17,9 @@ from tests.broker.groups.driver import (
 )
 
 
-def refusal(error: ErrorCode, member_id: str = "") -> JoinAnswer:
+def refusal(error: ErrorCode, member_id: str = "") -> JoinResponse:
     """Errors say nothing about a generation."""
-    return JoinAnswer(
+    return JoinResponse(
         error=error,
         member_id=member_id,
         generation=-1,
@@ -286,7 +286,7 @@ def test_only_the_leader_is_told_who_is_in_the_group(driver):
     tickets = [driver.join(), driver.join(instance_id="i")]
     driver.advance(INITIAL_DELAY_MS * 2)
     leader, follower = (driver.answers[ticket] for ticket in tickets)
-    assert leader == JoinAnswer(
+    assert leader == JoinResponse(
         error=ErrorCode.NONE,
         member_id="client-uuid1",
         generation=1,
@@ -298,7 +298,7 @@ def test_only_the_leader_is_told_who_is_in_the_group(driver):
             JoinedMember("i-uuid2", "i", subscription("t")),
         ),
     )
-    assert follower == JoinAnswer(
+    assert follower == JoinResponse(
         error=ErrorCode.NONE,
         member_id="i-uuid2",
         generation=1,

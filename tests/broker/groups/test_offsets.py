@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from klamm.broker.groups.config import GroupConfig
-from klamm.broker.groups.messages import CommitAnswer, FetchedOffset, OffsetToCommit
+from klamm.broker.groups.messages import FetchedOffset, OffsetCommitResponse, OffsetToCommit
 from klamm.broker.groups.records import (
     GroupKey,
     OffsetKey,
@@ -109,7 +109,7 @@ def test_metadata_that_is_too_long_fails_for_its_partition_alone(driver):
             ("t", 2): OffsetToCommit(3, metadata=None),
         }
     )
-    assert driver.answers[ticket] == CommitAnswer(
+    assert driver.answers[ticket] == OffsetCommitResponse(
         errors={
             ("t", 0): ErrorCode.NONE,
             ("t", 1): ErrorCode.OFFSET_METADATA_TOO_LARGE,

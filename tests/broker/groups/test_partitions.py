@@ -6,13 +6,13 @@ import pytest
 
 from klamm.broker.groups.coordinator import Loaded, group_partition
 from klamm.broker.groups.messages import (
-    FetchRequest,
     HeartbeatRequest,
+    OffsetFetchRequest,
 )
 from klamm.broker.groups.records import (
     CommittedOffset,
+    GroupRecord,
     OffsetKey,
-    Record,
     StoredGroup,
     StoredMember,
     group_record,
@@ -42,7 +42,7 @@ def committed(offset: int) -> CommittedOffset:
     return CommittedOffset(offset, -1, "", 1_700_000_000_000)
 
 
-def offset_at(offset: int, topic: str = "t", partition: int = 0) -> Record:
+def offset_at(offset: int, topic: str = "t", partition: int = 0) -> GroupRecord:
     return offset_record(OffsetKey(GROUP, topic, partition), committed(offset))
 
 
@@ -59,7 +59,7 @@ def load(*batches: ReplayBatch) -> Driver:
     return driver
 
 
-def load_records(*records: Record) -> Driver:
+def load_records(*records: GroupRecord) -> Driver:
     return load(*(ReplayBatch([record]) for record in records))
 
 
@@ -103,7 +103,9 @@ def every_answer(driver: Driver, group: str) -> dict[str, ErrorCode]:
         "heartbeat": coordinator.heartbeat(heartbeat, driver.now_ms),
         "leave": driver.leave(client, group=group).error,
         "commit": driver.commit_error(group=group),
-        "fetch": coordinator.fetch_offsets(FetchRequest(group_id=group, partitions=None)).error,
+        "fetch": coordinator.fetch_offsets(
+            OffsetFetchRequest(group_id=group, partitions=None)
+        ).error,
         "describe": coordinator.describe_group(group).error,
         "delete": driver.delete_groups(group)[group],
         "delete offsets": driver.delete_offsets(("t", 0), group=group).error,

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from klamm.broker.groups.group import Group, GroupState
-from klamm.broker.groups.messages import JoinAnswer
+from klamm.broker.groups.group import GroupMetadata, GroupState
+from klamm.broker.groups.messages import JoinResponse
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import PARTITIONS, Client, Driver, protocols
 
@@ -26,7 +26,7 @@ group_ids = st.sampled_from(GROUPS)
 partitions = st.tuples(st.sampled_from("tu"), st.integers(0, 1))
 
 
-def stored_view(group: Group) -> dict[str, Any]:
+def stored_view(group: GroupMetadata) -> dict[str, Any]:
     """What of a group has to outlive its coordinator."""
     return {
         "state": group.state,
@@ -53,7 +53,7 @@ class Groups(RuleBasedStateMachine):
         self.parked: dict[int, tuple[str, str | None]] = {}  # ticket: group, instance id
         self.clients: list[tuple[str, Client]] = []
         self.generations: dict[int, int] = {}
-        self.alive: list[Group] = []  # keeps ids of groups from being used twice
+        self.alive: list[GroupMetadata] = []  # keeps ids of groups from being used twice
         self.leaders: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
 
     @initialize(faulty=st.booleans())
@@ -61,7 +61,7 @@ class Groups(RuleBasedStateMachine):
         self.faulty = faulty
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, GroupMetadata]:
         return self.driver.coordinator._groups
 
     def learn(self) -> None:
@@ -69,7 +69,7 @@ class Groups(RuleBasedStateMachine):
         for ticket in [ticket for ticket in self.parked if ticket in self.driver.answers]:
             group, instance_id = self.parked.pop(ticket)
             answer = self.driver.answers[ticket]
-            if not isinstance(answer, JoinAnswer) or not answer.member_id:
+            if not isinstance(answer, JoinResponse) or not answer.member_id:
                 continue
             client = Client(answer.member_id, answer.generation, answer.leader, instance_id)
             self.clients.append((group, client))
@@ -274,8 +274,8 @@ class Groups(RuleBasedStateMachine):
         successor.fail_over()
         reloaded = successor.coordinator._groups
         for name in GROUPS:
-            group = self.groups.get(name, Group(name, 0))
-            again = reloaded.get(name, Group(name, 0))
+            group = self.groups.get(name, GroupMetadata(name, 0))
+            again = reloaded.get(name, GroupMetadata(name, 0))
             assert again.offsets.committed() == group.offsets.committed()
             if group.state in (GroupState.EMPTY, GroupState.STABLE):
                 expected, found = stored_view(group), stored_view(again)

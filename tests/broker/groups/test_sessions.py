@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from klamm.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS
-from klamm.broker.groups.messages import LeaveAnswer, MemberIdentity
+from klamm.broker.groups.messages import LeaveResponse, MemberIdentity
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import GROUP, INITIAL_DELAY_MS, SESSION_MS, Driver
 
@@ -132,7 +132,7 @@ def test_leaving_starts_a_rebalance_at_once(driver):
     leader, follower = driver.form_group(2)
     answer = driver.leave(leader)
     identity = MemberIdentity(leader.member_id)
-    assert answer == LeaveAnswer(error=ErrorCode.NONE, members=((identity, ErrorCode.NONE),))
+    assert answer == LeaveResponse(error=ErrorCode.NONE, members=((identity, ErrorCode.NONE),))
     assert driver.heartbeat(follower) is ErrorCode.REBALANCE_IN_PROGRESS
     assert driver.answers[driver.join(follower.member_id)].leader == follower.member_id
 

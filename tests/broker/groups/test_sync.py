@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.broker.groups.messages import SyncAnswer
+from klamm.broker.groups.messages import SyncResponse
 from klamm.broker.groups.records import decode_group_value
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import (
@@ -42,7 +42,7 @@ def test_followers_wait_until_the_assignment_is_in_the_log(driver):
     assert driver.state() == "CompletingRebalance"
     driver.acknowledge()
     assert driver.state() == "Stable"
-    assert driver.answers[waiting] == SyncAnswer(
+    assert driver.answers[waiting] == SyncResponse(
         error=ErrorCode.NONE, protocol_type="consumer", protocol="range", assignment=b"F"
     )
     assert driver.answers[leading].assignment == b"L"

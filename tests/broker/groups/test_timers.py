@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 
-A = Timer(TimerKind.SESSION, "g", "a")
-B = Timer(TimerKind.SESSION, "g", "b")
+A = GroupTimer(TimerKind.SESSION, "g", "a")
+B = GroupTimer(TimerKind.SESSION, "g", "b")
 
 actions = st.lists(
     st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 50), st.integers(0, 10)),
@@ -13,7 +13,7 @@ actions = st.lists(
 
 
 def test_a_timer_that_was_moved_fires_once_at_its_last_deadline():
-    timers = Timers()
+    timers = GroupTimers()
     timers.arm(A, 10)
     timers.arm(A, 30)
     timers.arm(A, 20)
@@ -24,7 +24,7 @@ def test_a_timer_that_was_moved_fires_once_at_its_last_deadline():
 
 
 def test_acting_on_a_timer_may_cancel_another_that_is_due():
-    timers = Timers()
+    timers = GroupTimers()
     timers.arm(A, 1)
     timers.arm(B, 1)
     fired = []
@@ -35,7 +35,7 @@ def test_acting_on_a_timer_may_cancel_another_that_is_due():
 
 
 def test_heartbeats_do_not_grow_the_queue():
-    timers = Timers()
+    timers = GroupTimers()
     for now in range(10_000):
         timers.arm(A, now + 10)
     assert len(timers._heap) == 1
@@ -43,9 +43,9 @@ def test_heartbeats_do_not_grow_the_queue():
 
 @given(actions)
 def test_timers_behave_like_a_table_of_deadlines(script):
-    timers, table, now = Timers(), {}, 0
+    timers, table, now = GroupTimers(), {}, 0
     for name, delay, step in script:
-        timer = Timer(TimerKind.SESSION, "g", name)
+        timer = GroupTimer(TimerKind.SESSION, "g", name)
         if delay is None:
             timers.cancel(timer)
             table.pop(timer, None)

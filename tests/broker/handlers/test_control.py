@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from klamm.broker.handlers.control import ControlHandlers, NoReplicas
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -18,7 +18,7 @@ from klamm.protocol.codes import ErrorCode
 )
 def test_a_request_waits_until_the_broker_knows_which_incarnation_it_is(broker_epoch, answer):
     async def scenario() -> None:
-        identity = Identity(1, "cluster")
+        identity = BrokerIdentity(1, "cluster")
         control = ControlHandlers(identity, MetadataCache(), NoReplicas(), [])
         body = SimpleNamespace(
             controller_id=2,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.log.checkpoints import (
-    DirectoryIdentity,
     DirectoryLock,
+    MetaProperties,
     OffsetCheckpoint,
     claim_directory,
     decode_topic_id,
@@ -22,7 +22,7 @@ from klamm.broker.log.files import REAL_FILES
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition
 
-IDENTITY = DirectoryIdentity(3, "kbpFQGZDQKWgxhX9TIRZ6g")
+IDENTITY = MetaProperties(3, "kbpFQGZDQKWgxhX9TIRZ6g")
 
 
 @pytest.mark.rule("LOG-22")

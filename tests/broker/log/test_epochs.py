@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.log.directory import LogDirectory
-from klamm.broker.log.epochs import UNDEFINED_END, EpochEnd, EpochEntry, LeaderEpochs
+from klamm.broker.log.epochs import UNDEFINED_END, EpochEnd, EpochEntry, LeaderEpochCache
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.files import REAL_FILES
 
 
 @pytest.fixture
-def epochs(tmp_path: Path) -> LeaderEpochs:
-    return LeaderEpochs(tmp_path, REAL_FILES, directory_of(tmp_path))
+def epochs(tmp_path: Path) -> LeaderEpochCache:
+    return LeaderEpochCache(tmp_path, REAL_FILES, directory_of(tmp_path))
 
 
 def directory_of(path: Path) -> LogDirectory:
     return LogDirectory(path, lambda _: None)
 
 
-def assigned(epochs: LeaderEpochs, *entries: tuple[int, int]) -> LeaderEpochs:
+def assigned(epochs: LeaderEpochCache, *entries: tuple[int, int]) -> LeaderEpochCache:
     for epoch, start in entries:
         epochs.assign(epoch, start)
     return epochs
@@ -51,7 +51,7 @@ def test_an_assignment_drops_what_it_contradicts(epochs):
 @pytest.mark.rule("EPC-1", "EPC-2")
 def test_epochs_and_starts_always_increase(tmp_path_factory, entries):
     path = tmp_path_factory.getbasetemp()
-    epochs = LeaderEpochs(path, REAL_FILES, directory_of(path))
+    epochs = LeaderEpochCache(path, REAL_FILES, directory_of(path))
     expected: list[tuple[int, int]] = []
     for epoch, start in entries:
         epochs.assign(epoch, start)
@@ -59,7 +59,9 @@ def test_epochs_and_starts_always_increase(tmp_path_factory, entries):
             expected = [entry for entry in expected if entry[0] < epoch and entry[1] < start]
             expected.append((epoch, start))
         assert list(epochs.entries) == expected
-        assert list(LeaderEpochs.load(path, REAL_FILES, directory_of(path))[0].entries) == expected
+        assert (
+            list(LeaderEpochCache.load(path, REAL_FILES, directory_of(path))[0].entries) == expected
+        )
 
 
 @pytest.mark.rule("EPC-3")
@@ -122,14 +124,14 @@ def test_the_checkpoint_is_in_kafkas_format(epochs, tmp_path):
 )
 def test_a_damaged_checkpoint_is_reported_and_reads_as_none(tmp_path, content):
     (tmp_path / "leader-epoch-checkpoint").write_bytes(content)
-    epochs, was_readable = LeaderEpochs.load(tmp_path, REAL_FILES, directory_of(tmp_path))
+    epochs, was_readable = LeaderEpochCache.load(tmp_path, REAL_FILES, directory_of(tmp_path))
     assert (epochs.entries, was_readable) == ((), False)
 
 
 @pytest.mark.rule("REC-7")
 def test_an_epoch_that_cannot_be_written_takes_the_directory_offline(tmp_path):
     directory = directory_of(tmp_path)
-    epochs = LeaderEpochs(tmp_path / "missing", REAL_FILES, directory)
+    epochs = LeaderEpochCache(tmp_path / "missing", REAL_FILES, directory)
     with pytest.raises(StorageError):
         epochs.assign(1, 0)
     assert not directory.is_online

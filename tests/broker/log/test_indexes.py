@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.log.files import REAL_FILES
-from klamm.broker.log.indexes import Entry, OffsetIndex, TimeIndex
+from klamm.broker.log.indexes import IndexEntry, OffsetIndex, TimeIndex
 
 BASE = 1000
 
@@ -44,7 +44,7 @@ def test_the_floor_is_found_in_memory_and_on_disk(tmp_path_factory, steps, data)
     index = offset_index(tmp_path, [(key, key * 2) for key in keys])
     probe = data.draw(st.integers(BASE - 5, BASE + sum(steps) + 5))
     after = bisect_right(keys, probe)
-    expected = Entry(keys[after - 1], keys[after - 1] * 2) if after else None
+    expected = IndexEntry(keys[after - 1], keys[after - 1] * 2) if after else None
     assert index.floor(probe) == expected
     index.seal()
     assert index.floor(probe) == expected
@@ -75,7 +75,7 @@ def test_zeros_that_kafka_left_behind_are_cut_off(tmp_path):
     opened = OffsetIndex(index.path, BASE, REAL_FILES)
     assert opened.is_sane(10_000)
     assert opened.path.stat().st_size == 16
-    assert opened.last() == Entry(1030, 9000)
+    assert opened.last() == IndexEntry(1030, 9000)
 
 
 @pytest.mark.rule("LOG-18")
@@ -100,7 +100,7 @@ def test_an_index_that_cannot_belong_to_the_log_is_told(tmp_path, content):
 def test_cutting_keeps_what_comes_before(tmp_path):
     index = offset_index(tmp_path, [(BASE + i, i) for i in range(1, 200)])
     index.cut_where(lambda entry: entry.value >= 100)
-    assert index.last() == Entry(BASE + 99, 99)
+    assert index.last() == IndexEntry(BASE + 99, 99)
     assert index.path.stat().st_size == 99 * 8
     index.append(BASE + 150, 150)
     assert [entry.value for entry in index][-2:] == [99, 150]

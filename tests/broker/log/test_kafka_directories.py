@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.broker.log import names
-from klamm.broker.log.checkpoints import DirectoryIdentity
+from klamm.broker.log.checkpoints import MetaProperties
 from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.settings import LogConfig
@@ -125,7 +125,7 @@ def opened(log_dir: Path, end: signal.Signals) -> Iterator[Log]:
         config_of=lambda _: LogConfig(segment_bytes=SEGMENT_BYTES, index_interval_bytes=500),
         on_failure=lambda path: pytest.fail(f"{path} failed"),
     )
-    manager.open(DirectoryIdentity(int(meta["broker.id"]), meta["cluster.id"]))
+    manager.open(MetaProperties(int(meta["broker.id"]), meta["cluster.id"]))
     manager.load(now_ms=int(time.time() * 1000))
     log = manager.get(PARTITION)
     assert log is not None

@@ -6,7 +6,7 @@ from klamm.broker.log.epochs import EpochEntry
 from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError, StorageError
 from klamm.broker.log.files import Files
 from klamm.broker.log.settings import LogConfig
-from klamm.broker.log.validation import Origin
+from klamm.broker.log.validation import AppendOrigin
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import decode_batch_header
@@ -83,7 +83,7 @@ def test_a_coordinator_numbers_nothing(home):
             batch_of(producer_id=9, producer_epoch=0, transactional=True),
             leader_epoch=0,
             now_ms=NOW,
-            origin=Origin.COORDINATOR,
+            origin=AppendOrigin.COORDINATOR,
         )
     assert log.end_offset == 2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.broker.log.checkpoints import DirectoryIdentity
+from klamm.broker.log.checkpoints import MetaProperties
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.settings import LogConfig
@@ -15,7 +15,7 @@ from klamm.names import TopicPartition
 from klamm.protocol.records import HEADER_SIZE, Record, build_batch
 from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, stored_records
 
-IDENTITY = DirectoryIdentity(1, "cluster")
+IDENTITY = MetaProperties(1, "cluster")
 TOPIC_ID = uuid.UUID(int=7)
 
 
@@ -165,7 +165,7 @@ def test_the_directories_of_another_broker_are_refused(world):
     world.start().release()
     manager = LogManager(world.paths, config_of=lambda _: LogConfig(), on_failure=print)
     with pytest.raises(ConfigError, match=r"broker\.id"):
-        manager.open(DirectoryIdentity(2, "cluster"))
+        manager.open(MetaProperties(2, "cluster"))
     manager.release()
 
 

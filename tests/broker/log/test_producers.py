@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.files import REAL_FILES
-from klamm.broker.log.producers import Marker, ProducerStates, last_sequence_of
+from klamm.broker.log.producers import EndTransactionMarker, ProducerStateManager, last_sequence_of
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import BatchHeader
 
 DAY = 86_400_000
 LAST = 2**31 - 1
-ABORT, COMMIT = Marker(True, 0), Marker(False, 0)
+ABORT, COMMIT = EndTransactionMarker(True, 0), EndTransactionMarker(False, 0)
 
 
 def header(
@@ -26,8 +26,8 @@ def header(
 
 
 @pytest.fixture
-def producers(tmp_path) -> ProducerStates:
-    return ProducerStates(tmp_path, REAL_FILES, DAY)
+def producers(tmp_path) -> ProducerStateManager:
+    return ProducerStateManager(tmp_path, REAL_FILES, DAY)
 
 
 def refusal(producers, batch) -> ErrorCode | None:
@@ -168,10 +168,12 @@ def test_a_snapshot_keeps_the_last_batch_of_each_producer(producers, tmp_path):
     producers.update(header(pid=1, sequence=0, count=2), 100)
     producers.update(header(pid=1, sequence=2, count=3, timestamp=1500), 102)
     producers.update(header(pid=2, epoch=5, sequence=9, transactional=True), 105)
-    producers.complete(header(pid=3, control=True, sequence=-1), 106, Marker(False, 4))
+    producers.complete(
+        header(pid=3, control=True, sequence=-1), 106, EndTransactionMarker(False, 4)
+    )
     producers.take_snapshot(107)
 
-    loaded = ProducerStates(tmp_path, REAL_FILES, DAY)
+    loaded = ProducerStateManager(tmp_path, REAL_FILES, DAY)
     assert loaded.load_snapshot(200, now_ms=2000) == 107
     assert len(loaded) == 3
     assert list(loaded.get(1).batches) == [(2, 4, 102, 104, 1500)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.settings import LogConfig
-from klamm.broker.log.validation import Origin, check_produced, takes_long, validate_batch
+from klamm.broker.log.validation import AppendOrigin, check_produced, takes_long, validate_batch
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec, compress
 from klamm.protocol.records import (
@@ -26,7 +26,7 @@ COMPACTED = LogConfig(cleanup_policy=frozenset({"compact"}))
 STAMPED = LogConfig(message_timestamp_type="LogAppendTime")
 
 
-def validated(batch: bytes, config=LogConfig(), origin=Origin.CLIENT) -> Batch:  # noqa: B008
+def validated(batch: bytes, config=LogConfig(), origin=AppendOrigin.CLIENT) -> Batch:  # noqa: B008
     return validate_batch(batch, config, NOW, origin)
 
 
@@ -326,4 +326,4 @@ def test_a_batch_that_grows_by_decompression_is_measured_again():
 
 
 def test_a_coordinator_may_write_control_batches():
-    assert validated(batch_of(control=True), origin=Origin.COORDINATOR)
+    assert validated(batch_of(control=True), origin=AppendOrigin.COORDINATOR)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.metadata.cache import (
+    BrokerEndpoint,
+    BrokerNode,
     ClusterSnapshot,
-    Endpoint,
     LiveBroker,
     MetadataCache,
     MetadataUpdate,
-    Node,
 )
 from klamm.core.cluster import LEADER_DURING_DELETE
 from klamm.names import TopicPartition
@@ -31,7 +31,9 @@ ID, OTHER_ID = uuid.UUID(int=1), uuid.UUID(int=2)
 
 
 def broker(number, *listeners, rack=None):
-    endpoints = {name: Endpoint("host", 9000 + number) for name in listeners or ("PLAINTEXT",)}
+    endpoints = {
+        name: BrokerEndpoint("host", 9000 + number) for name in listeners or ("PLAINTEXT",)
+    }
     return LiveBroker(number, endpoints, rack)
 
 
@@ -70,7 +72,7 @@ def test_brokers_are_replaced_and_partitions_are_merged():
 @pytest.mark.rule("UMD-2", "LIFE-10")
 def test_the_controller_is_the_one_of_the_latest_update():
     snapshot = after(update(controller=1), update(controller=2, brokers=(2, 3)))
-    assert snapshot.controller("PLAINTEXT") == Node(2, "host", 9002, None)
+    assert snapshot.controller("PLAINTEXT") == BrokerNode(2, "host", 9002, None)
     assert after(update(controller=-5)).controller_id == -1
     assert after(update(controller=9)).controller("PLAINTEXT") is None
 
@@ -132,7 +134,7 @@ def test_what_was_never_announced_is_unknown():
 def test_clients_see_the_brokers_that_have_their_listener():
     brokers = [broker(1, "IN", "OUT", rack="a"), broker(2, "IN")]
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, brokers)).snapshot
-    assert snapshot.nodes("OUT") == [Node(1, "host", 9001, "a")]
+    assert snapshot.nodes("OUT") == [BrokerNode(1, "host", 9001, "a")]
     assert [node.id for node in snapshot.nodes("IN")] == [1, 2]
     assert snapshot.node(2, "OUT") is None
     assert snapshot.racks("IN") == {1: "a", 2: None}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.metadata.cache import ClusterSnapshot, Endpoint, LiveBroker, MetadataUpdate
+from klamm.broker.metadata.cache import BrokerEndpoint, ClusterSnapshot, LiveBroker, MetadataUpdate
 from klamm.broker.metadata.response import Operations, encode_all_topics
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import encode_response
@@ -69,7 +69,7 @@ ids = st.integers(0, 4)
 id_lists = st.lists(ids, max_size=4, unique=True).map(tuple)
 brokers = st.builds(
     lambda number, listeners, rack: LiveBroker(
-        number, {name: Endpoint(f"host-{number}", 9092) for name in listeners}, rack
+        number, {name: BrokerEndpoint(f"host-{number}", 9092) for name in listeners}, rack
     ),
     ids,
     st.sets(st.sampled_from(["IN", "OUT"])),
@@ -101,7 +101,7 @@ def test_the_bytes_are_those_of_the_general_encoder(update, version):
 @pytest.mark.rule("META-4")
 @pytest.mark.parametrize(("version", "error"), [(5, 5), (6, 72), (12, 72)])
 def test_a_leader_without_the_clients_listener_is_not_named(version, error):
-    broker = LiveBroker(1, {"IN": Endpoint("host", 9092)})
+    broker = LiveBroker(1, {"IN": BrokerEndpoint("host", 9092)})
     records = [packed(PartitionMetadata(0, 1, 3, (1,), (1,)))]
     topic = TopicRecords("orders", uuid.UUID(int=1).bytes, records)
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, [broker], [topic])).snapshot

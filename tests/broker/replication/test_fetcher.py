@@ -9,7 +9,7 @@ from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.replication.fetcher import (
     EARLIEST,
     LATEST,
-    OffsetReply,
+    ListOffsetsResult,
     ReplicaFetcher,
     Truncation,
     fetcher_index,
@@ -391,8 +391,8 @@ class TestOutOfRange:
         return follower
 
     def ask(self, follower, **replies):
-        question = follower.fetcher.next_question()
-        effects = follower.fetcher.on_replies(question, {A: OffsetReply(**replies)}, T0)
+        question = follower.fetcher.next_list_offsets()
+        effects = follower.fetcher.on_list_offsets(question, {A: ListOffsetsResult(**replies)}, T0)
         return question, effects
 
     @pytest.mark.rule("REPL-9")
@@ -401,7 +401,7 @@ class TestOutOfRange:
         question, effects = self.ask(follower, error=0, offset=1)
         assert question == (LATEST, {A: 5})
         assert effects.truncations == [Truncation(A, 5, 1)]
-        assert follower.fetcher.next_question() is None
+        assert follower.fetcher.next_list_offsets() is None
 
     @pytest.mark.rule("REPL-9")
     def test_a_leader_that_starts_later_makes_the_log_start_anew(self):
@@ -426,7 +426,7 @@ class TestOutOfRange:
     def test_an_error_delays_or_stops_as_in_a_fetch(self):
         follower = self.out_of_range()
         self.ask(follower, error=E.UNKNOWN_LEADER_EPOCH)
-        assert follower.fetcher.next_question() is None
+        assert follower.fetcher.next_list_offsets() is None
         assert follower.plan() is None
         follower.now_ms += BACKOFF_MS
         assert follower.plan()
@@ -437,9 +437,9 @@ class TestOutOfRange:
     @pytest.mark.rule("REPL-9")
     def test_a_reply_for_a_former_leader_is_not_used(self):
         follower = self.out_of_range()
-        question = follower.fetcher.next_question()
+        question = follower.fetcher.next_list_offsets()
         follower.add(A, follower.logs[A], epoch=6)
-        effects = follower.fetcher.on_replies(question, {A: OffsetReply(0, 0)}, T0)
+        effects = follower.fetcher.on_list_offsets(question, {A: ListOffsetsResult(0, 0)}, T0)
         assert not effects.truncations
         assert follower.plan()
 

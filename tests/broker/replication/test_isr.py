@@ -2,21 +2,28 @@
 
 import pytest
 
-from klamm.broker.replication.isr import RETRY_BACKOFF_MS, IsrAnswer, IsrChangeLine, IsrProposal
+from klamm.broker.replication.isr import (
+    RETRY_BACKOFF_MS,
+    AlterPartitionItem,
+    AlterPartitionQueue,
+    AlterPartitionResult,
+)
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
 
 T0 = 1_000_000
-OK = IsrAnswer(E.NONE, 1, 2, (1,))
+OK = AlterPartitionResult(E.NONE, 1, 2, (1,))
 
 
 def proposal(partition=0, epoch=1):
-    return IsrProposal(TopicPartition("t", partition), None, epoch, 1, (1, 2), is_expansion=True)
+    return AlterPartitionItem(
+        TopicPartition("t", partition), None, epoch, 1, (1, 2), is_expansion=True
+    )
 
 
 @pytest.mark.rule("BISR-6")
 def test_one_request_is_under_way_and_the_rest_goes_into_the_next():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     one, two, three = proposal(0), proposal(1), proposal(2)
     line.submit(one)
     line.submit(two)
@@ -30,7 +37,7 @@ def test_one_request_is_under_way_and_the_rest_goes_into_the_next():
 
 @pytest.mark.rule("LIFE-10")
 def test_proposals_wait_until_a_controller_is_known():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     line.submit(proposal())
     assert line.next_batch(None, T0) is None
     assert line.next_batch(7, T0)
@@ -38,7 +45,7 @@ def test_proposals_wait_until_a_controller_is_known():
 
 @pytest.mark.rule("BISR-7")
 def test_a_partition_that_is_missing_from_the_answer_is_sent_again():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     one, two = proposal(0), proposal(1)
     line.submit(one)
     line.submit(two)
@@ -50,7 +57,7 @@ def test_a_partition_that_is_missing_from_the_answer_is_sent_again():
 @pytest.mark.rule("BISR-7")
 @pytest.mark.parametrize("error", [E.STALE_BROKER_EPOCH, E.CLUSTER_AUTHORIZATION_FAILED])
 def test_an_error_of_the_whole_request_is_retried_a_little_later(error):
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     one = proposal()
     line.submit(one)
     line.next_batch(7, T0)
@@ -63,14 +70,14 @@ def test_an_error_of_the_whole_request_is_retried_a_little_later(error):
 @pytest.mark.rule("BISR-7", "LIFE-11")
 @pytest.mark.parametrize("how", ["top level", "in a partition", "disconnect"])
 def test_another_controller_is_tried_at_once_and_the_same_one_after_a_pause(how):
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     one = proposal()
     line.submit(one)
     line.next_batch(7, T0)
     if how == "top level":
         line.on_error(E.NOT_CONTROLLER, T0)
     elif how == "in a partition":
-        assert line.on_answers({one.partition: IsrAnswer(E.NOT_CONTROLLER)}, T0) == []
+        assert line.on_answers({one.partition: AlterPartitionResult(E.NOT_CONTROLLER)}, T0) == []
     else:
         line.on_disconnect(T0)
     assert line.next_batch(7, T0) is None
@@ -79,7 +86,7 @@ def test_another_controller_is_tried_at_once_and_the_same_one_after_a_pause(how)
 
 @pytest.mark.rule("LIFE-11", "BISR-9")
 def test_a_proposal_is_resent_without_end_until_it_has_an_answer():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     one = proposal()
     line.submit(one)
     for attempt in range(20):
@@ -91,7 +98,7 @@ def test_a_proposal_is_resent_without_end_until_it_has_an_answer():
 
 @pytest.mark.rule("BISR-10")
 def test_a_newer_proposal_survives_the_answer_to_an_older_one():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     old, new = proposal(epoch=1), proposal(epoch=2)
     line.submit(old)
     line.next_batch(7, T0)
@@ -101,7 +108,7 @@ def test_a_newer_proposal_survives_the_answer_to_an_older_one():
 
 
 def test_a_withdrawn_proposal_is_not_sent():
-    line = IsrChangeLine()
+    line = AlterPartitionQueue()
     line.submit(proposal())
     line.withdraw(TopicPartition("t", 0))
     assert line.next_batch(7, T0) is None

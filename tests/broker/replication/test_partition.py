@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 from klamm.broker.log.epochs import UNDEFINED_END, EpochEnd
-from klamm.broker.replication.isr import IsrAnswer, IsrOutcome
-from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.isr import AlterPartitionResult, IsrOutcome
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
@@ -33,7 +33,7 @@ class Leader:
             replica_lag_time_max_ms=MAX_LAG_MS,
             min_insync_replicas=min_isr,
         )
-        self.order = Order(1, epoch, isr, 10, replicas)
+        self.order = LeaderAndIsrPartitionState(1, epoch, isr, 10, replicas)
         self.partition.become_leader(self.order, self.log, T0)
 
     def append(self, count=1, now_ms=T0):
@@ -46,10 +46,10 @@ class Leader:
         )
 
     def accept(self, proposal, now_ms=T0):
-        answer = IsrAnswer(
+        answer = AlterPartitionResult(
             E.NONE, proposal.leader_epoch, proposal.partition_epoch + 1, proposal.isr
         )
-        return self.partition.on_isr_answer(proposal, answer, now_ms)
+        return self.partition.on_alter_partition_result(proposal, answer, now_ms)
 
 
 def new_partition(*, log=None, alive=(1, 2, 3)):
@@ -62,30 +62,39 @@ class TestOrders:
     @pytest.mark.rule("LISR-2", "FENCE-12")
     def test_a_topic_id_that_differs_from_the_log_is_refused_before_anything_else(self):
         partition = new_partition(log=MemoryLog(ID))
-        order = Order(1, 0, (1,), 0, (1,))
+        order = LeaderAndIsrPartitionState(1, 0, (1,), 0, (1,))
         assert partition.decide(order, OTHER_ID) == (E.INCONSISTENT_TOPIC_ID, Step.NOTHING)
 
     @pytest.mark.rule("LISR-2")
     @pytest.mark.parametrize(("stored", "sent"), [(None, ID), (ID, None), (ID, ID), (None, None)])
     def test_a_missing_topic_id_is_consistent_with_any(self, stored, sent):
         partition = new_partition(log=MemoryLog(stored))
-        assert partition.decide(Order(1, 0, (1,), 0, (1,)), sent) == (E.NONE, Step.LEAD)
+        assert partition.decide(LeaderAndIsrPartitionState(1, 0, (1,), 0, (1,)), sent) == (
+            E.NONE,
+            Step.LEAD,
+        )
 
     @pytest.mark.rule("LISR-3", "CTRL-6", "FENCE-12")
     def test_the_first_order_makes_a_leader_or_a_follower(self):
-        assert new_partition().decide(Order(1, 0, (1,), 0, (1, 2)), ID).step is Step.LEAD
-        assert new_partition().decide(Order(2, 0, (2,), 0, (1, 2)), ID).step is Step.FOLLOW
+        assert (
+            new_partition().decide(LeaderAndIsrPartitionState(1, 0, (1,), 0, (1, 2)), ID).step
+            is Step.LEAD
+        )
+        assert (
+            new_partition().decide(LeaderAndIsrPartitionState(2, 0, (2,), 0, (1, 2)), ID).step
+            is Step.FOLLOW
+        )
 
     @pytest.mark.rule("LISR-4", "FENCE-12")
     def test_an_order_for_others_is_refused(self):
-        decision = new_partition().decide(Order(2, 0, (2,), 0, (2, 3)), ID)
+        decision = new_partition().decide(LeaderAndIsrPartitionState(2, 0, (2,), 0, (2, 3)), ID)
         assert decision == (E.UNKNOWN_TOPIC_OR_PARTITION, Step.NOTHING)
 
     @pytest.mark.rule("LISR-5", "LISR-6", "FENCE-12")
     @pytest.mark.parametrize("epoch", [4, 5])
     def test_an_order_that_does_not_raise_the_leader_epoch_is_stale(self, epoch):
         partition = Leader(epoch=5).partition
-        decision = partition.decide(Order(1, epoch, (1,), 11, (1, 2, 3)), ID)
+        decision = partition.decide(LeaderAndIsrPartitionState(1, epoch, (1,), 11, (1, 2, 3)), ID)
         assert decision == (E.STALE_CONTROLLER_EPOCH, Step.NOTHING)
 
     @pytest.mark.rule("LISR-6", "FENCE-12")
@@ -97,14 +106,20 @@ class TestOrders:
     @pytest.mark.rule("LISR-7")
     def test_an_older_partition_epoch_is_skipped_silently(self):
         partition = Leader().partition
-        assert partition.decide(Order(1, 6, (1,), 9, (1, 2, 3)), ID) == (E.NONE, Step.NOTHING)
-        assert partition.decide(Order(1, 6, (1,), 10, (1, 2, 3)), ID) == (E.NONE, Step.LEAD)
+        assert partition.decide(LeaderAndIsrPartitionState(1, 6, (1,), 9, (1, 2, 3)), ID) == (
+            E.NONE,
+            Step.NOTHING,
+        )
+        assert partition.decide(LeaderAndIsrPartitionState(1, 6, (1,), 10, (1, 2, 3)), ID) == (
+            E.NONE,
+            Step.LEAD,
+        )
 
     @pytest.mark.rule("LISR-8")
     @pytest.mark.parametrize("leader", [9, -1])
     def test_following_waits_until_the_leader_is_known_to_be_alive(self, leader):
         partition = new_partition()
-        order = Order(leader, 3, (2,), 0, (1, 2, leader))
+        order = LeaderAndIsrPartitionState(leader, 3, (2,), 0, (1, 2, leader))
         assert partition.decide(order, ID) == (E.NONE, Step.OPEN_LOG)
         assert partition.leader_epoch == -1
 
@@ -123,7 +138,9 @@ class TestOrders:
     @pytest.mark.rule("LISR-11")
     def test_a_follower_forgets_isr_and_followers(self):
         leader = Leader()
-        leader.partition.become_follower(Order(2, 6, (2, 3), 11, (1, 2, 3)), leader.log)
+        leader.partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2, 3), 11, (1, 2, 3)), leader.log
+        )
         partition = leader.partition
         assert (partition.role, partition.leader, partition.leader_epoch) == (Role.FOLLOWER, 2, 6)
         assert (partition.isr, partition.followers, partition.epoch_start_offset) == ((), {}, None)
@@ -306,8 +323,8 @@ class TestInSyncReplicas:
     def test_success_for_another_state_is_ignored(self, leader_epoch, partition_epoch):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        answer = IsrAnswer(E.NONE, leader_epoch, partition_epoch, (1, 2, 3))
-        assert leader.partition.on_isr_answer(proposal, answer, T0) == IsrOutcome()
+        answer = AlterPartitionResult(E.NONE, leader_epoch, partition_epoch, (1, 2, 3))
+        assert leader.partition.on_alter_partition_result(proposal, answer, T0) == IsrOutcome()
         assert leader.partition.isr == (1, 2)
 
     @pytest.mark.rule("BISR-9")
@@ -315,7 +332,10 @@ class TestInSyncReplicas:
     def test_a_refusal_goes_back_to_what_was_committed(self, error):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        assert leader.partition.on_isr_answer(proposal, IsrAnswer(error), T0) == IsrOutcome()
+        assert (
+            leader.partition.on_alter_partition_result(proposal, AlterPartitionResult(error), T0)
+            == IsrOutcome()
+        )
         assert leader.partition.pending is None
         assert leader.partition.maximal_isr == {1, 2}
 
@@ -334,22 +354,29 @@ class TestInSyncReplicas:
     def test_a_fenced_proposal_stays_pending(self, error):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        assert leader.partition.on_isr_answer(proposal, IsrAnswer(error), T0) == IsrOutcome()
+        assert (
+            leader.partition.on_alter_partition_result(proposal, AlterPartitionResult(error), T0)
+            == IsrOutcome()
+        )
         assert leader.partition.pending is proposal
 
     @pytest.mark.rule("BISR-9")
     def test_any_other_error_is_a_reason_to_ask_again(self):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        answer = IsrAnswer(E.UNKNOWN_SERVER_ERROR)
-        assert leader.partition.on_isr_answer(proposal, answer, T0) == IsrOutcome(resend=True)
+        answer = AlterPartitionResult(E.UNKNOWN_SERVER_ERROR)
+        assert leader.partition.on_alter_partition_result(proposal, answer, T0) == IsrOutcome(
+            resend=True
+        )
         assert leader.partition.pending is proposal
 
     @pytest.mark.rule("BISR-10")
     def test_an_order_replaces_a_pending_proposal_and_its_answer_is_late(self):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        leader.partition.become_leader(Order(1, 6, (1, 2), 12, (1, 2, 3)), leader.log, T0)
+        leader.partition.become_leader(
+            LeaderAndIsrPartitionState(1, 6, (1, 2), 12, (1, 2, 3)), leader.log, T0
+        )
         assert leader.accept(proposal) == IsrOutcome()
         assert leader.partition.isr == (1, 2)
 
@@ -364,8 +391,12 @@ class TestInSyncReplicas:
         leader = Leader(isr=(1, 2))
         leader.append(4)
         leader.fetch(2, 3, now_ms=T0 + 5)
-        leader.partition.become_follower(Order(2, 6, (2,), 11, (1, 2, 3)), leader.log)
-        leader.partition.become_leader(Order(1, 7, (1, 2), 12, (1, 2, 3)), leader.log, T0 + 9)
+        leader.partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2,), 11, (1, 2, 3)), leader.log
+        )
+        leader.partition.become_leader(
+            LeaderAndIsrPartitionState(1, 7, (1, 2), 12, (1, 2, 3)), leader.log, T0 + 9
+        )
         two, three = leader.partition.followers[2], leader.partition.followers[3]
         assert (two.end_offset, two.last_caught_up_ms) == (-1, T0 + 9)
         assert (three.end_offset, three.last_caught_up_ms) == (-1, 0)
@@ -375,14 +406,16 @@ class TestInSyncReplicas:
         leader = Leader(isr=(1, 2))
         leader.append(4)
         leader.fetch(2, 3, now_ms=T0 + 5)
-        leader.partition.become_leader(Order(1, 6, (1, 2), 12, (1, 2, 3)), leader.log, T0 + 9)
+        leader.partition.become_leader(
+            LeaderAndIsrPartitionState(1, 6, (1, 2), 12, (1, 2, 3)), leader.log, T0 + 9
+        )
         two = leader.partition.followers[2]
         assert (two.end_offset, two.last_caught_up_ms) == (3, T0 + 9)
 
     @pytest.mark.rule("BMET-12")
     def test_replicas_being_added_are_not_missed(self):
         leader = Leader(isr=(1, 2))
-        order = Order(1, 6, (1, 2), 11, (1, 2, 4), adding=(4,), removing=())
+        order = LeaderAndIsrPartitionState(1, 6, (1, 2), 11, (1, 2, 4), adding=(4,), removing=())
         leader.partition.become_leader(order, leader.log, T0)
         assert not leader.partition.is_under_replicated
         assert leader.partition.is_reassigning
@@ -429,7 +462,9 @@ class TestProduce:
     def test_lost_leadership_ends_the_wait(self):
         leader = Leader()
         leader.append()
-        leader.partition.become_follower(Order(2, 6, (2,), 11, (1, 2, 3)), leader.log)
+        leader.partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2,), 11, (1, 2, 3)), leader.log
+        )
         assert leader.partition.check_committed(1) is E.NOT_LEADER_OR_FOLLOWER
 
 
@@ -450,7 +485,9 @@ class TestFetch:
     @pytest.mark.rule("EPOCH-1", "REPL-11")
     def test_the_epoch_is_checked_before_the_leadership(self):
         leader = Leader()
-        leader.partition.become_follower(Order(2, 6, (2,), 11, (1, 2, 3)), leader.log)
+        leader.partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2,), 11, (1, 2, 3)), leader.log
+        )
         view = leader.partition.view(Reader(3), FetchPosition(0, current_leader_epoch=5))
         assert view.error is E.FENCED_LEADER_EPOCH
         view = leader.partition.view(Reader(3), FetchPosition(0, current_leader_epoch=6))
@@ -507,7 +544,9 @@ class TestFetch:
     @pytest.mark.rule("FETCH-10")
     def test_newer_consumers_are_served_by_any_replica(self):
         leader = Leader()
-        leader.partition.become_follower(Order(2, 6, (2,), 11, (1, 2, 3)), leader.log)
+        leader.partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2,), 11, (1, 2, 3)), leader.log
+        )
         assert leader.partition.view(Reader(), FetchPosition(0)).error is E.NONE
         refused = leader.partition.view(Reader(leader_only=True), FetchPosition(0))
         assert refused.error is E.NOT_LEADER_OR_FOLLOWER
@@ -540,7 +579,9 @@ class TestFetch:
         size = len(leader.log.batches[0].encode())
         assert leader.partition.readable_bytes(Reader(), position, enough=9) == size
         assert leader.partition.readable_bytes(Reader(), position, enough=1) == 1
-        leader.partition.become_leader(Order(1, 6, (1,), 11, (1,)), leader.log, T0)
+        leader.partition.become_leader(
+            LeaderAndIsrPartitionState(1, 6, (1,), 11, (1,)), leader.log, T0
+        )
         assert leader.partition.readable_bytes(Reader(), position, enough=9) is None
 
 
@@ -591,7 +632,9 @@ class TestDivergence:
         assert partition.end_of_epoch(1, 5) == (E.NONE, EpochEnd(1, 10))
         assert partition.end_of_epoch(9, -1) == (E.NONE, UNDEFINED_END)
         assert partition.end_of_epoch(1, 4)[0] is E.FENCED_LEADER_EPOCH
-        partition.become_follower(Order(2, 6, (2,), 11, (1, 2, 3)), partition.log)
+        partition.become_follower(
+            LeaderAndIsrPartitionState(2, 6, (2,), 11, (1, 2, 3)), partition.log
+        )
         assert partition.end_of_epoch(1, -1) == (E.NOT_LEADER_OR_FOLLOWER, UNDEFINED_END)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.protocol.apis import ApiKey
 
@@ -46,7 +46,7 @@ class Controller:
 def test_ids_are_unique_and_blocks_are_fetched_ahead() -> None:
     async def test() -> None:
         controller = Controller()
-        ids = ProducerIds(Identity(1, "cluster", broker_epoch=5), controller)  # type: ignore[arg-type]
+        ids = ProducerIds(BrokerIdentity(1, "cluster", broker_epoch=5), controller)  # type: ignore[arg-type]
         assert ids.take() is None, "the controller has not answered"
         await asyncio.sleep(0)
         await controller.give()

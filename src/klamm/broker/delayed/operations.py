@@ -12,7 +12,7 @@ from klamm.protocol.codes import ErrorCode
 FindPartition = Callable[[TopicPartition], Partition | ErrorCode]
 
 
-class WaitingProduce:
+class DelayedProduce:
     """An acks=all produce: waits until what it appended is committed."""
 
     def __init__(self, required_offset: Mapping[TopicPartition, int], find: FindPartition) -> None:
@@ -46,14 +46,14 @@ class WaitingProduce:
         self._pending.clear()
 
 
-class FetchInterest(NamedTuple):
+class FetchPartitionStatus(NamedTuple):
     """One partition of a waiting fetch."""
 
     position: FetchPosition
     max_bytes: int
 
 
-class WaitingFetch:
+class DelayedFetch:
     """A fetch that found too little: waits for enough bytes, or for a reason not to wait.
 
     Each partition counts with what could be read when it was last looked at, so that a wake-up
@@ -63,7 +63,7 @@ class WaitingFetch:
     def __init__(
         self,
         reader: Reader,
-        interests: Mapping[TopicPartition, FetchInterest],
+        interests: Mapping[TopicPartition, FetchPartitionStatus],
         min_bytes: int,
         find: FindPartition,
         is_held_back: Callable[[Partition], bool] = lambda _: False,
@@ -100,7 +100,7 @@ class WaitingFetch:
         return any(self.check(key) for key in self.interests)
 
 
-class WaitingDelete:
+class DelayedDeleteRecords:
     """A DeleteRecords: waits until every live replica has raised its log start."""
 
     def __init__(self, offset: Mapping[TopicPartition, int], find: FindPartition) -> None:

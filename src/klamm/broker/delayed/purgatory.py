@@ -41,7 +41,7 @@ class Ticket(Generic[K, W]):
         return self.deadline_ms < other.deadline_ms
 
 
-class WaitingRoom(Generic[K, W]):
+class DelayedOperationPurgatory(Generic[K, W]):
     """Where requests of one kind wait."""
 
     def __init__(self) -> None:

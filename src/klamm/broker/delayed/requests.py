@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import WaitingDelete, WaitingFetch, WaitingProduce
-from klamm.broker.delayed.purgatory import WaitingRoom
+from klamm.broker.delayed.operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
+from klamm.broker.delayed.purgatory import DelayedOperationPurgatory
 from klamm.names import TopicPartition
 
 #: Longer waits are cut; nobody waits for a day.
 _WAIT_MAX_MS: Final = 86_400_000
 
-Waiter = WaitingProduce | WaitingFetch | WaitingDelete
+Waiter = DelayedProduce | DelayedFetch | DelayedDeleteRecords
 
 
 class Parked:
@@ -33,19 +33,19 @@ class Parked:
             self.is_complete.set_result(is_complete)
 
 
-Room = WaitingRoom[TopicPartition, Parked]
+Room = DelayedOperationPurgatory[TopicPartition, Parked]
 
 
-class Parking:
+class Purgatories:
     """The rooms, by what wakes those in them."""
 
     def __init__(self, clock: Clock) -> None:
         #: Followers are woken by an append.
-        self.follower_fetches: Room = WaitingRoom()
+        self.follower_fetches: Room = DelayedOperationPurgatory()
         #: Consumers and all below are woken by a rise of the high watermark.
-        self.consumer_fetches: Room = WaitingRoom()
-        self.produces: Room = WaitingRoom()
-        self.deletes: Room = WaitingRoom()
+        self.consumer_fetches: Room = DelayedOperationPurgatory()
+        self.produces: Room = DelayedOperationPurgatory()
+        self.deletes: Room = DelayedOperationPurgatory()
         self._rooms = (self.follower_fetches, self.consumer_fetches, self.produces, self.deletes)
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -116,20 +116,20 @@ def _wake(room: Room, name: TopicPartition) -> None:
             parked.settle(True)
 
 
-class Waiting(NamedTuple):
+class PurgatorySize(NamedTuple):
     """Requests of one kind that wait, and the partitions they wait for, each request on its own."""
 
     requests: int
     watched: int
 
 
-def count_waiting(parking: Parking) -> dict[str, Waiting]:
+def purgatory_sizes(purgatories: Purgatories) -> dict[str, PurgatorySize]:
     """How many requests of each kind wait, for the metrics."""
     return {
-        kind: Waiting(sum(map(len, rooms)), sum(room.watched for room in rooms))
+        kind: PurgatorySize(sum(map(len, rooms)), sum(room.watched for room in rooms))
         for kind, rooms in (
-            ("Fetch", (parking.follower_fetches, parking.consumer_fetches)),
-            ("Produce", (parking.produces,)),
-            ("DeleteRecords", (parking.deletes,)),
+            ("Fetch", (purgatories.follower_fetches, purgatories.consumer_fetches)),
+            ("Produce", (purgatories.produces,)),
+            ("DeleteRecords", (purgatories.deletes,)),
         )
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import FetchInterest, WaitingFetch
+from klamm.broker.delayed.operations import DelayedFetch, FetchPartitionStatus
 from klamm.broker.fetch.sessions import Fetched, RequestedPartition
 from klamm.broker.log.errors import CorruptLogError, OffsetOutOfRangeError, StorageError
 from klamm.broker.log.log import Log
@@ -29,8 +29,8 @@ _FIRST_WITH_LEADER_HINTS: Final = 16
 _HINTED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
 
-class FetchTerms(NamedTuple):
-    """On what terms somebody fetches."""
+class FetchParams(NamedTuple):
+    """On what params somebody fetches."""
 
     reader: Reader
     version: int
@@ -66,13 +66,13 @@ class FetchReader:
         self._clock = clock
 
     def read(
-        self, terms: FetchTerms, partitions: Iterable[RequestedPartition], *, is_first: bool
+        self, params: FetchParams, partitions: Iterable[RequestedPartition], *, is_first: bool
     ) -> FetchResult:
         """Read what there is; `is_first` the first time, when a follower's progress is noted."""
         fetched: Fetched = []
-        size, left, is_urgent = 0, terms.max_bytes, False
+        size, left, is_urgent = 0, params.max_bytes, False
         for requested in partitions:
-            entry = self._read(terms, requested, left, size == 0, is_first)
+            entry = self._read(params, requested, left, size == 0, is_first)
             records = entry.records
             if isinstance(records, Slice):
                 size += records.size
@@ -82,55 +82,55 @@ class FetchReader:
             fetched.append((requested, entry))
         return FetchResult(fetched, size, is_urgent)
 
-    def count(self, terms: FetchTerms, fetched: Fetched) -> None:
+    def count(self, params: FetchParams, fetched: Fetched) -> None:
         """Note what is about to be sent."""
         for requested, entry in fetched:
             if isinstance(entry.records, Slice) and requested.name is not None:
                 size = entry.records.size
-                if terms.reader.is_follower:
-                    self._count_replicated(requested.name, size, terms.reader.replica_id)
+                if params.reader.is_follower:
+                    self._count_replicated(requested.name, size, params.reader.replica_id)
                 else:
                     self._meters.topic(requested.name.topic).bytes_out += size
 
-    def waiter(self, terms: FetchTerms, fetched: Fetched) -> WaitingFetch:
+    def waiter(self, params: FetchParams, fetched: Fetched) -> DelayedFetch:
         """The fetch as a request that waits, for when reading has brought too little."""
-        return WaitingFetch(
-            terms.reader,
+        return DelayedFetch(
+            params.reader,
             {
-                requested.name: FetchInterest(requested.position, requested.max_bytes)
+                requested.name: FetchPartitionStatus(requested.position, requested.max_bytes)
                 for requested, _ in fetched
                 if requested.name is not None
             },
-            terms.min_bytes,
+            params.min_bytes,
             self._replicas.find,
-            lambda partition: self._is_held_back(terms.reader, partition),
+            lambda partition: self._is_held_back(params.reader, partition),
         )
 
     # One partition
 
     def _read(
         self,
-        terms: FetchTerms,
+        params: FetchParams,
         requested: RequestedPartition,
         left: int,
         at_least_one: bool,
         is_first: bool,
     ) -> FetchPartitionResponse:
-        name = requested.name or self._resolve(terms.reader, requested)
+        name = requested.name or self._resolve(params.reader, requested)
         if name is None:
             return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
-            return self._failed(terms, name, partition, None)
+            return self._failed(params, name, partition, None)
         if is_first:
             self._meters.topic(name.topic).fetch_requests += 1
-        error = self._check(terms, requested, partition)
+        error = self._check(params, requested, partition)
         if error:
-            return self._failed(terms, name, error, partition)
-        reader, position = terms.reader, requested.position
+            return self._failed(params, name, error, partition)
+        reader, position = params.reader, requested.position
         view = partition.view(reader, position)
         if view.error:
-            return self._failed(terms, name, view.error, partition)
+            return self._failed(params, name, view.error, partition)
         if view.diverging is not None:
             return _entry(name, view, diverging_epoch=EpochEndOffset(*view.diverging))
         if reader.is_follower:
@@ -140,15 +140,15 @@ class FetchReader:
                 )
             if self._is_held_back(reader, partition):
                 return _entry(name, view)
-        elif terms.rack:
+        elif params.rack:
             preferred = partition.preferred_read_replica(
-                position.offset, terms.rack, self._metadata.snapshot.racks(terms.listener)
+                position.offset, params.rack, self._metadata.snapshot.racks(params.listener)
             )
             if preferred is not None:
                 return _entry(name, view, preferred_read_replica=preferred)
         try:
             return self._read_log(
-                terms,
+                params,
                 name,
                 partition,
                 view,
@@ -157,14 +157,14 @@ class FetchReader:
                 at_least_one,
             )
         except OffsetOutOfRangeError:
-            return self._failed(terms, name, ErrorCode.OFFSET_OUT_OF_RANGE, partition)
+            return self._failed(params, name, ErrorCode.OFFSET_OUT_OF_RANGE, partition)
         except StorageError:
-            return self._failed(terms, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
+            return self._failed(params, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
         except CorruptLogError as error:
             # As in Kafka, what any client may run into is no failure; this is.
             log.error("%s cannot be read: %s", name, error)
             self._meters.topic(name.topic).failed_fetch_requests += 1
-            return self._failed(terms, name, ErrorCode.CORRUPT_MESSAGE, partition)
+            return self._failed(params, name, ErrorCode.CORRUPT_MESSAGE, partition)
 
     def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
         """The name behind an id that was not known when it was first met."""
@@ -180,7 +180,7 @@ class FetchReader:
         return requested.name
 
     def _check(
-        self, terms: FetchTerms, requested: RequestedPartition, partition: Partition
+        self, params: FetchParams, requested: RequestedPartition, partition: Partition
     ) -> ErrorCode:
         replica = partition.log
         if (
@@ -190,7 +190,7 @@ class FetchReader:
             and replica.topic_id != requested.topic_id
         ):
             return ErrorCode.INCONSISTENT_TOPIC_ID
-        if terms.version < _FIRST_WITH_ZSTD:
+        if params.version < _FIRST_WITH_ZSTD:
             config = self._replicas.topics.of(partition.name.topic)
             if config.compression_type == "zstd":
                 return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
@@ -198,7 +198,7 @@ class FetchReader:
 
     @staticmethod
     def _read_log(
-        terms: FetchTerms,
+        params: FetchParams,
         name: TopicPartition,
         partition: Partition,
         view: ReadView,
@@ -211,7 +211,7 @@ class FetchReader:
         offset = requested.position.offset
         found = replica.read(offset, max_bytes, view.readable_end, at_least_one=at_least_one)
         aborted = None
-        if terms.reader.read_committed:
+        if params.reader.read_committed:
             aborted = [
                 AbortedTransaction(each.producer_id, each.first_offset)
                 for each in replica.aborted_transactions(offset, view.readable_end)
@@ -227,12 +227,16 @@ class FetchReader:
         )
 
     def _failed(
-        self, terms: FetchTerms, name: TopicPartition, error: ErrorCode, partition: Partition | None
+        self,
+        params: FetchParams,
+        name: TopicPartition,
+        error: ErrorCode,
+        partition: Partition | None,
     ) -> FetchPartitionResponse:
-        if terms.version < _FIRST_WITH_STORAGE_ERROR and error is ErrorCode.KAFKA_STORAGE_ERROR:
+        if params.version < _FIRST_WITH_STORAGE_ERROR and error is ErrorCode.KAFKA_STORAGE_ERROR:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         hint = None
-        if terms.version >= _FIRST_WITH_LEADER_HINTS and error in _HINTED:
+        if params.version >= _FIRST_WITH_LEADER_HINTS and error in _HINTED:
             hint = leader_hint(self._metadata, name, partition)
         return FetchPartitionResponse(name.partition, error, current_leader=hint)
 

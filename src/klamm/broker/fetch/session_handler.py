@@ -18,7 +18,7 @@ _LAST_EPOCH: Final = 2**31 - 1
 _FIRST_INCREMENTAL: Final = 1
 
 
-class Wanted(NamedTuple):
+class PartitionToFetch(NamedTuple):
     """What is asked of one partition."""
 
     topic_id: uuid.UUID | None
@@ -27,42 +27,42 @@ class Wanted(NamedTuple):
     start_offset: int
 
 
-class Forgotten(NamedTuple):
+class ForgottenPartition(NamedTuple):
     """A partition that the leader is to forget, under the id by which it knows it."""
 
     name: TopicPartition
     topic_id: uuid.UUID | None
 
 
-class FetchPlan(NamedTuple):
+class FetchRequestData(NamedTuple):
     """The next fetch request."""
 
     session_id: int
     session_epoch: int
     #: Whether every topic has an id, so that the request can use ids (v13+) and not names (v12).
     by_id: bool
-    partitions: Mapping[TopicPartition, Wanted]
-    forgotten: tuple[Forgotten, ...]
+    partitions: Mapping[TopicPartition, PartitionToFetch]
+    forgotten: tuple[ForgottenPartition, ...]
 
     @property
     def is_full(self) -> bool:
         return self.session_epoch == INITIAL_EPOCH
 
 
-class FetchSessionClient:
+class FetchSessionHandler:
     """What is wanted, and what of that the leader knows."""
 
     def __init__(self) -> None:
-        self.wanted: dict[TopicPartition, Wanted] = {}
+        self.wanted: dict[TopicPartition, PartitionToFetch] = {}
         #: What the leader takes this follower to want as of the last request.
-        self.remembered: dict[TopicPartition, Wanted] = {}
+        self.remembered: dict[TopicPartition, PartitionToFetch] = {}
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._by_id = True
         self._changed: dict[TopicPartition, None] = {}
         self._without_id = 0
 
-    def want(self, name: TopicPartition, wanted: Wanted) -> None:
+    def want(self, name: TopicPartition, wanted: PartitionToFetch) -> None:
         """Ask for a partition from now on, or for something else of it than before."""
         before = self.wanted.get(name)
         if before == wanted:
@@ -84,7 +84,7 @@ class FetchSessionClient:
         """Let a partition that has just had its share come last in the next full request."""
         self.wanted[name] = self.wanted.pop(name)
 
-    def next_request(self) -> FetchPlan:
+    def next_request(self) -> FetchRequestData:
         """What to send now; one request at a time is under way."""
         by_id = not self._without_id
         if by_id != self._by_id:
@@ -94,18 +94,18 @@ class FetchSessionClient:
         if self._epoch == INITIAL_EPOCH:
             self._changed.clear()
             self.remembered = self.wanted.copy()
-            return FetchPlan(self._session_id, INITIAL_EPOCH, by_id, self.remembered, ())
-        named: dict[TopicPartition, Wanted] = {}
-        forgotten: list[Forgotten] = []
+            return FetchRequestData(self._session_id, INITIAL_EPOCH, by_id, self.remembered, ())
+        named: dict[TopicPartition, PartitionToFetch] = {}
+        forgotten: list[ForgottenPartition] = []
         for name in self._changed:
             known, wanted = self.remembered.get(name), self.wanted.get(name)
             if known and (not wanted or wanted.topic_id != known.topic_id):
-                forgotten.append(Forgotten(name, known.topic_id))
+                forgotten.append(ForgottenPartition(name, known.topic_id))
                 del self.remembered[name]
             if wanted and wanted != known:
                 named[name] = self.remembered[name] = wanted
         self._changed.clear()
-        return FetchPlan(self._session_id, self._epoch, by_id, named, tuple(forgotten))
+        return FetchRequestData(self._session_id, self._epoch, by_id, named, tuple(forgotten))
 
     def on_response(
         self, error: int, session_id: int, answered: Iterable[TopicPartition], *, throttled: bool

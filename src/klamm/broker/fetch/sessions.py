@@ -153,7 +153,7 @@ class FetchSession:
         return news
 
 
-class Answer(NamedTuple):
+class SessionResponse(NamedTuple):
     """How the answer to a fetch begins; its partitions are returned beside it."""
 
     error: ErrorCode
@@ -177,18 +177,18 @@ class FetchContext:
             return (cached.requested for cached in self._session.partitions.values())
         return iter(self._request.partitions)
 
-    def answer(self, fetched: Fetched, now_ms: int) -> tuple[Answer, Fetched]:
+    def answer(self, fetched: Fetched, now_ms: int) -> tuple[SessionResponse, Fetched]:
         """What to tell the client of what was fetched."""
         session = self._session
         if session:
             if session.epoch != self._epoch:
                 # The client has not waited for this answer, and could not make sense of it.
-                return Answer(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
-            return Answer(ErrorCode.NONE, session.id), session.answer(fetched)
+                return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
+            return SessionResponse(ErrorCode.NONE, session.id), session.answer(fetched)
         if self._request.epoch != INITIAL_EPOCH:
-            return Answer(ErrorCode.NONE, NO_SESSION), fetched
+            return SessionResponse(ErrorCode.NONE, NO_SESSION), fetched
         session_id = self._sessions.create(self._request, fetched, now_ms)
-        return Answer(ErrorCode.NONE, session_id), fetched
+        return SessionResponse(ErrorCode.NONE, session_id), fetched
 
 
 class FetchSessions:

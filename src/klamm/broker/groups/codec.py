@@ -12,26 +12,26 @@ from typing import Any, Final, NamedTuple
 from klamm.broker.groups.coordinator import GROUP_TYPE
 from klamm.broker.groups.messages import (
     NO_LEADER_EPOCH,
-    CommitAnswer,
-    CommitRequest,
-    DeleteGroupsAnswer,
-    DeleteOffsetsAnswer,
-    DeleteOffsetsRequest,
-    FetchAnswer,
+    DeleteGroupsResponse,
     FetchedOffset,
-    FetchRequest,
     GroupDescription,
     GroupList,
+    GroupProtocol,
     HeartbeatRequest,
-    JoinAnswer,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     MemberIdentity,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     OffsetToCommit,
-    Protocol,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
 )
 from klamm.names import TopicPartition
 from klamm.protocol.codec.encoding import Values
@@ -70,12 +70,12 @@ def join_request(header: RequestHeader, body: Any, client_address: str) -> JoinR
         session_timeout_ms=session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout // _MILLISECOND,
         protocol_type=body.protocol_type,
-        protocols=tuple(Protocol(each.name, each.metadata) for each in body.protocols),
+        protocols=tuple(GroupProtocol(each.name, each.metadata) for each in body.protocols),
         version=header.api_version,
     )
 
 
-def join_body(header: RequestHeader, answer: JoinAnswer) -> Values:
+def join_body(header: RequestHeader, answer: JoinResponse) -> Values:
     protocol = answer.protocol
     if protocol is None and header.api_version < FIRST_JOIN_WITH_NULL_PROTOCOL:
         protocol = ""
@@ -111,7 +111,7 @@ def sync_request(header: RequestHeader, body: Any) -> SyncRequest:
     )
 
 
-def sync_body(answer: SyncAnswer) -> Values:
+def sync_body(answer: SyncResponse) -> Values:
     return {
         "error_code": answer.error,
         "protocol_type": answer.protocol_type,
@@ -143,7 +143,7 @@ def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
     return LeaveRequest(group_id=body.group_id, members=members)
 
 
-def leave_body(header: RequestHeader, answer: LeaveAnswer) -> Values:
+def leave_body(header: RequestHeader, answer: LeaveResponse) -> Values:
     error = answer.error
     if header.api_version < FIRST_LEAVE_IN_BATCHES and not error:
         # There is one member, and no other place for what became of it.
@@ -164,7 +164,7 @@ def leave_body(header: RequestHeader, answer: LeaveAnswer) -> Values:
 # OffsetCommit, OffsetFetch, OffsetDelete
 
 
-def offset_commit_request(body: Any, exists: Exists) -> CommitRequest:
+def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
     """What there is to commit, of partitions that exist."""
     retention = getattr(body, "retention_time", -_MILLISECOND)
     offsets = {
@@ -176,7 +176,7 @@ def offset_commit_request(body: Any, exists: Exists) -> CommitRequest:
         for topic in body.topics
         for each in topic.partitions
     }
-    return CommitRequest(
+    return OffsetCommitRequest(
         group_id=body.group_id,
         member_id=body.member_id,
         instance_id=getattr(body, "group_instance_id", None),
@@ -186,17 +186,17 @@ def offset_commit_request(body: Any, exists: Exists) -> CommitRequest:
     )
 
 
-def offset_commit_body(body: Any, answer: CommitAnswer) -> Values:
+def offset_commit_body(body: Any, answer: OffsetCommitResponse) -> Values:
     """In the order of the request; what the coordinator was not asked about does not exist."""
     return {"topics": _partition_errors(body.topics, answer.errors)}
 
 
-def offset_fetch_requests(header: RequestHeader, body: Any) -> list[FetchRequest]:
+def offset_fetch_requests(header: RequestHeader, body: Any) -> list[OffsetFetchRequest]:
     """One for each group that is asked about."""
     require_stable = getattr(body, "require_stable", False)
     groups = body.groups if header.api_version >= FIRST_FETCH_OF_SEVERAL_GROUPS else (body,)
     return [
-        FetchRequest(
+        OffsetFetchRequest(
             group_id=group.group_id,
             partitions=None
             if group.topics is None
@@ -212,7 +212,9 @@ def offset_fetch_requests(header: RequestHeader, body: Any) -> list[FetchRequest
 
 
 def offset_fetch_body(
-    header: RequestHeader, requests: Sequence[FetchRequest], answers: Sequence[FetchAnswer]
+    header: RequestHeader,
+    requests: Sequence[OffsetFetchRequest],
+    answers: Sequence[OffsetFetchResponse],
 ) -> Values:
     groups = [
         {
@@ -226,16 +228,16 @@ def offset_fetch_body(
     return {**(groups[0] if groups else {}), "groups": groups}
 
 
-def offset_delete_request(body: Any, exists: Exists) -> DeleteOffsetsRequest:
+def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
     named = (
         TopicPartition(topic.name, each.partition_index)
         for topic in body.topics
         for each in topic.partitions
     )
-    return DeleteOffsetsRequest(group_id=body.group_id, partitions=tuple(filter(exists, named)))
+    return OffsetDeleteRequest(group_id=body.group_id, partitions=tuple(filter(exists, named)))
 
 
-def offset_delete_body(body: Any, answer: DeleteOffsetsAnswer) -> Values:
+def offset_delete_body(body: Any, answer: OffsetDeleteResponse) -> Values:
     if answer.error:
         return {"error_code": answer.error}
     return {"topics": _partition_errors(body.topics, answer.errors)}
@@ -294,7 +296,7 @@ def list_groups_body(listed: GroupList) -> Values:
     }
 
 
-def delete_groups_body(answer: DeleteGroupsAnswer) -> Values:
+def delete_groups_body(answer: DeleteGroupsResponse) -> Values:
     return {
         "results": [
             {"group_id": group_id, "error_code": error} for group_id, error in answer.errors.items()
@@ -366,7 +368,7 @@ def _partition_errors(
 
 
 def _fetched_topics(
-    header: RequestHeader, request: FetchRequest, answer: FetchAnswer
+    header: RequestHeader, request: OffsetFetchRequest, answer: OffsetFetchResponse
 ) -> list[Values]:
     offsets = answer.offsets
     if answer.error and header.api_version < FIRST_FETCH_WITH_TOP_LEVEL_ERROR:

@@ -11,40 +11,40 @@ from typing import Final, NamedTuple
 
 from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.effects import Effect, Outbox, Ticket
-from klamm.broker.groups.group import Group, GroupState
+from klamm.broker.groups.group import GroupMetadata, GroupState
 from klamm.broker.groups.membership import FIRST_SYNC_WITH_PROTOCOL, Membership
 from klamm.broker.groups.messages import (
     UNKNOWN_MEMBER,
-    CommitAnswer,
-    CommitRequest,
-    DeleteGroupsAnswer,
-    DeleteOffsetsAnswer,
-    DeleteOffsetsRequest,
-    FetchAnswer,
+    DeleteGroupsResponse,
     FetchedOffset,
-    FetchRequest,
     GroupDescription,
     GroupList,
     GroupListing,
     HeartbeatRequest,
-    JoinAnswer,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
-    SyncAnswer,
+    LeaveResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     SyncRequest,
+    SyncResponse,
 )
 from klamm.broker.groups.records import (
     CommittedOffset,
+    GroupRecord,
     OffsetKey,
-    Record,
     group_tombstone,
     is_storable,
     offset_record,
     offset_tombstone,
 )
 from klamm.broker.groups.replay import Replay, ReplayBatch
-from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
@@ -66,7 +66,7 @@ _COMMIT_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
 }
 #: As long as any: the ids of members end in one.
 _LONGEST_UUID: Final = "0" * 36
-_RETENTION: Final = Timer(TimerKind.RETENTION)
+_RETENTION: Final = GroupTimer(TimerKind.RETENTION)
 
 
 class Loaded(NamedTuple):
@@ -77,7 +77,7 @@ class Loaded(NamedTuple):
     ignored: int  # records that could not be understood
 
 
-class Census(NamedTuple):
+class GroupCounts(NamedTuple):
     """How many groups are in which state, how many offsets they hold, and what is waited for."""
 
     groups: Mapping[GroupState, int]
@@ -111,9 +111,9 @@ class GroupCoordinator:
         self.partition_count = partition_count  # of __consumer_offsets, once that is known
         self._config = config
         self._outbox = Outbox(config.commit_required_acks, config.commit_timeout_ms)
-        self._timers = Timers()
+        self._timers = GroupTimers()
         self._membership = Membership(config, self._outbox, self._timers, new_uuid)
-        self._groups: dict[str, Group] = {}  # of owned partitions
+        self._groups: dict[str, GroupMetadata] = {}  # of owned partitions
         self._owned: set[int] = set()
         self._loading: dict[int, Replay] = {}
         self._epochs: dict[int, int] = {}  # the latest leader epoch seen, by partition
@@ -149,9 +149,9 @@ class GroupCoordinator:
         groups = offsets = 0
         for group_id, found in replay.groups():
             group = (
-                Group(group_id, partition, state_since_ms=now_ms)
+                GroupMetadata(group_id, partition, state_since_ms=now_ms)
                 if found.stored is None
-                else Group.load(group_id, partition, found.stored)
+                else GroupMetadata.load(group_id, partition, found.stored)
             )
             group.offsets.load(found.offsets, found.open_transactions)
             self._groups[group_id] = group
@@ -185,7 +185,7 @@ class GroupCoordinator:
             else:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
         if error or group is None:
-            self._outbox.answer(ticket, JoinAnswer(error=error, member_id=request.member_id))
+            self._outbox.answer(ticket, JoinResponse(error=error, member_id=request.member_id))
         else:
             self._membership.join(group, ticket, request, now_ms)
         return self._outbox.drain()
@@ -195,7 +195,7 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         if error or group is None:
             error = error or ErrorCode.UNKNOWN_MEMBER_ID
-            self._outbox.answer(ticket, SyncAnswer(error=error))
+            self._outbox.answer(ticket, SyncResponse(error=error))
         else:
             self._membership.sync(group, ticket, request, now_ms)
         return self._outbox.drain()
@@ -204,17 +204,19 @@ class GroupCoordinator:
         error = self._check(request.group_id)
         group = self._groups.get(request.group_id)
         if error:
-            self._outbox.answer(ticket, LeaveAnswer(error=error))
+            self._outbox.answer(ticket, LeaveResponse(error=error))
         elif group is None:
             results = tuple((who, ErrorCode.UNKNOWN_MEMBER_ID) for who in request.members)
-            self._outbox.answer(ticket, LeaveAnswer(error=ErrorCode.NONE, members=results))
+            self._outbox.answer(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
         else:
             self._membership.leave(group, ticket, request, now_ms)
         return self._outbox.drain()
 
-    def commit_offsets(self, ticket: Ticket, request: CommitRequest, now_ms: int) -> list[Effect]:
+    def commit_offsets(
+        self, ticket: Ticket, request: OffsetCommitRequest, now_ms: int
+    ) -> list[Effect]:
         if not request.offsets:
-            self._outbox.answer(ticket, CommitAnswer(errors={}))  # and no group comes of it
+            self._outbox.answer(ticket, OffsetCommitResponse(errors={}))  # and no group comes of it
             return self._outbox.drain()
         error = self._check(request.group_id, may_be_empty=True)
         group = self._groups.get(request.group_id)
@@ -226,13 +228,15 @@ class GroupCoordinator:
         if not error and group is not None:
             error = group.check_commit(request.member_id, request.instance_id, request.generation)
         if error or group is None:
-            self._outbox.answer(ticket, CommitAnswer(errors=dict.fromkeys(request.offsets, error)))
+            self._outbox.answer(
+                ticket, OffsetCommitResponse(errors=dict.fromkeys(request.offsets, error))
+            )
         else:
             self._commit(group, ticket, request, now_ms)
         return self._outbox.drain()
 
     def delete_offsets(
-        self, ticket: Ticket, request: DeleteOffsetsRequest, now_ms: int
+        self, ticket: Ticket, request: OffsetDeleteRequest, now_ms: int
     ) -> list[Effect]:
         error = self._check(request.group_id)
         group = self._groups.get(request.group_id)
@@ -241,7 +245,7 @@ class GroupCoordinator:
         elif not error and group is not None and not group.has_deletable_offsets():
             error = ErrorCode.NON_EMPTY_GROUP
         if error or group is None:
-            answer = DeleteOffsetsAnswer(error=error)
+            answer = OffsetDeleteResponse(error=error)
         else:
             errors = {
                 partition: ErrorCode.NONE
@@ -250,7 +254,7 @@ class GroupCoordinator:
                 for partition in request.partitions
             }
             self._forget(group, [p for p, refused in errors.items() if not refused], now_ms)
-            answer = DeleteOffsetsAnswer(error=ErrorCode.NONE, errors=errors)
+            answer = OffsetDeleteResponse(error=ErrorCode.NONE, errors=errors)
         self._outbox.answer(ticket, answer)
         return self._outbox.drain()
 
@@ -258,7 +262,7 @@ class GroupCoordinator:
         # Who is named twice is deleted once.
         wanted = dict.fromkeys(group_ids)
         errors = {group_id: self._delete_group(group_id, now_ms) for group_id in wanted}
-        self._outbox.answer(ticket, DeleteGroupsAnswer(errors=errors))
+        self._outbox.answer(ticket, DeleteGroupsResponse(errors=errors))
         return self._outbox.drain()
 
     # Requests that are answered at once and write nothing
@@ -272,10 +276,10 @@ class GroupCoordinator:
             return error or ErrorCode.UNKNOWN_MEMBER_ID
         return self._membership.heartbeat(group, request, now_ms)
 
-    def fetch_offsets(self, request: FetchRequest) -> FetchAnswer:
+    def fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
         error = self._check(request.group_id, may_be_empty=True)
         if error:
-            return FetchAnswer(error=error)
+            return OffsetFetchResponse(error=error)
         group = self._groups.get(request.group_id)
         if group is None:
             offsets = {partition: FetchedOffset() for partition in request.partitions or ()}
@@ -285,7 +289,7 @@ class GroupCoordinator:
                 partition: group.offsets.fetch(partition, require_stable=request.require_stable)
                 for partition in wanted
             }
-        return FetchAnswer(error=ErrorCode.NONE, offsets=offsets)
+        return OffsetFetchResponse(error=ErrorCode.NONE, offsets=offsets)
 
     def describe_group(self, group_id: str) -> GroupDescription:
         error = self._check(group_id, may_be_empty=True)
@@ -311,10 +315,10 @@ class GroupCoordinator:
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._loading else ErrorCode.NONE
         return GroupList(error=error, groups=groups)
 
-    def census(self) -> Census:
+    def census(self) -> GroupCounts:
         """For the metrics."""
         states = Counter(group.state for group in self._groups.values())
-        return Census(
+        return GroupCounts(
             {state: states[state] for state in GroupState},
             sum(len(group.offsets) for group in self._groups.values()),
             self._timers.count(TimerKind.SESSION, TimerKind.PENDING_MEMBER),
@@ -409,12 +413,14 @@ class GroupCoordinator:
 
     # Groups and offsets
 
-    def _create(self, group_id: str, now_ms: int) -> Group:
+    def _create(self, group_id: str, now_ms: int) -> GroupMetadata:
         partition = group_partition(group_id, self.partition_count)
-        group = self._groups[group_id] = Group(group_id, partition, state_since_ms=now_ms)
+        group = self._groups[group_id] = GroupMetadata(group_id, partition, state_since_ms=now_ms)
         return group
 
-    def _commit(self, group: Group, ticket: Ticket, request: CommitRequest, now_ms: int) -> None:
+    def _commit(
+        self, group: GroupMetadata, ticket: Ticket, request: OffsetCommitRequest, now_ms: int
+    ) -> None:
         if request.member_id in group.members:
             self._membership.touch(group, request.member_id, now_ms)
         expire_ms = None if request.retention_ms is None else now_ms + request.retention_ms
@@ -427,7 +433,7 @@ class GroupCoordinator:
                 continue
             offsets[partition] = CommittedOffset(offset, leader_epoch, metadata, now_ms, expire_ms)
         if not offsets:
-            self._outbox.answer(ticket, CommitAnswer(errors=errors))
+            self._outbox.answer(ticket, OffsetCommitResponse(errors=errors))
             return
 
         def on_appended(error: ErrorCode, _: int) -> None:
@@ -436,7 +442,7 @@ class GroupCoordinator:
                 errors.update(dict.fromkeys(offsets, _COMMIT_ERRORS.get(error, error)))
             else:
                 group.offsets.finish_commit(offsets, number)
-            self._outbox.answer(ticket, CommitAnswer(errors=errors))
+            self._outbox.answer(ticket, OffsetCommitResponse(errors=errors))
 
         records = [
             offset_record(OffsetKey(group.id, *partition), committed)
@@ -465,7 +471,9 @@ class GroupCoordinator:
     def _arm_retention(self, now_ms: int) -> None:
         self._timers.arm(_RETENTION, now_ms + self._config.retention_check_interval_ms)
 
-    def _forget(self, group: Group, partitions: Iterable[TopicPartition], now_ms: int) -> None:
+    def _forget(
+        self, group: GroupMetadata, partitions: Iterable[TopicPartition], now_ms: int
+    ) -> None:
         """Drop offsets, and the group with them if nothing else is left of it."""
         removed = group.offsets.remove(partitions)
         if group.is_forgettable():
@@ -473,7 +481,7 @@ class GroupCoordinator:
         elif removed:
             self._write_tombstones(group, _offset_tombstones(group, removed), now_ms)
 
-    def _bury(self, group: Group, removed: Iterable[TopicPartition], now_ms: int) -> None:
+    def _bury(self, group: GroupMetadata, removed: Iterable[TopicPartition], now_ms: int) -> None:
         tombstones = _offset_tombstones(group, removed)
         if group.generation > 0:  # otherwise nothing but offsets was ever written
             tombstones.append(group_tombstone(group.id))
@@ -482,9 +490,13 @@ class GroupCoordinator:
         if tombstones:
             self._write_tombstones(group, tombstones, now_ms)
 
-    def _write_tombstones(self, group: Group, tombstones: list[Record], now_ms: int) -> None:
+    def _write_tombstones(
+        self, group: GroupMetadata, tombstones: list[GroupRecord], now_ms: int
+    ) -> None:
         self._outbox.append_unawaited(group.partition, tombstones, now_ms)
 
 
-def _offset_tombstones(group: Group, partitions: Iterable[TopicPartition]) -> list[Record]:
+def _offset_tombstones(
+    group: GroupMetadata, partitions: Iterable[TopicPartition]
+) -> list[GroupRecord]:
     return [offset_tombstone(OffsetKey(group.id, *partition)) for partition in partitions]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from klamm.broker.groups.messages import Response
-from klamm.broker.groups.records import Record
+from klamm.broker.groups.records import GroupRecord
 from klamm.protocol.codes import ErrorCode
 
 #: Chosen by the caller to find the request again that an answer belongs to.
@@ -16,7 +16,7 @@ Ticket = int
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendResponse:
     """The response to the request that came with `ticket`."""
 
     ticket: Ticket
@@ -29,13 +29,13 @@ class Append:
 
     number: int  # names this append in the report; higher means later in the log
     partition: int
-    records: tuple[Record, ...]
+    records: tuple[GroupRecord, ...]
     timestamp_ms: int  # of every record, as CreateTime
     acks: int
     timeout_ms: int  # after this long without the acks: REQUEST_TIMED_OUT
 
 
-Effect = Answer | Append
+Effect = SendResponse | Append
 #: Called with what became of an append, and when.
 Continuation = Callable[[ErrorCode, int], None]
 
@@ -51,10 +51,10 @@ class Outbox:
         self._appends = 0
 
     def answer(self, ticket: Ticket, response: Response) -> None:
-        self._effects.append(Answer(ticket, response))
+        self._effects.append(SendResponse(ticket, response))
 
     def append(
-        self, partition: int, records: Sequence[Record], now_ms: int, then: Continuation | None
+        self, partition: int, records: Sequence[GroupRecord], now_ms: int, then: Continuation | None
     ) -> int:
         """Write with the configured acks, and go on with `then` once they are there."""
         number = self._append(partition, records, now_ms, self._acks)
@@ -62,7 +62,7 @@ class Outbox:
             self._waiting[number] = then
         return number
 
-    def append_unawaited(self, partition: int, records: Sequence[Record], now_ms: int) -> None:
+    def append_unawaited(self, partition: int, records: Sequence[GroupRecord], now_ms: int) -> None:
         """Write with acks 0: what is lost here will be decided again by the next coordinator."""
         self._append(partition, records, now_ms, acks=0)
 
@@ -77,7 +77,9 @@ class Outbox:
         effects, self._effects = self._effects, []
         return effects
 
-    def _append(self, partition: int, records: Sequence[Record], now_ms: int, acks: int) -> int:
+    def _append(
+        self, partition: int, records: Sequence[GroupRecord], now_ms: int, acks: int
+    ) -> int:
         self._appends += 1
         self._effects.append(
             Append(self._appends, partition, tuple(records), now_ms, acks, self._timeout_ms)

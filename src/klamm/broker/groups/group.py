@@ -1,7 +1,7 @@
 """One group: who is in it, which generation it is, and what its members agreed on.
 
-A `Group` answers questions about itself and keeps its counts straight. When to move from one state
-to the next, and whom to tell, is decided in `membership.py`.
+`GroupMetadata` holds the state and keeps its counts consistent. `membership.py` decides when the
+group changes its state and which members are told.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from klamm.broker.groups.messages import (
     UNKNOWN_MEMBER,
     DescribedMember,
     GroupDescription,
-    JoinAnswer,
+    GroupProtocol,
     JoinedMember,
-    Protocol,
-    SyncAnswer,
+    JoinResponse,
+    SyncResponse,
 )
 from klamm.broker.groups.offsets import GroupOffsets
 from klamm.broker.groups.records import StoredGroup, StoredMember, subscribed_topics
@@ -57,7 +57,7 @@ ENTERED_FROM: Final[Mapping[GroupState, Collection[GroupState]]] = {
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class MemberMetadata:
     """A member of a group, and the request of its that waits for an answer, if any."""
 
     id: str
@@ -66,7 +66,7 @@ class Member:
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    protocols: tuple[Protocol, ...]
+    protocols: tuple[GroupProtocol, ...]
     assignment: bytes = b""
     is_new: bool = False  # has yet to see a join phase end, so it does not know its id
     join_ticket: Ticket | None = None
@@ -100,7 +100,7 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupMetadata:
     """The state of one group. Members stand in the order in which they came."""
 
     id: str
@@ -111,7 +111,7 @@ class Group:
     protocol_type: str | None = None  # None: nobody ever joined, only offsets are kept
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, MemberMetadata] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)  # instance id: member id
     pending_ids: set[str] = field(default_factory=set)  # handed out, and yet to come back
     unsynced: set[str] = field(default_factory=set)  # have yet to ask for this assignment
@@ -125,7 +125,7 @@ class Group:
     _joined: int = 0  # how many members wait in JoinGroup
 
     @classmethod
-    def load(cls, group_id: str, partition: int, stored: StoredGroup) -> Group:
+    def load(cls, group_id: str, partition: int, stored: StoredGroup) -> GroupMetadata:
         """The group as its last coordinator stored it."""
         group = cls(
             id=group_id,
@@ -138,7 +138,7 @@ class Group:
         )
         for member in stored.members:
             group.add(
-                Member(
+                MemberMetadata(
                     id=member.member_id,
                     instance_id=member.instance_id,
                     client_id=member.client_id,
@@ -146,7 +146,7 @@ class Group:
                     rebalance_timeout_ms=member.rebalance_timeout_ms,
                     session_timeout_ms=member.session_timeout_ms,
                     # The other protocols it knows were not stored; it names them when it rejoins.
-                    protocols=(Protocol(stored.protocol or "", member.subscription),),
+                    protocols=(GroupProtocol(stored.protocol or "", member.subscription),),
                     assignment=member.assignment,
                 )
             )
@@ -215,7 +215,7 @@ class Group:
                 return ErrorCode.FENCED_INSTANCE_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def add(self, member: Member) -> None:
+    def add(self, member: MemberMetadata) -> None:
         """Let `member` in; the first one leads."""
         self.members[member.id] = member
         self.pending_ids.discard(member.id)
@@ -225,7 +225,7 @@ class Group:
             self.leader = member.id
         self._supporters.update(member.protocol_names)
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: MemberMetadata) -> None:
         """Let `member` go, whose requests have been answered; someone else leads if it did."""
         del self.members[member.id]
         self.unsynced.discard(member.id)
@@ -235,7 +235,7 @@ class Group:
             self.leader = next(iter(self.members), None)
         self._supporters.subtract(member.protocol_names)
 
-    def rename(self, member: Member, member_id: str) -> None:
+    def rename(self, member: MemberMetadata, member_id: str) -> None:
         """Give a static member another id, with everything that hung on the old one."""
         assert member.instance_id is not None
         self.members = {
@@ -252,8 +252,8 @@ class Group:
 
     def update(
         self,
-        member: Member,
-        protocols: tuple[Protocol, ...],
+        member: MemberMetadata,
+        protocols: tuple[GroupProtocol, ...],
         rebalance_timeout_ms: int,
         session_timeout_ms: int,
     ) -> None:
@@ -264,13 +264,13 @@ class Group:
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
 
-    def park_join(self, member: Member, ticket: Ticket) -> None:
+    def park_join(self, member: MemberMetadata, ticket: Ticket) -> None:
         """The member's JoinGroup waits; it has none waiting."""
         assert member.join_ticket is None
         member.join_ticket = ticket
         self._joined += 1
 
-    def take_join(self, member: Member) -> Ticket | None:
+    def take_join(self, member: MemberMetadata) -> Ticket | None:
         """The ticket of the member's waiting JoinGroup, which waits no longer."""
         ticket, member.join_ticket = member.join_ticket, None
         if ticket is not None:
@@ -279,7 +279,7 @@ class Group:
 
     # Protocols
 
-    def supports(self, protocol_type: str, protocols: Collection[Protocol]) -> bool:
+    def supports(self, protocol_type: str, protocols: Collection[GroupProtocol]) -> bool:
         """Whether someone who speaks these could be let in."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
@@ -333,11 +333,11 @@ class Group:
 
     # Answers
 
-    def join_answer(self, member: Member, *, skip_assignment: bool = False) -> JoinAnswer:
+    def join_answer(self, member: MemberMetadata, *, skip_assignment: bool = False) -> JoinResponse:
         """The current generation, as this member is told about it."""
         assert self.leader is not None
         leads = member.id == self.leader
-        return JoinAnswer(
+        return JoinResponse(
             error=ErrorCode.NONE,
             member_id=member.id,
             generation=self.generation,
@@ -353,9 +353,9 @@ class Group:
             else (),
         )
 
-    def sync_answer(self, member: Member) -> SyncAnswer:
+    def sync_answer(self, member: MemberMetadata) -> SyncResponse:
         """The member's part of the assignment."""
-        return SyncAnswer(
+        return SyncResponse(
             error=ErrorCode.NONE,
             protocol_type=self.protocol_type,
             protocol=self.protocol,

@@ -12,20 +12,20 @@ from typing import Final
 
 from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.effects import Continuation, Outbox, Ticket
-from klamm.broker.groups.group import Group, GroupState, Member
+from klamm.broker.groups.group import GroupMetadata, GroupState, MemberMetadata
 from klamm.broker.groups.messages import (
     UNKNOWN_MEMBER,
     HeartbeatRequest,
-    JoinAnswer,
     JoinRequest,
-    LeaveAnswer,
+    JoinResponse,
     LeaveRequest,
+    LeaveResponse,
     MemberIdentity,
-    SyncAnswer,
     SyncRequest,
+    SyncResponse,
 )
 from klamm.broker.groups.records import group_record
-from klamm.broker.groups.timers import Timer, TimerKind, Timers
+from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 from klamm.protocol.codes import ErrorCode
 
 #: A client that gave up on a long join phase asks again under a new id, and nothing tells the
@@ -60,7 +60,7 @@ class Membership:
     """Moves groups through their states, and tells everyone concerned."""
 
     def __init__(
-        self, config: GroupConfig, outbox: Outbox, timers: Timers, new_uuid: Callable[[], str]
+        self, config: GroupConfig, outbox: Outbox, timers: GroupTimers, new_uuid: Callable[[], str]
     ) -> None:
         self._config = config
         self._outbox = outbox
@@ -69,7 +69,7 @@ class Membership:
 
     # JoinGroup
 
-    def join(self, group: Group, ticket: Ticket, request: JoinRequest, now_ms: int) -> None:
+    def join(self, group: GroupMetadata, ticket: Ticket, request: JoinRequest, now_ms: int) -> None:
         """Let a member in, or in again; it waits for the end of the join phase."""
         member = group.members.get(request.member_id)
         if not self._has_room(group, member):
@@ -90,7 +90,7 @@ class Membership:
             self._rejoin(group, member, ticket, request, now_ms)
         self._end_join_phase_if_complete(group, now_ms)
 
-    def _has_room(self, group: Group, member: Member | None) -> bool:
+    def _has_room(self, group: GroupMetadata, member: MemberMetadata | None) -> bool:
         if group.state is _S.EMPTY:
             return True
         if group.state is _S.PREPARING_REBALANCE:
@@ -101,7 +101,7 @@ class Membership:
         return member is not None or len(group.members) < self._config.max_size
 
     def _join_without_id(
-        self, group: Group, ticket: Ticket, request: JoinRequest, now_ms: int
+        self, group: GroupMetadata, ticket: Ticket, request: JoinRequest, now_ms: int
     ) -> None:
         name = request.client_id if request.instance_id is None else request.instance_id
         member_id = f"{name}-{self._new_uuid()}"
@@ -115,9 +115,14 @@ class Membership:
             self._add_member(group, ticket, request, member_id, now_ms)
 
     def _add_member(
-        self, group: Group, ticket: Ticket, request: JoinRequest, member_id: str, now_ms: int
+        self,
+        group: GroupMetadata,
+        ticket: Ticket,
+        request: JoinRequest,
+        member_id: str,
+        now_ms: int,
     ) -> None:
-        member = Member(
+        member = MemberMetadata(
             id=member_id,
             instance_id=request.instance_id,
             client_id=request.client_id,
@@ -137,7 +142,12 @@ class Membership:
         self._rebalance(group, now_ms)
 
     def _rejoin(
-        self, group: Group, member: Member, ticket: Ticket, request: JoinRequest, now_ms: int
+        self,
+        group: GroupMetadata,
+        member: MemberMetadata,
+        ticket: Ticket,
+        request: JoinRequest,
+        now_ms: int,
     ) -> None:
         is_unchanged = member.protocols == request.protocols
         if is_unchanged and (
@@ -157,7 +167,12 @@ class Membership:
         self._rebalance(group, now_ms)
 
     def _replace_static(
-        self, group: Group, ticket: Ticket, request: JoinRequest, member_id: str, now_ms: int
+        self,
+        group: GroupMetadata,
+        ticket: Ticket,
+        request: JoinRequest,
+        member_id: str,
+        now_ms: int,
     ) -> None:
         """A static member is back without its id, after a restart: it takes its old place."""
         assert request.instance_id is not None
@@ -180,7 +195,12 @@ class Membership:
             self._rebalance(group, now_ms)
 
     def _store_replacement(
-        self, group: Group, member: Member, version: int, old_leader: str, now_ms: int
+        self,
+        group: GroupMetadata,
+        member: MemberMetadata,
+        version: int,
+        old_leader: str,
+        now_ms: int,
     ) -> None:
         """Let a replaced member go on with its assignment, once the log knows its new id."""
         group.subscribed = group.compute_subscribed()
@@ -205,27 +225,27 @@ class Membership:
 
     # SyncGroup
 
-    def sync(self, group: Group, ticket: Ticket, request: SyncRequest, now_ms: int) -> None:
+    def sync(self, group: GroupMetadata, ticket: Ticket, request: SyncRequest, now_ms: int) -> None:
         """Give a member its assignment, as soon as there is one."""
         error = self._check_sync(group, request)
         if error:
-            self._outbox.answer(ticket, SyncAnswer(error=error))
+            self._outbox.answer(ticket, SyncResponse(error=error))
             return
         member = group.members[request.member_id]
         group.unsynced.discard(member.id)
         if not group.unsynced:
-            self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+            self._timers.cancel(GroupTimer(TimerKind.SYNC, group.id))
         if group.state is _S.STABLE:
             self._outbox.answer(ticket, group.sync_answer(member))
             self._restart_session(group, member, now_ms)
             return
-        self._answer_sync(member, SyncAnswer(error=ErrorCode.REBALANCE_IN_PROGRESS))
+        self._answer_sync(member, SyncResponse(error=ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync_ticket = ticket
         # A leader that asks again while its first answer is being stored has to live with that one.
         if member.id == group.leader and group.storing_generation != group.generation:
             self._store_assignments(group, request.assignments, now_ms)
 
-    def _check_sync(self, group: Group, request: SyncRequest) -> ErrorCode:
+    def _check_sync(self, group: GroupMetadata, request: SyncRequest) -> ErrorCode:
         if error := group.check_member(request.member_id, request.instance_id):
             return error
         if request.generation != group.generation:
@@ -239,7 +259,7 @@ class Membership:
         return ErrorCode.NONE
 
     def _store_assignments(
-        self, group: Group, assignments: Mapping[str, bytes], now_ms: int
+        self, group: GroupMetadata, assignments: Mapping[str, bytes], now_ms: int
     ) -> None:
         generation = group.storing_generation = group.generation
 
@@ -260,7 +280,7 @@ class Membership:
 
     def _store(
         self,
-        group: Group,
+        group: GroupMetadata,
         assignments: Mapping[str, bytes],
         now_ms: int,
         then: Continuation,
@@ -274,7 +294,7 @@ class Membership:
 
     # Heartbeat and LeaveGroup
 
-    def heartbeat(self, group: Group, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
+    def heartbeat(self, group: GroupMetadata, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         """Note that a member lives, and tell it to join again if the others are doing so."""
         if error := group.check_member(request.member_id, request.instance_id):
             return error
@@ -285,18 +305,20 @@ class Membership:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
-    def touch(self, group: Group, member_id: str, now_ms: int) -> None:
+    def touch(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
         """A member was heard of, in whatever way."""
         self._restart_session(group, group.members[member_id], now_ms)
 
-    def leave(self, group: Group, ticket: Ticket, request: LeaveRequest, now_ms: int) -> None:
+    def leave(
+        self, group: GroupMetadata, ticket: Ticket, request: LeaveRequest, now_ms: int
+    ) -> None:
         """Let members go at their own wish, or at an administrator's."""
         results = tuple(
             (identity, self._leave(group, identity, now_ms)) for identity in request.members
         )
-        self._outbox.answer(ticket, LeaveAnswer(error=ErrorCode.NONE, members=results))
+        self._outbox.answer(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
 
-    def _leave(self, group: Group, identity: MemberIdentity, now_ms: int) -> ErrorCode:
+    def _leave(self, group: GroupMetadata, identity: MemberIdentity, now_ms: int) -> ErrorCode:
         member_id, instance_id = identity
         if member_id == UNKNOWN_MEMBER and instance_id is not None:
             member_id = group.instances.get(instance_id, UNKNOWN_MEMBER)
@@ -310,29 +332,29 @@ class Membership:
 
     # Time
 
-    def on_session_timeout(self, group: Group, member_id: str, now_ms: int) -> None:
+    def on_session_timeout(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
         """A member has been silent for too long."""
         member = group.members[member_id]
         # One that waits for us cannot send heartbeats; its session starts anew with the answer.
         if member.is_new or not member.is_parked:
             self._remove(group, member, now_ms)
 
-    def on_pending_timeout(self, group: Group, member_id: str, now_ms: int) -> None:
+    def on_pending_timeout(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
         """A member id was handed out, and its owner never came back."""
         self._drop_pending(group, member_id, now_ms)
 
-    def on_join_timeout(self, group: Group, now_ms: int) -> None:
+    def on_join_timeout(self, group: GroupMetadata, now_ms: int) -> None:
         """The join phase has lasted long enough, unless members are still pouring in."""
         left_ms = group.initial_delay_left_ms
         if left_ms and group.more_may_come:
             delay_ms = min(self._config.initial_rebalance_delay_ms, left_ms)
             group.more_may_come = False
             group.initial_delay_left_ms = left_ms - delay_ms
-            self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + delay_ms)
+            self._timers.arm(GroupTimer(TimerKind.JOIN, group.id), now_ms + delay_ms)
         else:
             self._end_join_phase(group, now_ms)
 
-    def on_sync_timeout(self, group: Group, now_ms: int) -> None:
+    def on_sync_timeout(self, group: GroupMetadata, now_ms: int) -> None:
         """Some members were given a generation and did not ask for their part in it."""
         for member_id in sorted(group.unsynced):
             self._discard(group, group.members[member_id])
@@ -340,7 +362,7 @@ class Membership:
 
     # From one phase to the next
 
-    def start_sessions(self, group: Group, now_ms: int) -> None:
+    def start_sessions(self, group: GroupMetadata, now_ms: int) -> None:
         """Watch over the members of a group that was loaded from the log."""
         for member in group.members.values():
             self._restart_session(group, member, now_ms)
@@ -348,25 +370,25 @@ class Membership:
             # The limit was lowered. Members may commit before they join again and some are refused.
             self._rebalance(group, now_ms)
 
-    def end(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+    def end(self, group: GroupMetadata, error: ErrorCode, now_ms: int) -> None:
         """The group is not ours any more: whoever waits has to ask elsewhere."""
         for member in group.members.values():
             self._answer_parked(group, member, member.id, error)
             self._timers.cancel(_session_timer(group, member))
         for member_id in group.pending_ids:
             self._timers.cancel(_pending_timer(group, member_id))
-        self._timers.cancel(Timer(TimerKind.JOIN, group.id))
-        self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+        self._timers.cancel(GroupTimer(TimerKind.JOIN, group.id))
+        self._timers.cancel(GroupTimer(TimerKind.SYNC, group.id))
         group.enter(_S.DEAD, now_ms)
 
-    def _rebalance(self, group: Group, now_ms: int) -> None:
+    def _rebalance(self, group: GroupMetadata, now_ms: int) -> None:
         """Begin the join phase, if it has not begun."""
         if group.state is _S.PREPARING_REBALANCE:
             self._end_join_phase_if_complete(group, now_ms)
             return
         if group.state is _S.COMPLETING_REBALANCE:
             self._break_off_sync_phase(group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
-        self._timers.cancel(Timer(TimerKind.SYNC, group.id))
+        self._timers.cancel(GroupTimer(TimerKind.SYNC, group.id))
         wait_ms = group.rebalance_timeout_ms
         if group.state is _S.EMPTY:
             # Consumers are often started together. Waiting a little saves a rebalance for each.
@@ -374,16 +396,16 @@ class Membership:
             group.initial_delay_left_ms = max(wait_ms - delay_ms, 0)
             wait_ms = delay_ms
         group.enter(_S.PREPARING_REBALANCE, now_ms)
-        self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + wait_ms)
+        self._timers.arm(GroupTimer(TimerKind.JOIN, group.id), now_ms + wait_ms)
         self._end_join_phase_if_complete(group, now_ms)
 
-    def _break_off_sync_phase(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+    def _break_off_sync_phase(self, group: GroupMetadata, error: ErrorCode, now_ms: int) -> None:
         for member in group.members.values():
             member.assignment = b""
-            if self._answer_sync(member, SyncAnswer(error=error)):
+            if self._answer_sync(member, SyncResponse(error=error)):
                 self._restart_session(group, member, now_ms)
 
-    def _end_join_phase_if_complete(self, group: Group, now_ms: int) -> None:
+    def _end_join_phase_if_complete(self, group: GroupMetadata, now_ms: int) -> None:
         if (
             group.state is _S.PREPARING_REBALANCE
             and group.initial_delay_left_ms is None
@@ -391,16 +413,18 @@ class Membership:
         ):
             self._end_join_phase(group, now_ms)
 
-    def _end_join_phase(self, group: Group, now_ms: int) -> None:
+    def _end_join_phase(self, group: GroupMetadata, now_ms: int) -> None:
         for member in list(group.members.values()):
             if member.join_ticket is None and not member.is_static:
                 self._discard(group, member)
         if group.members and not group.elect_joined_leader():
             # Static members may be restarting. They have until their sessions end.
             group.initial_delay_left_ms = None
-            self._timers.arm(Timer(TimerKind.JOIN, group.id), now_ms + group.rebalance_timeout_ms)
+            self._timers.arm(
+                GroupTimer(TimerKind.JOIN, group.id), now_ms + group.rebalance_timeout_ms
+            )
             return
-        self._timers.cancel(Timer(TimerKind.JOIN, group.id))
+        self._timers.cancel(GroupTimer(TimerKind.JOIN, group.id))
         group.begin_generation(now_ms)
         if not group.members:
             # If this is lost, the generation before is loaded instead, whose members then time out.
@@ -408,7 +432,7 @@ class Membership:
                 group.partition, [group_record(group.id, group.stored({}))], now_ms, then=None
             )
             return
-        self._timers.arm(Timer(TimerKind.SYNC, group.id), now_ms + group.rebalance_timeout_ms)
+        self._timers.arm(GroupTimer(TimerKind.SYNC, group.id), now_ms + group.rebalance_timeout_ms)
         for member in group.members.values():
             member.is_new = False
             self._answer_join(group, member, group.join_answer(member))
@@ -416,28 +440,28 @@ class Membership:
 
     # Members, one by one
 
-    def _remove(self, group: Group, member: Member, now_ms: int) -> None:
+    def _remove(self, group: GroupMetadata, member: MemberMetadata, now_ms: int) -> None:
         """Let a member go, and divide its partitions among the others."""
         self._discard(group, member)
         self._rebalance(group, now_ms)
 
-    def _discard(self, group: Group, member: Member) -> None:
+    def _discard(self, group: GroupMetadata, member: MemberMetadata) -> None:
         self._answer_parked(group, member, UNKNOWN_MEMBER, ErrorCode.UNKNOWN_MEMBER_ID)
         self._timers.cancel(_session_timer(group, member))
         group.remove(member)
 
-    def _drop_pending(self, group: Group, member_id: str, now_ms: int) -> None:
+    def _drop_pending(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
         self._timers.cancel(_pending_timer(group, member_id))
         group.pending_ids.discard(member_id)
         self._end_join_phase_if_complete(group, now_ms)
 
-    def _restart_session(self, group: Group, member: Member, now_ms: int) -> None:
+    def _restart_session(self, group: GroupMetadata, member: MemberMetadata, now_ms: int) -> None:
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         self._timers.arm(_session_timer(group, member), now_ms + timeout_ms)
 
     # Answers
 
-    def _park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
+    def _park_join(self, group: GroupMetadata, member: MemberMetadata, ticket: Ticket) -> None:
         # The client has given up on an earlier request, if there is one: it sent this instead.
         self._answer_join(group, member, _join_refusal(member.id, ErrorCode.REBALANCE_IN_PROGRESS))
         group.park_join(member, ticket)
@@ -446,17 +470,19 @@ class Membership:
         self._outbox.answer(ticket, _join_refusal(member_id, error))
 
     def _answer_parked(
-        self, group: Group, member: Member, member_id: str, error: ErrorCode
+        self, group: GroupMetadata, member: MemberMetadata, member_id: str, error: ErrorCode
     ) -> None:
         self._answer_join(group, member, _join_refusal(member_id, error))
-        self._answer_sync(member, SyncAnswer(error=error))
+        self._answer_sync(member, SyncResponse(error=error))
 
-    def _answer_join(self, group: Group, member: Member, answer: JoinAnswer) -> None:
+    def _answer_join(
+        self, group: GroupMetadata, member: MemberMetadata, answer: JoinResponse
+    ) -> None:
         ticket = group.take_join(member)
         if ticket is not None:
             self._outbox.answer(ticket, answer)
 
-    def _answer_sync(self, member: Member, answer: SyncAnswer) -> bool:
+    def _answer_sync(self, member: MemberMetadata, answer: SyncResponse) -> bool:
         ticket = member.take_sync()
         if ticket is not None:
             self._outbox.answer(ticket, answer)
@@ -469,13 +495,13 @@ def _rebalance_timeout_ms(request: JoinRequest) -> int:
     return request.rebalance_timeout_ms
 
 
-def _join_refusal(member_id: str, error: ErrorCode) -> JoinAnswer:
-    return JoinAnswer(error=error, member_id=member_id)
+def _join_refusal(member_id: str, error: ErrorCode) -> JoinResponse:
+    return JoinResponse(error=error, member_id=member_id)
 
 
-def _session_timer(group: Group, member: Member) -> Timer:
-    return Timer(TimerKind.SESSION, group.id, member.id)
+def _session_timer(group: GroupMetadata, member: MemberMetadata) -> GroupTimer:
+    return GroupTimer(TimerKind.SESSION, group.id, member.id)
 
 
-def _pending_timer(group: Group, member_id: str) -> Timer:
-    return Timer(TimerKind.PENDING_MEMBER, group.id, member_id)
+def _pending_timer(group: GroupMetadata, member_id: str) -> GroupTimer:
+    return GroupTimer(TimerKind.PENDING_MEMBER, group.id, member_id)

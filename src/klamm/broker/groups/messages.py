@@ -18,7 +18,7 @@ NO_LEADER_EPOCH: Final = -1
 UNKNOWN_MEMBER: Final = ""
 
 
-class Protocol(NamedTuple):
+class GroupProtocol(NamedTuple):
     """A way to divide partitions that a member supports, with what it tells the leader about it."""
 
     name: str
@@ -30,7 +30,7 @@ class JoinRequest:
     group_id: str
     member_id: str
     protocol_type: str
-    protocols: tuple[Protocol, ...]  # in order of preference
+    protocols: tuple[GroupProtocol, ...]  # in order of preference
     session_timeout_ms: int
     rebalance_timeout_ms: int  # means nothing in version 0, which has no such field
     client_id: str
@@ -48,7 +48,7 @@ class JoinedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinAnswer:
+class JoinResponse:
     error: ErrorCode
     member_id: str
     generation: int = NO_GENERATION
@@ -72,7 +72,7 @@ class SyncRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncAnswer:
+class SyncResponse:
     error: ErrorCode
     protocol_type: str | None = None
     protocol: str | None = None
@@ -101,7 +101,7 @@ class LeaveRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAnswer:
+class LeaveResponse:
     error: ErrorCode
     members: tuple[tuple[MemberIdentity, ErrorCode], ...] = ()  # as asked for, in that order
 
@@ -113,7 +113,7 @@ class OffsetToCommit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRequest:
+class OffsetCommitRequest:
     group_id: str
     offsets: Mapping[TopicPartition, OffsetToCommit]  # of partitions that exist
     member_id: str = UNKNOWN_MEMBER
@@ -123,12 +123,12 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitAnswer:
+class OffsetCommitResponse:
     errors: Mapping[TopicPartition, ErrorCode]  # one for each offset of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest:
+class OffsetFetchRequest:
     group_id: str
     partitions: tuple[TopicPartition, ...] | None  # None: all that have an offset
     require_stable: bool = False
@@ -142,25 +142,25 @@ class FetchedOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchAnswer:
+class OffsetFetchResponse:
     error: ErrorCode
     offsets: Mapping[TopicPartition, FetchedOffset] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsetsRequest:
+class OffsetDeleteRequest:
     group_id: str
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteOffsetsAnswer:
+class OffsetDeleteResponse:
     error: ErrorCode
     errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroupsAnswer:
+class DeleteGroupsResponse:
     errors: Mapping[str, ErrorCode]  # by group id
 
 
@@ -197,5 +197,10 @@ class GroupList:
 
 #: What a request that may be parked, or that changes what is stored, is answered with.
 Response = (
-    JoinAnswer | SyncAnswer | LeaveAnswer | CommitAnswer | DeleteOffsetsAnswer | DeleteGroupsAnswer
+    JoinResponse
+    | SyncResponse
+    | LeaveResponse
+    | OffsetCommitResponse
+    | OffsetDeleteResponse
+    | DeleteGroupsResponse
 )

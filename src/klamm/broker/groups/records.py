@@ -35,7 +35,7 @@ _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 
 
-class Record(NamedTuple):
+class GroupRecord(NamedTuple):
     """A key and what it is set to; None is a tombstone."""
 
     key: bytes
@@ -94,24 +94,24 @@ def is_storable(*texts: str | None) -> bool:
     return all(text is None or len(text.encode()) <= MAX_STRING_BYTES for text in texts)
 
 
-def offset_record(key: OffsetKey, committed: CommittedOffset) -> Record:
+def offset_record(key: OffsetKey, committed: CommittedOffset) -> GroupRecord:
     """The record of a commit."""
-    return Record(encode_offset_key(key), encode_offset_value(committed))
+    return GroupRecord(encode_offset_key(key), encode_offset_value(committed))
 
 
-def offset_tombstone(key: OffsetKey) -> Record:
+def offset_tombstone(key: OffsetKey) -> GroupRecord:
     """The record that takes a commit back."""
-    return Record(encode_offset_key(key), None)
+    return GroupRecord(encode_offset_key(key), None)
 
 
-def group_record(group_id: str, group: StoredGroup) -> Record:
+def group_record(group_id: str, group: StoredGroup) -> GroupRecord:
     """The record of a generation."""
-    return Record(encode_group_key(group_id), encode_group_value(group))
+    return GroupRecord(encode_group_key(group_id), encode_group_value(group))
 
 
-def group_tombstone(group_id: str) -> Record:
+def group_tombstone(group_id: str) -> GroupRecord:
     """The record that ends a group."""
-    return Record(encode_group_key(group_id), None)
+    return GroupRecord(encode_group_key(group_id), None)
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:

@@ -15,10 +15,10 @@ from typing import Any, Final
 from klamm.broker.clock import Clock
 from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.coordinator import GroupCoordinator
-from klamm.broker.groups.effects import Answer, Append, Effect, Ticket
+from klamm.broker.groups.effects import Append, Effect, SendResponse, Ticket
 from klamm.broker.groups.replay import ReplayBatch
 from klamm.broker.log.log import Log
-from klamm.broker.log.validation import Origin
+from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.metadata.cache import SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.config.broker import BrokerConfig
@@ -152,7 +152,7 @@ class GroupService:
         try:
             while self._effects:
                 effect = self._effects.popleft()
-                if isinstance(effect, Answer):
+                if isinstance(effect, SendResponse):
                     future = self._waiting.get(effect.ticket)
                     if future is not None and not future.done():
                         future.set_result(effect.response)
@@ -168,7 +168,7 @@ class GroupService:
         batch = build_batch(records, codec=self._codec)
         is_acked = append.acks == _ALL_ACKS
         error, result, _ = self._replicas.append(
-            name, batch.data, acks_all=is_acked, origin=Origin.COORDINATOR
+            name, batch.data, acks_all=is_acked, origin=AppendOrigin.COORDINATOR
         )
         if result is None or not is_acked:
             self._report(append.number, error)

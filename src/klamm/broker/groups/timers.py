@@ -16,7 +16,7 @@ class TimerKind(enum.Enum):
     RETENTION = enum.auto()  # offsets that nobody needs any more are dropped
 
 
-class Timer(NamedTuple):
+class GroupTimer(NamedTuple):
     """Names one deadline; arming it again moves it."""
 
     kind: TimerKind
@@ -24,7 +24,7 @@ class Timer(NamedTuple):
     member_id: str = ""
 
 
-class Timers:
+class GroupTimers:
     """Deadlines by name.
 
     A heartbeat moves a deadline further away every few seconds, so the heap is left alone when
@@ -33,23 +33,23 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._deadline_ms: dict[Timer, int] = {}
-        self._heap: list[tuple[int, int, Timer]] = []
-        self._queued_ms: dict[Timer, int] = {}  # the earliest heap entry of each timer
+        self._deadline_ms: dict[GroupTimer, int] = {}
+        self._heap: list[tuple[int, int, GroupTimer]] = []
+        self._queued_ms: dict[GroupTimer, int] = {}  # the earliest heap entry of each timer
         self._sequence = 0  # timers due at the same time fire in the order of arming
 
-    def arm(self, timer: Timer, at_ms: int) -> None:
+    def arm(self, timer: GroupTimer, at_ms: int) -> None:
         """Let `timer` be due at `at_ms`, and at no other time."""
         self._deadline_ms[timer] = at_ms
         queued_ms = self._queued_ms.get(timer)
         if queued_ms is None or at_ms < queued_ms:
             self._queue(timer, at_ms)
 
-    def cancel(self, timer: Timer) -> None:
+    def cancel(self, timer: GroupTimer) -> None:
         """Forget `timer`, if it was armed."""
         self._deadline_ms.pop(timer, None)
 
-    def is_armed(self, timer: Timer) -> bool:
+    def is_armed(self, timer: GroupTimer) -> bool:
         """Whether `timer` has a deadline."""
         return timer in self._deadline_ms
 
@@ -66,14 +66,14 @@ class Timers:
             self._requeue_first()
         return None
 
-    def due(self, now_ms: int) -> Iterator[Timer]:
+    def due(self, now_ms: int) -> Iterator[GroupTimer]:
         """Disarm and give out what is due, one by one: acting on one may move or end the others."""
         while (at_ms := self.next_deadline_ms()) is not None and at_ms <= now_ms:
             _, _, timer = heapq.heappop(self._heap)
             del self._queued_ms[timer], self._deadline_ms[timer]
             yield timer
 
-    def _is_current(self, at_ms: int, timer: Timer) -> bool:
+    def _is_current(self, at_ms: int, timer: GroupTimer) -> bool:
         return self._deadline_ms.get(timer) == at_ms == self._queued_ms.get(timer)
 
     def _requeue_first(self) -> None:
@@ -84,7 +84,7 @@ class Timers:
         if timer in self._deadline_ms:
             self._queue(timer, self._deadline_ms[timer])
 
-    def _queue(self, timer: Timer, at_ms: int) -> None:
+    def _queue(self, timer: GroupTimer, at_ms: int) -> None:
         self._queued_ms[timer] = at_ms
         self._sequence += 1
         heapq.heappush(self._heap, (at_ms, self._sequence, timer))

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from klamm.broker.handlers.dispatch import Body, Call, Frame, Handler, Result
-from klamm.broker.identity import Identity
+from klamm.broker.handlers.dispatch import Body, Call, EncodedResponse, Handler, Result
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
     ClusterSnapshot,
     MetadataCache,
@@ -52,7 +52,7 @@ class ClusterHandlers:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         metadata: MetadataCache,
         served: Callable[[], Sequence[int]],
         auto_create: AutoCreate | None,
@@ -118,7 +118,7 @@ class ClusterHandlers:
             return self._metadata_after_creation(call, snapshot, answers)
         return self._metadata_body(call, snapshot, answers)
 
-    def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> Frame:
+    def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         asks_topic = getattr(call.body, "include_topic_authorized_operations", False)
         asks_cluster = getattr(call.body, "include_cluster_authorized_operations", False)
         operations = Operations(
@@ -128,9 +128,9 @@ class ClusterHandlers:
         listener, cluster_id = call.connection.listener, self._identity.cluster_id
         frame = encode_all_topics(call.header, snapshot, listener, cluster_id, operations)
         # Counted as one: nobody asked about a topic in particular.
-        return Frame([frame], [ErrorCode.NONE])
+        return EncodedResponse([frame], [ErrorCode.NONE])
 
-    async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> Frame:
+    async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         """A snapshot does not change, so that another thread can take its time over it."""
         return await asyncio.to_thread(self._encode_all, call, snapshot)
 

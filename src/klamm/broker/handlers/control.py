@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
-from klamm.broker.identity import Identity
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
-    Endpoint,
+    BrokerEndpoint,
     LiveBroker,
     MetadataCache,
     MetadataUpdate,
     SnapshotChange,
 )
-from klamm.broker.replication.partition import Order
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -37,7 +37,9 @@ class Replicas(Protocol):
     async def settle(self, name: TopicPartition) -> None:
         """Wait until nobody is changing the log of this partition."""
 
-    def apply(self, name: TopicPartition, topic_id: Any, order: Order) -> ErrorCode: ...
+    def apply(
+        self, name: TopicPartition, topic_id: Any, order: LeaderAndIsrPartitionState
+    ) -> ErrorCode: ...
 
     def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode: ...
 
@@ -53,7 +55,7 @@ class ControlHandlers:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         metadata: MetadataCache,
         replicas: Replicas,
         listeners: list[MetadataListener],
@@ -183,8 +185,8 @@ def _refused(request: LeaderAndIsrRequest, error: ErrorCode) -> Body:
     }
 
 
-def _order(state: Any) -> Order:
-    return Order(
+def _order(state: Any) -> LeaderAndIsrPartitionState:
+    return LeaderAndIsrPartitionState(
         state.leader,
         state.leader_epoch,
         state.isr,
@@ -204,7 +206,7 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
 
 
 def _live_broker(broker: Any) -> LiveBroker:
-    endpoints = {each.listener: Endpoint(each.host, each.port) for each in broker.endpoints}
+    endpoints = {each.listener: BrokerEndpoint(each.host, each.port) for each in broker.endpoints}
     return LiveBroker(broker.id, endpoints, broker.rack)
 
 
@@ -217,7 +219,9 @@ class NoReplicas:
     async def settle(self, name: TopicPartition) -> None:
         """Nothing is under way."""
 
-    def apply(self, name: TopicPartition, topic_id: Any, order: Order) -> ErrorCode:
+    def apply(
+        self, name: TopicPartition, topic_id: Any, order: LeaderAndIsrPartitionState
+    ) -> ErrorCode:
         return ErrorCode.KAFKA_STORAGE_ERROR
 
     def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
-from klamm.net.server import Answer, CloseConnection, Connection, Parts
+from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
 from klamm.protocol.codec.frames import decode_request, encode_response
@@ -28,7 +28,7 @@ _FEW: Final = 32
 class Call(NamedTuple):
     """One request: what it says, where it came from, and its bytes for those who relay it."""
 
-    connection: Connection
+    connection: ServerConnection
     header: RequestHeader
     body: Any
     frame: memoryview
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     begun: int
 
 
-class Frame(NamedTuple):
+class EncodedResponse(NamedTuple):
     """An answer that is encoded already, and the error codes in it as far as they are known."""
 
     parts: Parts
@@ -46,10 +46,10 @@ class Frame(NamedTuple):
 
 
 #: Stands for "send nothing": a produce request without acknowledgement.
-NO_ANSWER: Final = Frame(None)
+NO_RESPONSE: Final = EncodedResponse(None)
 
 Body: TypeAlias = Mapping[str, Any]
-Result: TypeAlias = Body | Frame
+Result: TypeAlias = Body | EncodedResponse
 Handler: TypeAlias = Callable[[Call], Result | Awaitable[Result]]
 
 
@@ -64,14 +64,18 @@ class Dispatcher:
         self._consumer_fetches = meters.consumer_fetches
         self._follower_fetches = meters.follower_fetches
 
-    def __call__(self, connection: Connection, frame: memoryview) -> Answer | Awaitable[Answer]:
+    def __call__(
+        self, connection: ServerConnection, frame: memoryview
+    ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; RemoteProtocolError for what cannot be read, which closes."""
         arrived = perf_counter_ns()
         if len(frame) > _LARGE_BYTES and frame[1] in _MAY_BE_HUGE and not frame[0]:
             return self._serve_large(connection, frame, arrived)
         return self._serve(connection, frame, arrived, arrived, *decode_request(frame))
 
-    async def _serve_large(self, connection: Connection, frame: memoryview, arrived: int) -> Answer:
+    async def _serve_large(
+        self, connection: ServerConnection, frame: memoryview, arrived: int
+    ) -> MeasuredResponse:
         """What says something about every partition is not read on the event loop."""
         request = await asyncio.to_thread(decode_request, frame)
         answer = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
@@ -79,13 +83,13 @@ class Dispatcher:
 
     def _serve(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         frame: memoryview,
         arrived: int,
         begun: int,
         header: RequestHeader,
         body: Any,
-    ) -> Answer | Awaitable[Answer]:
+    ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         served = self._handlers.get(header.api_key)
         if served is None:
             raise CloseConnection(f"{APIS[header.api_key].name} is not served here")
@@ -107,7 +111,7 @@ class Dispatcher:
             return _failed(call, perf_counter_ns())
 
     @staticmethod
-    async def _await(call: Call, result: Awaitable[Result], handled: int) -> Answer:
+    async def _await(call: Call, result: Awaitable[Result], handled: int) -> MeasuredResponse:
         try:
             return _answer(call, await result, handled)
         except (RemoteProtocolError, CloseConnection):
@@ -117,9 +121,9 @@ class Dispatcher:
             return _failed(call, handled)
 
 
-def _answer(call: Call, result: Result, handled: int) -> Answer:
+def _answer(call: Call, result: Result, handled: int) -> MeasuredResponse:
     _, header, _, frame, meter, arrived, begun = call
-    if isinstance(result, Frame):
+    if isinstance(result, EncodedResponse):
         parts, codes = result
     else:
         parts, codes = [encode_response(header, result)], list(error_codes(result))
@@ -133,11 +137,11 @@ def _answer(call: Call, result: Result, handled: int) -> Answer:
 
 def _note_closed(call: Call, handled: int) -> None:
     """The end of the connection is the answer."""
-    _, meter, unsent = _answer(call, NO_ANSWER, handled)
+    _, meter, unsent = _answer(call, NO_RESPONSE, handled)
     meter.note(unsent)
 
 
-def _failed(call: Call, handled: int) -> Answer:
+def _failed(call: Call, handled: int) -> MeasuredResponse:
     """An answer of the request's own kind that says we failed (FRM-7)."""
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)

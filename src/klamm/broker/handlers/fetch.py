@@ -5,18 +5,18 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.requests import Parking
-from klamm.broker.fetch.reader import FetchReader, FetchTerms
+from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.fetch.reader import FetchParams, FetchReader
 from klamm.broker.fetch.sessions import (
-    Answer,
     FetchContext,
     Fetched,
     FetchSessions,
     RequestedPartition,
     SessionKey,
     SessionRequest,
+    SessionResponse,
 )
-from klamm.broker.handlers.dispatch import Call, Frame, Handler, Result
+from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.config.broker import BrokerConfig
@@ -47,7 +47,7 @@ class FetchHandlers:
         config: BrokerConfig,
         reader: FetchReader,
         sessions: FetchSessions,
-        parking: Parking,
+        purgatories: Purgatories,
         metadata: MetadataCache,
         clock: Clock,
     ) -> None:
@@ -55,7 +55,7 @@ class FetchHandlers:
         self._selects_by_rack = config.replica_selector_class in _RACK_AWARE_SELECTORS
         self._reader = reader
         self._sessions = sessions
-        self._parking = parking
+        self._parking = purgatories
         self._metadata = metadata
         self._clock = clock
 
@@ -71,41 +71,43 @@ class FetchHandlers:
         )
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
-        terms = self._terms(call, request)
-        result = self._reader.read(terms, context.partitions, is_first=True)
+        params = self._terms(call, request)
+        result = self._reader.read(params, context.partitions, is_first=True)
         if (
-            result.size >= terms.min_bytes
+            result.size >= params.min_bytes
             or result.is_urgent
             or request.max_wait_ms <= 0
             or not result.fetched
         ):
-            return self._answer(call, terms, context, result.fetched)
-        return self._wait(call, terms, context, result.fetched, request.max_wait_ms)
+            return self._answer(call, params, context, result.fetched)
+        return self._wait(call, params, context, result.fetched, request.max_wait_ms)
 
     async def _wait(
         self,
         call: Call,
-        terms: FetchTerms,
+        params: FetchParams,
         context: FetchContext,
         fetched: Fetched,
         max_wait_ms: int,
     ) -> Result:
-        waiter = self._reader.waiter(terms, fetched)
+        waiter = self._reader.waiter(params, fetched)
         # What was read above may have changed since: noting a follower's progress moves things.
         if not waiter.check_all():
-            parking = self._parking
+            purgatories = self._parking
             room = (
-                parking.follower_fetches if terms.reader.is_follower else parking.consumer_fetches
+                purgatories.follower_fetches
+                if params.reader.is_follower
+                else purgatories.consumer_fetches
             )
-            await parking.wait(room, waiter, waiter.keys, max_wait_ms)
-        result = self._reader.read(terms, (requested for requested, _ in fetched), is_first=False)
-        return self._answer(call, terms, context, result.fetched)
+            await purgatories.wait(room, waiter, waiter.keys, max_wait_ms)
+        result = self._reader.read(params, (requested for requested, _ in fetched), is_first=False)
+        return self._answer(call, params, context, result.fetched)
 
-    def _terms(self, call: Call, request: FetchRequest) -> FetchTerms:
+    def _terms(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version
         max_bytes = min(request.max_bytes, self._max_bytes)
         is_movable = version >= _FIRST_FROM_ANY_REPLICA
-        return FetchTerms(
+        return FetchParams(
             Reader(
                 request.replica_id,
                 request.replica_epoch,
@@ -120,13 +122,13 @@ class FetchHandlers:
         )
 
     def _answer(
-        self, call: Call, terms: FetchTerms, context: FetchContext, fetched: Fetched
+        self, call: Call, params: FetchParams, context: FetchContext, fetched: Fetched
     ) -> Result:
         begin, shown = context.answer(fetched, self._clock.steady_ms())
-        self._reader.count(terms, shown)
+        self._reader.count(params, shown)
         return _frame(call, self._response(call, begin, shown))
 
-    def _response(self, call: Call, begin: Answer, shown: Fetched) -> FetchResponse:
+    def _response(self, call: Call, begin: SessionResponse, shown: Fetched) -> FetchResponse:
         hinted = {
             entry.current_leader.leader_id for _, entry in shown if entry.current_leader is not None
         }
@@ -140,11 +142,11 @@ class FetchHandlers:
         )
 
 
-def _frame(call: Call, response: FetchResponse) -> Frame:
+def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
     # All placeholders are slices of logs, which can be sent from where they lie.
     parts = cast(list[Part], encode_fetch_response(call.header, response))
     codes = [entry.error_code for topic in response.topics for entry in topic.partitions]
-    return Frame(parts, [response.error_code, *codes])
+    return EncodedResponse(parts, [response.error_code, *codes])
 
 
 def session_request(

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from klamm.broker.fetch.reader import leader_hint
-from klamm.broker.handlers.dispatch import NO_ANSWER, Call, Frame, Handler, Result
+from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.validation import check_produced, is_garbage, takes_long
@@ -116,7 +116,7 @@ class ProduceHandlers:
         ]
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
-            return NO_ANSWER
+            return NO_RESPONSE
         if required:
             # Nothing to wait for is the usual case where a partition has one replica.
             errors = self._replicas.check_committed(required)
@@ -229,7 +229,7 @@ class ProduceHandlers:
             else ()
         )
         response = ProduceResponse(topics, node_endpoints=endpoints)
-        return Frame([encode_produce_response(call.header, response)], codes)
+        return EncodedResponse([encode_produce_response(call.header, response)], codes)
 
 
 def is_transactional(records: memoryview) -> bool:

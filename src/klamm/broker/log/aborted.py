@@ -14,7 +14,7 @@ _ENTRY: Final = struct.Struct(">hqqqq")
 _VERSION: Final = 0
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     """An aborted transaction: its data lies in [first_offset, last_offset], the marker last."""
 
     producer_id: int
@@ -23,16 +23,16 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
-class AbortedIndex:
+class TransactionIndex:
     """Entries in the order of their markers. Most segments have none, and then no file."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self._files = files
         self._file: OpenFile | None = None
-        self._entries: list[AbortedTransaction] | None = [] if size_of(path) is None else None
+        self._entries: list[AbortedTxn] | None = [] if size_of(path) is None else None
 
-    def append(self, entry: AbortedTransaction) -> None:
+    def append(self, entry: AbortedTxn) -> None:
         entries = self._loaded()
         if self._file is None:
             self._file = self._files.open_file(self.path, create=True)
@@ -40,7 +40,7 @@ class AbortedIndex:
         self._files.write_all(self._file.fd, [packed], len(entries) * _ENTRY.size)
         entries.append(entry)
 
-    def __iter__(self) -> Iterator[AbortedTransaction]:
+    def __iter__(self) -> Iterator[AbortedTxn]:
         return iter(tuple(self._loaded()))
 
     def cut_from(self, offset: int) -> None:
@@ -67,12 +67,12 @@ class AbortedIndex:
         self._files.delete(self.path)
         self._entries = []
 
-    def _loaded(self) -> list[AbortedTransaction]:
+    def _loaded(self) -> list[AbortedTxn]:
         if self._entries is None:
             content = self.path.read_bytes()
             whole = len(content) // _ENTRY.size * _ENTRY.size
             self._entries = [
-                AbortedTransaction(*fields)
+                AbortedTxn(*fields)
                 for version, *fields in _ENTRY.iter_unpack(content[:whole])
                 if version == _VERSION
             ]

@@ -79,14 +79,14 @@ class OffsetCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryIdentity:
+class MetaProperties:
     """Which broker of which cluster a log directory belongs to."""
 
     broker_id: int
     cluster_id: str
 
 
-def claim_directory(path: Path, identity: DirectoryIdentity, files: Files) -> None:
+def claim_directory(path: Path, identity: MetaProperties, files: Files) -> None:
     """Check `meta.properties` against `identity`, or write it into a directory that has none."""
     meta = path / META_PROPERTIES
     if not meta.exists():

@@ -32,7 +32,7 @@ _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class DirtyLog:
+class LogToClean:
     """A log that is due for a pass over the offsets [dirty_from, dirty_to)."""
 
     log: Log
@@ -41,7 +41,7 @@ class DirtyLog:
     ratio: float
 
 
-def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> DirtyLog | None:
+def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> LogToClean | None:
     """Whether `log` is due, given up to where the last pass came; None if it is not."""
     config = log.config
     if not config.compacts:
@@ -69,7 +69,7 @@ def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> DirtyLog | No
     is_overdue = 0 < oldest_ms < now_ms - config.max_compaction_lag_ms
     if ratio < config.min_cleanable_dirty_ratio and not is_overdue:
         return None
-    return DirtyLog(log, dirty_from, dirty_to, ratio)
+    return LogToClean(log, dirty_from, dirty_to, ratio)
 
 
 def _cleanable_end(log: Log, segments: Sequence[Segment], now_ms: int) -> int:
@@ -83,7 +83,7 @@ def _cleanable_end(log: Log, segments: Sequence[Segment], now_ms: int) -> int:
     return end
 
 
-def clean(dirty: DirtyLog, files: Files, now_ms: int, max_keys: int = MAX_KEYS) -> int:
+def clean(dirty: LogToClean, files: Files, now_ms: int, max_keys: int = MAX_KEYS) -> int:
     """Make one pass and return the offset up to where the log is clean now. Slow."""
     log = dirty.log
     aborted = _Aborted(log.segments)
@@ -115,7 +115,7 @@ class _Aborted:
 
 
 def _latest_offsets(
-    dirty: DirtyLog, aborted: _Aborted, max_keys: int
+    dirty: LogToClean, aborted: _Aborted, max_keys: int
 ) -> tuple[dict[bytes, int], int]:
     """The last offset of each key in the dirty part, and up to where there was room for them."""
     latest: dict[bytes, int] = {}

@@ -34,7 +34,7 @@ class EpochEnd(NamedTuple):
 UNDEFINED_END: Final = EpochEnd(NO_EPOCH, NO_OFFSET)
 
 
-class LeaderEpochs:
+class LeaderEpochCache:
     """The epochs of one log, strictly increasing in epoch and in start offset.
 
     Every change is in the checkpoint file before the call returns, but synced only by `sync`,
@@ -53,7 +53,7 @@ class LeaderEpochs:
     @classmethod
     def load(
         cls, replica: Path, files: Files, directory: LogDirectory
-    ) -> tuple[LeaderEpochs, bool]:
+    ) -> tuple[LeaderEpochCache, bool]:
         """The epochs as last written, and whether the file could be read."""
         epochs = cls(replica, files, directory)
         try:

@@ -31,7 +31,7 @@ _BLOCK: Final = 512
 _REMEMBERED: Final = 32
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """One entry: `key` is what is searched, `value` what is found."""
 
     key: int
@@ -51,7 +51,7 @@ class _Index:
         self._file: OpenFile | None = None
         #: Held while the name and the file have to agree.
         self._naming = threading.Lock()
-        self._recent: list[Entry] = []
+        self._recent: list[IndexEntry] = []
         size = size_of(path)
         self.is_missing = size is None
         self.is_aligned = (size or 0) % self._form.size == 0
@@ -75,14 +75,14 @@ class _Index:
         """Let go of file and memory; entries can still be found."""
         self._recent, self._file = [], None
 
-    def last(self) -> Entry | None:
+    def last(self) -> IndexEntry | None:
         if self._recent:
             return self._recent[-1]
         if not self.entries:
             return None
         return self._read(self._opened(), self.entries - 1, self.entries)[0]
 
-    def floor(self, key: int) -> Entry | None:
+    def floor(self, key: int) -> IndexEntry | None:
         """The last entry whose key is not above `key`."""
         recent = self._recent
         if recent and recent[0].key <= key:
@@ -98,7 +98,7 @@ class _Index:
         if self._file:
             self.open_for_append()
 
-    def cut_where(self, is_beyond: Callable[[Entry], bool]) -> None:
+    def cut_where(self, is_beyond: Callable[[IndexEntry], bool]) -> None:
         """Drop the entries at the end for which `is_beyond` holds."""
         low, high = 0, self.entries
         if low < high:
@@ -125,10 +125,10 @@ class _Index:
         self.seal()
         self._files.delete(self.path)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[IndexEntry]:
         return iter(self._read(self._opened(), 0, self.entries) if self.entries else ())
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: IndexEntry) -> None:
         assert self._file is not None, "a sealed index takes no entries"
         packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
         position = self.entries * self._form.size
@@ -141,7 +141,7 @@ class _Index:
             # A new list, because another thread may be searching the old one.
             self._recent = recent[_REMEMBERED:]
 
-    def _search(self, key: int) -> Entry | None:
+    def _search(self, key: int) -> IndexEntry | None:
         file, form = self._opened(), self._form
         relative = key - self._key_base
         low, high = 0, self.entries
@@ -163,7 +163,7 @@ class _Index:
         if not low:
             return None
         found, value = form.unpack_from(block, (low - 1) * form.size)
-        return Entry(found + self._key_base, value + self._value_base)
+        return IndexEntry(found + self._key_base, value + self._value_base)
 
     def _opened(self) -> OpenFile:
         if self._file is not None:
@@ -171,12 +171,12 @@ class _Index:
         with self._naming:
             return self._files.open_file(self.path)
 
-    def _read(self, file: OpenFile, start: int, end: int) -> list[Entry]:
+    def _read(self, file: OpenFile, start: int, end: int) -> list[IndexEntry]:
         size = self._form.size
         content = os.pread(file.fd, (end - start) * size, start * size)
         key_base, value_base = self._key_base, self._value_base
         return [
-            Entry(key + key_base, value + value_base)
+            IndexEntry(key + key_base, value + value_base)
             for key, value in self._form.iter_unpack(content)
         ]
 
@@ -190,7 +190,7 @@ class OffsetIndex(_Index):
         super().__init__(path, files, key_base=base_offset, value_base=0)
 
     def append(self, last_offset: int, position: int) -> None:
-        self._append(Entry(last_offset, position))
+        self._append(IndexEntry(last_offset, position))
 
     def is_sane(self, log_size: int) -> bool:
         """Whether the entries can belong to a log of that size, after cutting unused zeros."""
@@ -215,13 +215,13 @@ class TimeIndex(_Index):
         """Timestamps strictly increase, so one that was seen before adds nothing."""
         last = self.last()
         if timestamp > (last.key if last else -1):
-            self._append(Entry(timestamp, offset))
+            self._append(IndexEntry(timestamp, offset))
 
     def is_sane(self) -> bool:
         """Whether the entries can be a time index at all, after cutting unused zeros."""
         if not self.is_aligned:
             return False
-        unused = Entry(0, self._value_base)
+        unused = IndexEntry(0, self._value_base)
         last = self.last()
         if last == unused:
             self.cut_where(lambda entry: entry == unused)
@@ -229,5 +229,5 @@ class TimeIndex(_Index):
         return last is None or (last.key >= 0 and last.value >= self._value_base)
 
 
-def _key(entry: Entry) -> int:
+def _key(entry: IndexEntry) -> int:
     return entry.key

@@ -21,21 +21,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from klamm.broker.log.aborted import AbortedTransaction
+from klamm.broker.log.aborted import AbortedTxn
 from klamm.broker.log.checkpoints import write_topic_id
 from klamm.broker.log.directory import LogDirectory
-from klamm.broker.log.epochs import LeaderEpochs
+from klamm.broker.log.epochs import LeaderEpochCache
 from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
 from klamm.broker.log.files import Buffer, Files
 from klamm.broker.log.names import CLEANED, DELETED, SWAP
-from klamm.broker.log.producers import NO_PRODUCER, ProducerStates
+from klamm.broker.log.producers import NO_PRODUCER, ProducerStateManager
 from klamm.broker.log.replay import note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
 from klamm.broker.log.retention import expired_segments
 from klamm.broker.log.segment import Segment, Segments
 from klamm.broker.log.settings import LogConfig
 from klamm.broker.log.validation import (
-    Origin,
+    AppendOrigin,
     ReplicatedBatch,
     validate_batch,
     validate_replicated,
@@ -65,8 +65,8 @@ class Log:
         files: Files,
         *,
         segments: Iterable[Segment],
-        epochs: LeaderEpochs,
-        producers: ProducerStates,
+        epochs: LeaderEpochCache,
+        producers: ProducerStateManager,
         start_offset: int,
         end_offset: int,
         recovery_point: int,
@@ -136,7 +136,7 @@ class Log:
         *,
         leader_epoch: int,
         now_ms: int,
-        origin: Origin = Origin.CLIENT,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
     ) -> AppendResult:
         """Append one batch, with offsets and epoch of our own; AppendError if it is refused.
 
@@ -154,7 +154,7 @@ class Log:
         has_producer = header.producer_id != NO_PRODUCER
         with self._lock:
             if has_producer and not header.is_control:
-                if origin is Origin.CLIENT:
+                if origin is AppendOrigin.CLIENT:
                     duplicate = self.producers.find_duplicate(header)
                     if duplicate is not None:
                         return AppendResult(
@@ -164,7 +164,7 @@ class Log:
                             self.start_offset,
                             is_duplicate=True,
                         )
-                self.producers.check(header, sequence=origin is Origin.CLIENT)
+                self.producers.check(header, sequence=origin is AppendOrigin.CLIENT)
             first = self.end_offset
             last = first + header.last_offset_delta
             try:
@@ -357,7 +357,7 @@ class Log:
         except OSError as error:
             raise self.directory.fail(error) from error
 
-    def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTransaction]:
+    def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTxn]:
         """The aborted transactions with data in [offset, upper_offset)."""
         found = []
         for segment in self._segments.from_offset(offset):

@@ -24,14 +24,14 @@ from klamm.broker.log.checkpoints import (
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
-    DirectoryIdentity,
     DirectoryLock,
+    MetaProperties,
     OffsetCheckpoint,
     claim_directory,
     put_clean_shutdown_mark,
     take_clean_shutdown_mark,
 )
-from klamm.broker.log.cleaner import DirtyLog, clean, find_dirt
+from klamm.broker.log.cleaner import LogToClean, clean, find_dirt
 from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.errors import CorruptLogError, StorageError
 from klamm.broker.log.files import REAL_FILES, Files
@@ -134,7 +134,7 @@ class LogManager:
 
     # -- start and stop
 
-    def open(self, identity: DirectoryIdentity) -> None:
+    def open(self, identity: MetaProperties) -> None:
         """Create missing directories, lock them and check whose they are.
 
         A directory that does not work is offline from the start; if none works, StorageError.
@@ -387,7 +387,7 @@ class LogManager:
 
         A log that cannot be cleaned is marked as uncleanable, and the others get their turn.
         """
-        dirty: list[tuple[_Disk, DirtyLog]] = []
+        dirty: list[tuple[_Disk, LogToClean]] = []
         for disk in self._online():
             cleaned = disk.checkpoint(CLEANER_OFFSETS).read()
             found = (

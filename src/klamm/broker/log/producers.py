@@ -40,7 +40,7 @@ _COUNT: Final = struct.Struct(">i")
 _SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 
-class ProducedBatch(NamedTuple):
+class BatchMetadata(NamedTuple):
     """A batch that was appended, as far as it is needed to recognize a retry."""
 
     first_sequence: int
@@ -50,7 +50,7 @@ class ProducedBatch(NamedTuple):
     timestamp: int
 
 
-class CompletedTransaction(NamedTuple):
+class CompletedTxn(NamedTuple):
     """A transaction whose marker has been appended."""
 
     producer_id: int
@@ -59,7 +59,7 @@ class CompletedTransaction(NamedTuple):
     is_aborted: bool
 
 
-class Marker(NamedTuple):
+class EndTransactionMarker(NamedTuple):
     """What the one record of a control batch says."""
 
     is_abort: bool
@@ -67,11 +67,11 @@ class Marker(NamedTuple):
 
 
 @dataclass(slots=True)
-class ProducerState:
+class ProducerStateEntry:
     """One producer id on one partition."""
 
     epoch: int
-    batches: deque[ProducedBatch] = field(default_factory=lambda: deque(maxlen=REMEMBERED_BATCHES))
+    batches: deque[BatchMetadata] = field(default_factory=lambda: deque(maxlen=REMEMBERED_BATCHES))
     timestamp: int = -1
     coordinator_epoch: int = -1
     transaction_start: int = NO_OFFSET
@@ -93,17 +93,17 @@ def last_sequence_of(first: int, delta: int) -> int:
     return last if last <= _LAST_SEQUENCE else last - _LAST_SEQUENCE - 1
 
 
-class ProducerStates:
+class ProducerStateManager:
     """The producers of one log."""
 
     def __init__(self, replica: Path, files: Files, expiration_ms: int) -> None:
         self._replica = replica
         self._files = files
         self._expiration_ms = expiration_ms
-        self._states: dict[int, ProducerState] = {}
+        self._states: dict[int, ProducerStateEntry] = {}
         self._open_transactions: dict[int, int] = {}
         #: Finished, but with a marker that may not be committed yet; by first offset.
-        self._unsettled: dict[int, CompletedTransaction] = {}
+        self._unsettled: dict[int, CompletedTxn] = {}
         found = map(parse_segment_file, os.listdir(replica))
         self._snapshots = {
             parsed[0] for parsed in found if parsed and parsed[1] == PRODUCER_SNAPSHOT
@@ -112,7 +112,7 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._states)
 
-    def get(self, producer_id: int) -> ProducerState | None:
+    def get(self, producer_id: int) -> ProducerStateEntry | None:
         return self._states.get(producer_id)
 
     def last_offsets(self) -> dict[int, int]:
@@ -122,7 +122,7 @@ class ProducerStates:
 
     # -- a batch from a client
 
-    def find_duplicate(self, header: BatchHeader) -> ProducedBatch | None:
+    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
         """The batch that `header` repeats, if it is one of the last few of its producer."""
         state = self._states.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch:
@@ -168,7 +168,7 @@ class ProducerStates:
         state = self._enter(header)
         first, delta = header.base_sequence, header.last_offset_delta
         state.batches.append(
-            ProducedBatch(
+            BatchMetadata(
                 first,
                 last_sequence_of(first, delta),
                 base_offset,
@@ -182,8 +182,8 @@ class ProducerStates:
             self._open_transactions[header.producer_id] = base_offset
 
     def complete(
-        self, header: BatchHeader, base_offset: int, marker: Marker
-    ) -> CompletedTransaction | None:
+        self, header: BatchHeader, base_offset: int, marker: EndTransactionMarker
+    ) -> CompletedTxn | None:
         """Take in a transaction marker; None if the transaction had no data here."""
         state = self._enter(header)
         state.coordinator_epoch = marker.coordinator_epoch
@@ -192,15 +192,15 @@ class ProducerStates:
         self._open_transactions.pop(header.producer_id, None)
         if start == NO_OFFSET:
             return None
-        done = CompletedTransaction(header.producer_id, start, base_offset, marker.is_abort)
+        done = CompletedTxn(header.producer_id, start, base_offset, marker.is_abort)
         self._unsettled[start] = done
         return done
 
-    def _enter(self, header: BatchHeader) -> ProducerState:
+    def _enter(self, header: BatchHeader) -> ProducerStateEntry:
         """The state of the batch's producer; a new epoch has no earlier batches."""
         state = self._states.get(header.producer_id)
         if state is None:
-            state = self._states[header.producer_id] = ProducerState(header.producer_epoch)
+            state = self._states[header.producer_id] = ProducerStateEntry(header.producer_epoch)
         elif state.epoch != header.producer_epoch:
             state.batches.clear()
             state.epoch = header.producer_epoch
@@ -222,7 +222,7 @@ class ProducerStates:
             return None
         return min([*self._open_transactions.values(), *self._unsettled])
 
-    def stable_end_after(self, completed: CompletedTransaction) -> int:
+    def stable_end_after(self, completed: CompletedTxn) -> int:
         """The last stable offset once `completed` no longer counts."""
         others = [
             start for pid, start in self._open_transactions.items() if pid != completed.producer_id
@@ -235,7 +235,7 @@ class ProducerStates:
         for pid in expired:
             del self._states[pid]
 
-    def _is_expired(self, state: ProducerState, now_ms: int) -> bool:
+    def _is_expired(self, state: ProducerStateEntry, now_ms: int) -> bool:
         is_idle = now_ms - state.timestamp >= self._expiration_ms
         return is_idle and state.transaction_start == NO_OFFSET
 
@@ -319,12 +319,12 @@ class ProducerStates:
         if len(entries) != count:
             raise ValueError(f"it announces {count} producers and has {len(entries)}")
         for pid, epoch, sequence, offset, delta, timestamp, coordinator, start in entries:
-            state = ProducerState(epoch, timestamp=timestamp, coordinator_epoch=coordinator)
+            state = ProducerStateEntry(epoch, timestamp=timestamp, coordinator_epoch=coordinator)
             state.transaction_start = start
             if offset >= 0:
                 first = _sequence_before(sequence, delta)
                 state.batches.append(
-                    ProducedBatch(first, sequence, offset - delta, offset, timestamp)
+                    BatchMetadata(first, sequence, offset - delta, offset, timestamp)
                 )
             if not self._is_expired(state, now_ms):
                 self._states[pid] = state

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from klamm.broker.log.checkpoints import read_topic_id
 from klamm.broker.log.directory import LogDirectory
-from klamm.broker.log.epochs import LeaderEpochs
+from klamm.broker.log.epochs import LeaderEpochCache
 from klamm.broker.log.files import Files
 from klamm.broker.log.log import Log
 from klamm.broker.log.names import (
@@ -30,7 +30,7 @@ from klamm.broker.log.names import (
     TIME_INDEX,
     parse_segment_file,
 )
-from klamm.broker.log.producers import ProducerStates
+from klamm.broker.log.producers import ProducerStateManager
 from klamm.broker.log.replay import collect_epochs, note_batch, rebuild_producers
 from klamm.broker.log.segment import Segment
 from klamm.broker.log.settings import FOREVER, LogConfig
@@ -71,8 +71,8 @@ def load_log(
     if not checkpointed.was_clean:
         flushed = max(0, bisect_right(segments, checkpointed.recovery_point, key=_base) - 1)
     _repair_indexes(segments[:flushed], config)
-    epochs, has_epochs = LeaderEpochs.load(path, files, directory)
-    producers = ProducerStates(path, files, producer_expiration_ms)
+    epochs, has_epochs = LeaderEpochCache.load(path, files, directory)
+    producers = ProducerStateManager(path, files, producer_expiration_ms)
     if not has_epochs:
         collect_epochs(epochs, segments[:flushed])
     is_believed = flushed == len(segments)
@@ -189,8 +189,8 @@ def _recover(
     segments: list[Segment],
     flushed: int,
     config: LogConfig,
-    epochs: LeaderEpochs,
-    producers: ProducerStates,
+    epochs: LeaderEpochCache,
+    producers: ProducerStateManager,
     now_ms: int,
 ) -> list[Segment]:
     """Read the segments after the first `flushed`, and keep what is whole up to the first damage.

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from klamm.broker.log.aborted import AbortedTransaction
-from klamm.broker.log.epochs import LeaderEpochs
+from klamm.broker.log.aborted import AbortedTxn
+from klamm.broker.log.epochs import LeaderEpochCache
 from klamm.broker.log.producers import (
     NO_PRODUCER,
-    CompletedTransaction,
-    Marker,
-    ProducerStates,
+    CompletedTxn,
+    EndTransactionMarker,
+    ProducerStateManager,
 )
 from klamm.broker.log.segment import Segment
 from klamm.protocol.records import Batch, iterate_records
@@ -24,18 +24,20 @@ _MARKER_VALUE: Final = struct.Struct(">hi")
 _ABORT: Final = 0
 
 
-def note_batch(producers: ProducerStates, segment: Segment, batch: Batch, base_offset: int) -> None:
+def note_batch(
+    producers: ProducerStateManager, segment: Segment, batch: Batch, base_offset: int
+) -> None:
     """Take in what a batch says about its producer, once it is in `segment` at `base_offset`."""
     done = _apply(producers, batch, base_offset)
     if done is not None and done.is_aborted:
         stable = producers.stable_end_after(done)
         segment.aborted_index.append(
-            AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+            AbortedTxn(done.producer_id, done.first_offset, done.last_offset, stable)
         )
 
 
 def rebuild_producers(
-    producers: ProducerStates, segments: Sequence[Segment], end_offset: int, now_ms: int
+    producers: ProducerStateManager, segments: Sequence[Segment], end_offset: int, now_ms: int
 ) -> None:
     """Bring `producers` to what follows from all offsets below `end_offset`, and no more."""
     start = producers.load_snapshot(end_offset, now_ms)
@@ -55,16 +57,14 @@ def rebuild_producers(
                 _apply(producers, batch, header.base_offset)
 
 
-def collect_epochs(epochs: LeaderEpochs, segments: Iterable[Segment]) -> None:
+def collect_epochs(epochs: LeaderEpochCache, segments: Iterable[Segment]) -> None:
     """Find the leader epochs in the batches themselves. Slow: it reads every header."""
     for segment in segments:
         for _, header in segment.headers():
             epochs.assign_if_newer(header.leader_epoch, header.base_offset)
 
 
-def _apply(
-    producers: ProducerStates, batch: Batch, base_offset: int
-) -> CompletedTransaction | None:
+def _apply(producers: ProducerStateManager, batch: Batch, base_offset: int) -> CompletedTxn | None:
     header = batch.header
     if header.producer_id == NO_PRODUCER:
         return None
@@ -75,11 +75,11 @@ def _apply(
     return producers.complete(header, base_offset, marker) if marker else None
 
 
-def _decode_marker(batch: Batch) -> Marker | None:
+def _decode_marker(batch: Batch) -> EndTransactionMarker | None:
     """What a control batch says; None if compaction has emptied it."""
     record = next(iterate_records(batch), None)
     if record is None or record.key is None or record.value is None:
         return None
     _, kind = _MARKER_KEY.unpack_from(record.key)
     _, coordinator_epoch = _MARKER_VALUE.unpack_from(record.value)
-    return Marker(kind == _ABORT, coordinator_epoch)
+    return EndTransactionMarker(kind == _ABORT, coordinator_epoch)

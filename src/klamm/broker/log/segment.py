@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from klamm.broker.log.aborted import AbortedIndex
+from klamm.broker.log.aborted import TransactionIndex
 from klamm.broker.log.errors import CorruptLogError
 from klamm.broker.log.files import Buffer, Files, OpenFile, size_of
 from klamm.broker.log.indexes import OffsetIndex, TimeIndex
@@ -55,7 +55,7 @@ class Segment:
         self.path = Path(f"{stem}{LOG}{suffix}")
         self.offset_index = OffsetIndex(Path(f"{stem}{OFFSET_INDEX}{suffix}"), base_offset, files)
         self.time_index = TimeIndex(Path(f"{stem}{TIME_INDEX}{suffix}"), base_offset, files)
-        self.aborted_index = AbortedIndex(Path(f"{stem}{ABORTED_INDEX}{suffix}"), files)
+        self.aborted_index = TransactionIndex(Path(f"{stem}{ABORTED_INDEX}{suffix}"), files)
         self.size = size_of(self.path) or 0
         self.created_ms = created_ms
         self._files = files

@@ -62,7 +62,7 @@ _CODEC_OF: Final = {
 }
 
 
-class Origin(Enum):
+class AppendOrigin(Enum):
     """Who wrote a batch that a leader appends."""
 
     CLIENT = "client"
@@ -134,7 +134,7 @@ def takes_long(records: Buffer | None) -> bool:
     return bool(count > _MANY_RECORDS)
 
 
-def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Origin) -> Batch:
+def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: AppendOrigin) -> Batch:
     """The batch as it is to be stored, apart from offset and epoch; AppendError if it is refused.
 
     What `records` hold has passed `check_produced`, or was made by this broker.
@@ -142,7 +142,7 @@ def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Orig
     view = memoryview(records)
     header = decode_batch_header(view)
     batch = Batch(header, view)
-    if origin is Origin.CLIENT and header.base_offset != 0:
+    if origin is AppendOrigin.CLIENT and header.base_offset != 0:
         raise AppendError(
             ErrorCode.INVALID_RECORD,
             f"The baseOffset of the record batch should be 0, but it is {header.base_offset}",
@@ -155,7 +155,7 @@ def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Orig
             f"Record is corrupt (stored crc = {header.crc})",
             flaw=Flaw.CHECKSUM,
         )
-    if origin is Origin.CLIENT:
+    if origin is AppendOrigin.CLIENT:
         _check_client_header(header)
     elif header.is_control:
         return batch

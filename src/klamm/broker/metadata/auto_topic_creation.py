@@ -9,13 +9,13 @@ from klamm.names import CONSUMER_OFFSETS
 from klamm.protocol.codes import ErrorCode
 
 #: Sends a request to the controller's process and returns its response.
-AskController = Callable[[dict[str, object]], Awaitable[Any]]
+SendToController = Callable[[dict[str, object]], Awaitable[Any]]
 
 
 class AutoTopicCreation:
     """Creates topics through the controller's process, which knows how to place replicas."""
 
-    def __init__(self, config: BrokerConfig, ask: AskController) -> None:
+    def __init__(self, config: BrokerConfig, ask: SendToController) -> None:
         self.config = config
         self._ask = ask
         self._under_way: set[str] = set()

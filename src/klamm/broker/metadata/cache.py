@@ -33,7 +33,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Endpoint(NamedTuple):
+class BrokerEndpoint(NamedTuple):
     host: str
     port: int
 
@@ -42,11 +42,11 @@ class LiveBroker(NamedTuple):
     """A broker that the controller holds for alive, and how it is reached on each listener."""
 
     id: int
-    endpoints: Mapping[str, Endpoint]
+    endpoints: Mapping[str, BrokerEndpoint]
     rack: str | None = None
 
 
-class Node(NamedTuple):
+class BrokerNode(NamedTuple):
     """A broker as clients of one listener see it."""
 
     id: int
@@ -159,18 +159,22 @@ class ClusterSnapshot:
     def is_alive(self, broker: int) -> bool:
         return broker in self.brokers
 
-    def node(self, broker: int, listener: str) -> Node | None:
+    def node(self, broker: int, listener: str) -> BrokerNode | None:
         """How to reach a broker on a listener; None if it is not alive or has no such listener."""
         live = self.brokers.get(broker)
         endpoint = live.endpoints.get(listener) if live else None
-        return Node(broker, endpoint.host, endpoint.port, live.rack) if live and endpoint else None
+        return (
+            BrokerNode(broker, endpoint.host, endpoint.port, live.rack)
+            if live and endpoint
+            else None
+        )
 
-    def nodes(self, listener: str) -> list[Node]:
+    def nodes(self, listener: str) -> list[BrokerNode]:
         """The live brokers that have a listener of this name."""
         nodes = (self.node(broker, listener) for broker in self.brokers)
         return [node for node in nodes if node]
 
-    def controller(self, listener: str) -> Node | None:
+    def controller(self, listener: str) -> BrokerNode | None:
         """How to reach the controller, as far as it is known to be alive."""
         return self.node(self.controller_id, listener)
 

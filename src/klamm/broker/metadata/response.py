@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from klamm.broker.metadata.cache import ClusterSnapshot, Node, TopicMetadata
+from klamm.broker.metadata.cache import BrokerNode, ClusterSnapshot, TopicMetadata
 from klamm.names import is_internal
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
 from klamm.protocol.codec.primitives import encode_count, encode_string
@@ -74,7 +74,9 @@ def encode_all_topics(
 class _Leaders:
     """Which leaders may be named to the client, and what to say instead of the others."""
 
-    def __init__(self, snapshot: ClusterSnapshot, nodes: Iterable[Node], version: int) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, nodes: Iterable[BrokerNode], version: int
+    ) -> None:
         self._reachable = frozenset(_pack_int32(node.id) for node in nodes)
         self._snapshot = snapshot
         self._knows_listeners = version >= _FIRST_WITH_LISTENER_ERRORS
@@ -94,7 +96,7 @@ class _Leaders:
         return with_leader_error(record, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def _encode_node(node: Node, version: int) -> bytes:
+def _encode_node(node: BrokerNode, version: int) -> bytes:
     is_flexible = version >= _FIRST_FLEXIBLE
     encoded = _pack_int32(node.id) + encode_string(node.host, is_flexible) + _pack_int32(node.port)
     if version >= _FIRST_WITH_RACKS:

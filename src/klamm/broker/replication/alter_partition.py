@@ -8,14 +8,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from klamm.broker.clock import Clock
-from klamm.broker.controller_channel import ToController
-from klamm.broker.identity import Identity
+from klamm.broker.controller_channel import BrokerToControllerChannel
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.replication.isr import (
     RETRY_BACKOFF_MS,
     AlterPartitionBatch,
-    IsrAnswer,
-    IsrChangeLine,
-    IsrProposal,
+    AlterPartitionItem,
+    AlterPartitionQueue,
+    AlterPartitionResult,
 )
 from klamm.errors import UnavailableError
 from klamm.names import TopicPartition
@@ -30,17 +30,19 @@ _VERSION_BY_NAME: Final = 1
 #: In ZooKeeper mode members of an ISR are not told apart by their incarnations.
 _NO_EPOCH: Final = -1
 
-OnAnswer = Callable[[IsrProposal, IsrAnswer], None]
+OnAnswer = Callable[[AlterPartitionItem, AlterPartitionResult], None]
 
 
-class IsrChanges:
+class AlterPartitionManager:
     """Sends what is in the line until the controller has answered it."""
 
-    def __init__(self, identity: Identity, to_controller: ToController, clock: Clock) -> None:
+    def __init__(
+        self, identity: BrokerIdentity, controller_channel: BrokerToControllerChannel, clock: Clock
+    ) -> None:
         self._identity = identity
-        self._to_controller = to_controller
+        self._controller_channel = controller_channel
         self._clock = clock
-        self._line = IsrChangeLine()
+        self._line = AlterPartitionQueue()
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -48,12 +50,12 @@ class IsrChanges:
         """Begin; `on_answer` hears what becomes of each proposal."""
         self._task = asyncio.create_task(self._send_all(on_answer), name="ISR changes")
 
-    def submit(self, proposal: IsrProposal) -> None:
+    def submit(self, proposal: AlterPartitionItem) -> None:
         """Put a proposal into the line."""
         self._line.submit(proposal)
         self._wanted.set()
 
-    def submit_later(self, proposal: IsrProposal, is_wanted: Callable[[], bool]) -> None:
+    def submit_later(self, proposal: AlterPartitionItem, is_wanted: Callable[[], bool]) -> None:
         """Put a proposal into the line again after a pause, if it still stands then."""
 
         def submit() -> None:
@@ -78,7 +80,7 @@ class IsrChanges:
     async def _send_all(self, on_answer: OnAnswer) -> None:
         while True:
             self._wanted.clear()
-            controller = self._to_controller.controller
+            controller = self._controller_channel.controller
             batch = self._line.next_batch(
                 None if controller is None else controller.id, self._clock.steady_ms()
             )
@@ -102,7 +104,7 @@ class IsrChanges:
         """Wait for a proposal, for a controller, or for the time to try again."""
         at_ms = self._line.next_attempt_ms()
         timeout_s = None
-        if at_ms is not None and self._to_controller.controller is not None:
+        if at_ms is not None and self._controller_channel.controller is not None:
             timeout_s = max(at_ms - self._clock.steady_ms(), 1) / 1000
         try:
             async with asyncio.timeout(timeout_s):
@@ -110,11 +112,13 @@ class IsrChanges:
         except TimeoutError:
             pass
 
-    async def _ask(self, batch: AlterPartitionBatch) -> dict[TopicPartition, IsrAnswer] | ErrorCode:
+    async def _ask(
+        self, batch: AlterPartitionBatch
+    ) -> dict[TopicPartition, AlterPartitionResult] | ErrorCode:
         """The answers by partition, or the error that refuses all."""
         by_id = all(proposal.topic_id is not None for proposal in batch.proposals)
         version = _VERSION_BY_ID if by_id else _VERSION_BY_NAME
-        answer = await self._to_controller.ask_once(
+        answer = await self._controller_channel.send_once(
             ApiKey.ALTER_PARTITION,
             version,
             {
@@ -130,7 +134,7 @@ class IsrChanges:
             TopicPartition(
                 names.get(topic.topic_id, "") if by_id else topic.topic_name,
                 int(partition.partition_index),
-            ): IsrAnswer(
+            ): AlterPartitionResult(
                 ErrorCode.of(int(partition.error_code)),
                 int(partition.leader_epoch),
                 int(partition.partition_epoch),
@@ -141,8 +145,8 @@ class IsrChanges:
         }
 
 
-def _topics(proposals: Iterable[IsrProposal]) -> list[dict[str, Any]]:
-    def topic_of(proposal: IsrProposal) -> tuple[str, uuid.UUID | None]:
+def _topics(proposals: Iterable[AlterPartitionItem]) -> list[dict[str, Any]]:
+    def topic_of(proposal: AlterPartitionItem) -> tuple[str, uuid.UUID | None]:
         return proposal.partition.topic, proposal.topic_id
 
     ordered = sorted(

@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from klamm.broker.fetch.session_handler import FetchPlan, FetchSessionClient, Wanted
+from klamm.broker.fetch.session_handler import (
+    FetchRequestData,
+    FetchSessionHandler,
+    PartitionToFetch,
+)
 from klamm.broker.log.epochs import NO_EPOCH, UNDEFINED_END, EpochEnd
 from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.replication.replica_log import FetchPosition, ReplicaLog
@@ -49,14 +53,14 @@ class Truncation(NamedTuple):
             log.truncate_to(self.offset, now_ms=now_ms)
 
 
-class OffsetQuestion(NamedTuple):
+class ListOffsetsQuery(NamedTuple):
     """A ListOffsets for the partitions whose fetch offset the leader does not have."""
 
     timestamp: int
     leader_epochs: Mapping[TopicPartition, int]
 
 
-class OffsetReply(NamedTuple):
+class ListOffsetsResult(NamedTuple):
     error: int
     offset: int = -1
 
@@ -108,7 +112,7 @@ class ReplicaFetcher:
         self._backoff_ms = backoff_ms
         self._throttle = throttle or ReplicationThrottle()
         self._followed: dict[TopicPartition, _Followed] = {}
-        self._session = FetchSessionClient()
+        self._session = FetchSessionHandler()
         self._topics: dict[uuid.UUID, _Topic] = {}
         self._delayed: list[tuple[int, TopicPartition]] = []
         self._paused_until_ms = 0
@@ -166,7 +170,7 @@ class ReplicaFetcher:
 
     # Fetching
 
-    def next_fetch(self, now_ms: int) -> FetchPlan | None:
+    def next_fetch(self, now_ms: int) -> FetchRequestData | None:
         """What to ask the leader now; None if there is nothing to fetch at the moment."""
         self._end_delays(now_ms)
         if now_ms < self._paused_until_ms:
@@ -225,7 +229,7 @@ class ReplicaFetcher:
 
     # Out of range
 
-    def next_question(self) -> OffsetQuestion | None:
+    def next_list_offsets(self) -> ListOffsetsQuery | None:
         """What to ask the leader about offsets before fetching goes on; None: nothing."""
         for phase, timestamp in (
             (_Phase.ASKING_LATEST, LATEST),
@@ -237,20 +241,23 @@ class ReplicaFetcher:
                 if followed.phase is phase
             }
             if epochs:
-                return OffsetQuestion(timestamp, epochs)
+                return ListOffsetsQuery(timestamp, epochs)
         return None
 
-    def on_replies(
-        self, question: OffsetQuestion, replies: Mapping[TopicPartition, OffsetReply], now_ms: int
+    def on_list_offsets(
+        self,
+        question: ListOffsetsQuery,
+        replies: Mapping[TopicPartition, ListOffsetsResult],
+        now_ms: int,
     ) -> FetchEffects:
-        """Take in what the leader says to an `OffsetQuestion`."""
+        """Take in what the leader says to an `ListOffsetsQuery`."""
         effects = FetchEffects()
         phase = _Phase.ASKING_LATEST if question.timestamp == LATEST else _Phase.ASKING_EARLIEST
         for name, leader_epoch in question.leader_epochs.items():
             followed = self._followed.get(name)
             if not followed or followed.phase is not phase or followed.leader_epoch != leader_epoch:
                 continue
-            reply = replies.get(name, OffsetReply(ErrorCode.UNKNOWN_SERVER_ERROR))
+            reply = replies.get(name, ListOffsetsResult(ErrorCode.UNKNOWN_SERVER_ERROR))
             if reply.error:
                 followed.phase = _Phase.FETCHING
                 self._on_error(name, followed, reply.error, effects, now_ms)
@@ -345,7 +352,7 @@ class ReplicaFetcher:
     def _want(self, name: TopicPartition, followed: _Followed) -> None:
         log = followed.log
         position = FetchPosition(log.end_offset, followed.leader_epoch, log.epochs.latest)
-        self._session.want(name, Wanted(followed.topic_id, position, log.start_offset))
+        self._session.want(name, PartitionToFetch(followed.topic_id, position, log.start_offset))
 
     # Delays
 

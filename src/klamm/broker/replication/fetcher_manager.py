@@ -12,15 +12,19 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from klamm.broker.clock import Clock
-from klamm.broker.fetch.session_handler import FetchPlan, Forgotten, Wanted
-from klamm.broker.identity import Identity
+from klamm.broker.fetch.session_handler import (
+    FetchRequestData,
+    ForgottenPartition,
+    PartitionToFetch,
+)
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.replication.fetcher import (
     FetchEffects,
-    OffsetQuestion,
-    OffsetReply,
+    ListOffsetsQuery,
+    ListOffsetsResult,
     ReplicaFetcher,
     Truncation,
     fetcher_index,
@@ -30,7 +34,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.errors import UnavailableError
 from klamm.metrics.meters import Meter
 from klamm.names import TopicPartition
-from klamm.net.connection import Exchange
+from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
 
 log = logging.getLogger("klamm.broker.replication.fetcher_manager")
@@ -49,19 +53,19 @@ class Means(NamedTuple):
     """What all loops fetch with."""
 
     config: BrokerConfig
-    identity: Identity
+    identity: BrokerIdentity
     metadata: MetadataCache
     clock: Clock
     throttle: ReplicationThrottle
 
 
-class Fetchers:
+class ReplicaFetcherManager:
     """All loops of a broker, started when they are needed and ended when they are not."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        identity: Identity,
+        identity: BrokerIdentity,
         metadata: MetadataCache,
         truncate: Truncate,
         on_effects: OnEffects,
@@ -182,7 +186,7 @@ class _Loop:
         self._on_effects = on_effects
         self._on_end = on_end
         self._changed = asyncio.Event()
-        self._exchange = Exchange(
+        self._exchange = ClientConnection(
             f"broker-{means.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
@@ -216,11 +220,11 @@ class _Loop:
 
     async def _step(self) -> None:
         self._changed.clear()
-        question = self.fetcher.next_question()
+        question = self.fetcher.next_list_offsets()
         if question is not None:
             replies = await self._ask_offsets(question)
             now_ms = self._clock.steady_ms()
-            self._on_effects(self, self.fetcher.on_replies(question, replies, now_ms))
+            self._on_effects(self, self.fetcher.on_list_offsets(question, replies, now_ms))
             return
         plan = self.fetcher.next_fetch(self._clock.steady_ms())
         if plan is None:
@@ -249,7 +253,7 @@ class _Loop:
             raise UnavailableError(f"broker {self.leader} is not known to be alive")
         return await self._exchange.ask(node.host, node.port, key, version, body)
 
-    def _fetch_body(self, plan: FetchPlan) -> dict[str, Any]:
+    def _fetch_body(self, plan: FetchRequestData) -> dict[str, Any]:
         config, identity = self._means.config, self._means.identity
         return {
             "replica_id": identity.broker_id,
@@ -268,7 +272,9 @@ class _Loop:
             "rack_id": "",
         }
 
-    async def _ask_offsets(self, question: OffsetQuestion) -> dict[TopicPartition, OffsetReply]:
+    async def _ask_offsets(
+        self, question: ListOffsetsQuery
+    ) -> dict[TopicPartition, ListOffsetsResult]:
         answer = await self._ask(
             ApiKey.LIST_OFFSETS,
             _LIST_OFFSETS,
@@ -294,7 +300,7 @@ class _Loop:
             },
         )
         return {
-            TopicPartition(topic.name, int(each.partition_index)): OffsetReply(
+            TopicPartition(topic.name, int(each.partition_index)): ListOffsetsResult(
                 int(each.error_code), int(each.offset)
             )
             for topic in answer.topics
@@ -303,7 +309,7 @@ class _Loop:
 
 
 def _fetch_topics(
-    partitions: Mapping[TopicPartition, Wanted], max_bytes: int
+    partitions: Mapping[TopicPartition, PartitionToFetch], max_bytes: int
 ) -> list[dict[str, Any]]:
     topics: dict[tuple[str, uuid.UUID | None], list[dict[str, Any]]] = {}
     for name, (topic_id, position, start_offset) in partitions.items():
@@ -323,7 +329,7 @@ def _fetch_topics(
     ]
 
 
-def _forgotten_topics(forgotten: Iterable[Forgotten]) -> list[dict[str, Any]]:
+def _forgotten_topics(forgotten: Iterable[ForgottenPartition]) -> list[dict[str, Any]]:
     topics: dict[tuple[str, uuid.UUID | None], list[int]] = {}
     for name, topic_id in forgotten:
         topics.setdefault((name.topic, topic_id), []).append(name.partition)

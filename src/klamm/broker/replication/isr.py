@@ -26,7 +26,7 @@ _SETTLED_BY_CONTROLLER: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IsrProposal:
+class AlterPartitionItem:
     """A change of the ISR that the controller is asked for. Compared by identity."""
 
     partition: TopicPartition
@@ -37,7 +37,7 @@ class IsrProposal:
     is_expansion: bool
 
 
-class IsrAnswer(NamedTuple):
+class AlterPartitionResult(NamedTuple):
     """What the controller says to one proposal; the rest only counts without an error."""
 
     error: ErrorCode
@@ -67,7 +67,7 @@ class IsrOutcome(NamedTuple):
 class FollowerProgress(NamedTuple):
     """What changed because a follower fetched."""
 
-    proposal: IsrProposal | None
+    proposal: AlterPartitionItem | None
     high_watermark_rose: bool
     #: A DeleteRecords may be waiting for it.
     start_offset_rose: bool
@@ -113,21 +113,21 @@ class AlterPartitionBatch(NamedTuple):
     """What goes into one AlterPartition request."""
 
     controller: int
-    proposals: tuple[IsrProposal, ...]
+    proposals: tuple[AlterPartitionItem, ...]
 
 
 class Answered(NamedTuple):
     """A proposal that is settled for the line; the partition decides what that means."""
 
-    proposal: IsrProposal
-    answer: IsrAnswer
+    proposal: AlterPartitionItem
+    answer: AlterPartitionResult
 
 
-class IsrChangeLine:
+class AlterPartitionQueue:
     """Proposals in the order of their arrival, and the one request that is under way."""
 
     def __init__(self) -> None:
-        self._waiting: dict[TopicPartition, IsrProposal] = {}
+        self._waiting: dict[TopicPartition, AlterPartitionItem] = {}
         self._in_flight: AlterPartitionBatch | None = None
         self._not_before_ms = 0
         #: A controller that has said that it is none, or that cannot be reached.
@@ -136,7 +136,7 @@ class IsrChangeLine:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def submit(self, proposal: IsrProposal) -> None:
+    def submit(self, proposal: AlterPartitionItem) -> None:
         """Put a proposal into the line; it replaces an older one for the same partition.
 
         The older one belongs to a leadership that has ended, or the partition would not have
@@ -166,7 +166,7 @@ class IsrChangeLine:
         return self._not_before_ms if self._waiting and not self._in_flight else None
 
     def on_answers(
-        self, answers: Mapping[TopicPartition, IsrAnswer], now_ms: int
+        self, answers: Mapping[TopicPartition, AlterPartitionResult], now_ms: int
     ) -> list[Answered]:
         """Take in a response without an error of its own.
 

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import WaitingDelete, WaitingProduce
-from klamm.broker.delayed.requests import Parking
-from klamm.broker.identity import Identity
+from klamm.broker.delayed.operations import DelayedDeleteRecords, DelayedProduce
+from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.log.files import Buffer
 from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.results import AppendResult
-from klamm.broker.log.validation import Origin, validate_batch
+from klamm.broker.log.validation import AppendOrigin, validate_batch
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
-from klamm.broker.replication.alter_partition import IsrChanges
-from klamm.broker.replication.fetcher_manager import Fetchers
-from klamm.broker.replication.isr import IsrAnswer, IsrProposal
-from klamm.broker.replication.partition import Order, Partition, Role, Step
+from klamm.broker.replication.alter_partition import AlterPartitionManager
+from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.broker.replication.isr import AlterPartitionItem, AlterPartitionResult
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.broker.replication.replica_log import Reader
 from klamm.broker.replication.throttle import ReplicationThrottle, parse_throttled_replicas
 from klamm.config.broker import BrokerConfig
@@ -66,19 +66,19 @@ class ReplicaManager:
     def __init__(
         self,
         config: BrokerConfig,
-        identity: Identity,
+        identity: BrokerIdentity,
         metadata: MetadataCache,
         logs: LogManager,
         topics: TopicConfigs,
-        fetchers: Fetchers,
-        isr_changes: IsrChanges,
-        parking: Parking,
+        fetchers: ReplicaFetcherManager,
+        alter_partition_manager: AlterPartitionManager,
+        purgatories: Purgatories,
         meters: BrokerMeters,
         clock: Clock,
     ) -> None:
         self.logs = logs
         self.topics = topics
-        self.parking = parking
+        self.purgatories = purgatories
         self.leader_throttle = ReplicationThrottle()
         self.is_shutting_down = False
         self.role_listener: RoleListener | None = None
@@ -86,7 +86,7 @@ class ReplicaManager:
         self._identity = identity
         self._metadata = metadata
         self._fetchers = fetchers
-        self._isr_changes = isr_changes
+        self._alter_partition_manager = alter_partition_manager
         self._meters = meters
         self._clock = clock
         self._partitions: dict[TopicPartition, Partition] = {}
@@ -134,7 +134,9 @@ class ReplicaManager:
         """Wait until nobody is cutting the log of this partition."""
         await self._fetchers.wait_truncated(name)
 
-    def apply(self, name: TopicPartition, topic_id: uuid.UUID | None, order: Order) -> ErrorCode:
+    def apply(
+        self, name: TopicPartition, topic_id: uuid.UUID | None, order: LeaderAndIsrPartitionState
+    ) -> ErrorCode:
         """Carry out one partition of a LeaderAndIsr (LISR-1..13)."""
         if name in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -170,7 +172,7 @@ class ReplicaManager:
                 self._delete(name)
             except StorageError:
                 return ErrorCode.KAFKA_STORAGE_ERROR
-        self.parking.on_change(name)
+        self.purgatories.on_change(name)
         return ErrorCode.NONE
 
     def _new_partition(self, name: TopicPartition) -> Partition:
@@ -191,11 +193,13 @@ class ReplicaManager:
     def _let_go(self, name: TopicPartition) -> None:
         if self._partitions.pop(name, None) is not None:
             self._hosted[name.topic] -= 1
-        self._isr_changes.withdraw(name)
+        self._alter_partition_manager.withdraw(name)
         if self.role_listener is not None:
             self.role_listener.on_removed(name)
 
-    def _open(self, name: TopicPartition, topic_id: uuid.UUID | None, order: Order) -> Log:
+    def _open(
+        self, name: TopicPartition, topic_id: uuid.UUID | None, order: LeaderAndIsrPartitionState
+    ) -> Log:
         replica = self.logs.get_or_create(
             name, topic_id=topic_id, is_new=order.is_new, now_ms=self._clock.wall_ms()
         )
@@ -206,10 +210,10 @@ class ReplicaManager:
             self._topic_names[replica.topic_id] = name.topic
         return replica
 
-    def _lead(self, partition: Partition, order: Order, replica: Log) -> None:
+    def _lead(self, partition: Partition, order: LeaderAndIsrPartitionState, replica: Log) -> None:
         name = partition.name
         self._fetchers.remove(name)
-        self._isr_changes.withdraw(name)
+        self._alter_partition_manager.withdraw(name)
         partition.become_leader(order, replica, self._clock.steady_ms())
         log.debug(
             "[Broker id=%s] leads %s from offset %s under epoch %s, ISR %s",
@@ -219,16 +223,18 @@ class ReplicaManager:
             order.leader_epoch,
             order.isr,
         )
-        self.parking.on_change(name)
+        self.purgatories.on_change(name)
         if self.role_listener is not None:
             self.role_listener.on_leading(name, order.leader_epoch, replica)
 
-    def _follow(self, partition: Partition, order: Order, replica: Log) -> None:
+    def _follow(
+        self, partition: Partition, order: LeaderAndIsrPartitionState, replica: Log
+    ) -> None:
         name = partition.name
         self._fetchers.remove(name)
-        self._isr_changes.withdraw(name)
+        self._alter_partition_manager.withdraw(name)
         partition.become_follower(order, replica)
-        self.parking.on_change(name)
+        self.purgatories.on_change(name)
         if self.role_listener is not None:
             self.role_listener.on_following(name, order.leader_epoch)
         if not self.is_shutting_down:
@@ -257,7 +263,7 @@ class ReplicaManager:
         records: Buffer | Batch,
         *,
         acks_all: bool,
-        origin: Origin = Origin.CLIENT,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
     ) -> Appended:
         """Append one batch to a partition that is led here (PROD-2, from its fifth check on).
 
@@ -290,9 +296,9 @@ class ReplicaManager:
             self._meters.on_appended(name.topic, count, size)
             # In this order: a lone replica commits what it appends, and who waits sees both.
             rose = partition.on_append(self._clock.steady_ms())
-            self.parking.on_append(name)
+            self.purgatories.on_append(name)
             if rose:
-                self.parking.on_high_watermark(name)
+                self.purgatories.on_high_watermark(name)
         return Appended(ErrorCode.NONE, result)
 
     def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
@@ -301,16 +307,18 @@ class ReplicaManager:
         if isinstance(partition, ErrorCode) or partition.role is not Role.LEADER:
             return records  # which `append` will refuse
         assert isinstance(partition.log, Log), "a leader has a log on disk"
-        return validate_batch(records, partition.log.config, self._clock.wall_ms(), Origin.CLIENT)
+        return validate_batch(
+            records, partition.log.config, self._clock.wall_ms(), AppendOrigin.CLIENT
+        )
 
     async def wait_committed(
         self, required_offsets: dict[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, ErrorCode]:
         """Wait until these partitions are committed up to these offsets; what came of each."""
-        waiter = WaitingProduce(required_offsets, self.find)
+        waiter = DelayedProduce(required_offsets, self.find)
         if not waiter.check_all():
-            parking = self.parking
-            if not await parking.wait(parking.produces, waiter, waiter.keys, timeout_ms):
+            purgatories = self.purgatories
+            if not await purgatories.wait(purgatories.produces, waiter, waiter.keys, timeout_ms):
                 waiter.expire()
         return waiter.errors
 
@@ -318,7 +326,7 @@ class ReplicaManager:
         self, required_offsets: dict[TopicPartition, int]
     ) -> dict[TopicPartition, ErrorCode] | None:
         """The same without waiting: None if there is something to wait for."""
-        waiter = WaitingProduce(required_offsets, self.find)
+        waiter = DelayedProduce(required_offsets, self.find)
         return waiter.errors if waiter.check_all() else None
 
     # DeleteRecords
@@ -341,12 +349,12 @@ class ReplicaManager:
 
     async def wait_deleted(
         self, offsets: dict[TopicPartition, int], timeout_ms: int
-    ) -> WaitingDelete:
+    ) -> DelayedDeleteRecords:
         """Wait until all live replicas have deleted up to these offsets."""
-        waiter = WaitingDelete(offsets, self.find)
+        waiter = DelayedDeleteRecords(offsets, self.find)
         if not waiter.check_all():
-            parking = self.parking
-            if not await parking.wait(parking.deletes, waiter, waiter.keys, timeout_ms):
+            purgatories = self.purgatories
+            if not await purgatories.wait(purgatories.deletes, waiter, waiter.keys, timeout_ms):
                 waiter.expire()
         return waiter
 
@@ -362,23 +370,27 @@ class ReplicaManager:
         if progress.proposal is not None:
             self._propose(progress.proposal)
         if progress.high_watermark_rose:
-            self.parking.on_high_watermark(partition.name)
+            self.purgatories.on_high_watermark(partition.name)
         if progress.start_offset_rose:
-            self.parking.on_low_watermark(partition.name)
+            self.purgatories.on_low_watermark(partition.name)
 
-    def on_isr_answer(self, proposal: IsrProposal, answer: IsrAnswer) -> None:
+    def on_alter_partition_result(
+        self, proposal: AlterPartitionItem, answer: AlterPartitionResult
+    ) -> None:
         """Take in what the controller says to a change of an ISR (BISR-8..10)."""
         partition = self._partitions.get(proposal.partition)
         if partition is None:
             return
-        outcome = partition.on_isr_answer(proposal, answer, self._clock.steady_ms())
+        outcome = partition.on_alter_partition_result(proposal, answer, self._clock.steady_ms())
         if outcome.resend:
-            self._isr_changes.submit_later(proposal, lambda: partition.pending is proposal)
+            self._alter_partition_manager.submit_later(
+                proposal, lambda: partition.pending is proposal
+            )
         if outcome.committed:
             self._meters.on_isr_changed(is_expansion=proposal.is_expansion)
             log.info("%s: the ISR is now %s", partition.name, partition.isr)
             # Who waits for acks may have to be told that there are too few replicas.
-            self.parking.on_high_watermark(partition.name)
+            self.purgatories.on_high_watermark(partition.name)
         elif answer.error:
             self._meters.failed_isr_updates += 1
             log.info("%s: the controller says %s", partition.name, answer.error.name)
@@ -390,9 +402,9 @@ class ReplicaManager:
             if partition.role is Role.LEADER and (proposal := partition.shrink(now_ms)):
                 self._propose(proposal)
 
-    def _propose(self, proposal: IsrProposal) -> None:
+    def _propose(self, proposal: AlterPartitionItem) -> None:
         log.info("%s: proposing the ISR %s", proposal.partition, proposal.isr)
-        self._isr_changes.submit(proposal)
+        self._alter_partition_manager.submit(proposal)
 
     # Configuration and failures
 
@@ -407,7 +419,7 @@ class ReplicaManager:
             if partition.name.topic == topic:
                 partition.min_insync_replicas = config.min_insync_replicas
                 if partition.on_append(self._clock.steady_ms()):
-                    self.parking.on_high_watermark(partition.name)
+                    self.purgatories.on_high_watermark(partition.name)
 
     def config_changed(self, config: BrokerConfig) -> None:
         """Let the broker's new settings take effect on the logs and on the throttles."""
@@ -445,5 +457,5 @@ class ReplicaManager:
                 self._fetchers.remove(name)
                 self._let_go(name)
                 self._offline.add(name)
-                self.parking.on_change(name)
+                self.purgatories.on_change(name)
         log.error("log directory %s is offline; %s replicas are lost", path, len(self._offline))

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 from klamm.broker.log.epochs import NO_EPOCH, UNDEFINED_END, EpochEnd
 from klamm.broker.replication.isr import (
+    AlterPartitionItem,
+    AlterPartitionResult,
     FollowerProgress,
     FollowerState,
-    IsrAnswer,
     IsrOutcome,
-    IsrProposal,
 )
 from klamm.broker.replication.replica_log import (
     UNKNOWN_OFFSET,
@@ -47,7 +47,7 @@ class Role(enum.Enum):
     FOLLOWER = enum.auto()
 
 
-class Order(NamedTuple):
+class LeaderAndIsrPartitionState(NamedTuple):
     """What LeaderAndIsr says about one partition."""
 
     leader: int
@@ -61,7 +61,7 @@ class Order(NamedTuple):
 
 
 class Step(enum.Enum):
-    """What to do about an `Order`."""
+    """What to do about an `LeaderAndIsrPartitionState`."""
 
     LEAD = enum.auto()  # open the log, then call become_leader
     FOLLOW = enum.auto()  # open the log, then call become_follower
@@ -117,7 +117,7 @@ class Partition:
         self.adding: tuple[int, ...] = ()
         self.removing: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
-        self.pending: IsrProposal | None = None
+        self.pending: AlterPartitionItem | None = None
         self.maximal_isr: frozenset[int] = frozenset()
         #: Whether somebody in the ISR is no replica any more, and about to be taken out of it.
         self._isr_has_strangers = False
@@ -130,7 +130,7 @@ class Partition:
 
     # Orders of the controller
 
-    def decide(self, order: Order, topic_id: uuid.UUID | None) -> Decision:
+    def decide(self, order: LeaderAndIsrPartitionState, topic_id: uuid.UUID | None) -> Decision:
         """Whether `order` is news, and what has to be done about it. Changes nothing."""
         log_topic_id = self.log.topic_id if self.log else None
         if topic_id and log_topic_id and topic_id != log_topic_id:
@@ -153,7 +153,9 @@ class Partition:
             ErrorCode.NONE, Step.LEAD if order.leader == self.broker_id else Step.FOLLOW
         )
 
-    def become_leader(self, order: Order, log: ReplicaLog, now_ms: int) -> BecameLeader:
+    def become_leader(
+        self, order: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
+    ) -> BecameLeader:
         """Lead from now on. The fetcher is stopped and `log` is open with its high watermark."""
         is_new_leader = self.role is not Role.LEADER
         self.log = log
@@ -177,7 +179,7 @@ class Partition:
         self.role = Role.LEADER
         return BecameLeader(is_new_leader, self._raise_high_watermark(now_ms))
 
-    def become_follower(self, order: Order, log: ReplicaLog) -> None:
+    def become_follower(self, order: LeaderAndIsrPartitionState, log: ReplicaLog) -> None:
         """Follow from now on. The fetcher has to be started anew, even for the same leader."""
         self.log = log
         self._assign(order)
@@ -192,7 +194,7 @@ class Partition:
             return ErrorCode.NONE
         return ErrorCode.FENCED_LEADER_EPOCH
 
-    def _assign(self, order: Order) -> None:
+    def _assign(self, order: LeaderAndIsrPartitionState) -> None:
         self.leader = order.leader
         self.leader_epoch = order.leader_epoch
         self.partition_epoch = order.partition_epoch
@@ -241,7 +243,7 @@ class Partition:
         rose = offset != known_end and self._raise_high_watermark(now_ms)
         return FollowerProgress(proposal, rose, start_offset > known_start)
 
-    def shrink(self, now_ms: int) -> IsrProposal | None:
+    def shrink(self, now_ms: int) -> AlterPartitionItem | None:
         """Propose an ISR without the followers that have fallen behind, if there are any."""
         if self.role is not Role.LEADER or self.pending or not self.log:
             return None
@@ -257,7 +259,9 @@ class Partition:
         )
         return self._propose(kept) if len(kept) < len(self.isr) else None
 
-    def on_isr_answer(self, proposal: IsrProposal, answer: IsrAnswer, now_ms: int) -> IsrOutcome:
+    def on_alter_partition_result(
+        self, proposal: AlterPartitionItem, answer: AlterPartitionResult, now_ms: int
+    ) -> IsrOutcome:
         """Take in what the controller says to `proposal`.
 
         An answer to anything but the pending proposal is too late: a LeaderAndIsr has replaced
@@ -279,7 +283,7 @@ class Partition:
         self._commit_isr(answer.isr)
         return IsrOutcome(committed=True, high_watermark_rose=self._raise_high_watermark(now_ms))
 
-    def _expand(self, replica_id: int, follower: FollowerState) -> IsrProposal | None:
+    def _expand(self, replica_id: int, follower: FollowerState) -> AlterPartitionItem | None:
         if self.pending or replica_id in self.isr or not self.log:
             return None
         # Without the second condition a follower could join that still lacks what the previous
@@ -290,9 +294,9 @@ class Partition:
             return None
         return self._propose((*self.isr, replica_id)) if self._is_alive(replica_id) else None
 
-    def _propose(self, isr: tuple[int, ...]) -> IsrProposal:
+    def _propose(self, isr: tuple[int, ...]) -> AlterPartitionItem:
         topic_id = self.log.topic_id if self.log else None
-        self.pending = IsrProposal(
+        self.pending = AlterPartitionItem(
             self.name,
             topic_id,
             self.leader_epoch,

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from klamm.broker.controller_channel import ToController
-from klamm.broker.identity import Identity
+from klamm.broker.controller_channel import BrokerToControllerChannel
+from klamm.broker.identity import BrokerIdentity
 from klamm.protocol.apis import ApiKey
 
 log = logging.getLogger("klamm.broker.transactions.producer_ids")
@@ -18,9 +18,11 @@ _PREFETCH_PERCENT: Final = 90
 class ProducerIds:
     """The block in use and, towards its end, the next one."""
 
-    def __init__(self, identity: Identity, to_controller: ToController) -> None:
+    def __init__(
+        self, identity: BrokerIdentity, controller_channel: BrokerToControllerChannel
+    ) -> None:
         self._identity = identity
-        self._to_controller = to_controller
+        self._controller_channel = controller_channel
         self._current = range(0)
         self._used = 0
         self._next: range | None = None
@@ -49,7 +51,7 @@ class ProducerIds:
 
     async def _ask(self) -> None:
         try:
-            answer: Any = await self._to_controller.ask(
+            answer: Any = await self._controller_channel.ask(
                 ApiKey.ALLOCATE_PRODUCER_IDS,
                 _VERSION,
                 lambda: {

@@ -11,7 +11,7 @@ from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.client.topics import describe
 from klamm.errors import ProtocolError, UnavailableError
-from klamm.net.blocking import Connection
+from klamm.net.blocking import BlockingConnection
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.parts import (
     AssignmentColumns,
@@ -127,7 +127,7 @@ def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], in
 
 
 def _describe_log_dirs(address: tuple[str, int]) -> Any:
-    connection = Connection(*address, "klamm-snapshot")
+    connection = BlockingConnection(*address, "klamm-snapshot")
     try:
         return connection.ask(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
     except (UnavailableError, ProtocolError, KafkaError):
