@@ -1,7 +1,7 @@
 """Which requests klamm understands, in which versions, and how they are framed.
 
-The table is the specification's (broker.md 1.1, and of 1.2 the storage administration that needs
-no security). What is not in it is neither advertised nor decoded.
+The table is the specification's (broker.md 1.1 and 1.2, without delegation tokens).
+What is not in it is neither advertised nor decoded.
 """
 
 import enum
@@ -30,15 +30,20 @@ class ApiKey(enum.IntEnum):
     SYNC_GROUP = 14
     DESCRIBE_GROUPS = 15
     LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
@@ -46,6 +51,10 @@ class ApiKey(enum.IntEnum):
     ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
     ALTER_PARTITION = 56
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
@@ -106,15 +115,20 @@ _TABLE: Final = (
     _api(_K.SYNC_GROUP, "SyncGroup", (0, 5), 4),
     _api(_K.DESCRIBE_GROUPS, "DescribeGroups", (0, 5), 5),
     _api(_K.LIST_GROUPS, "ListGroups", (0, 5), 3),
+    _api(_K.SASL_HANDSHAKE, "SaslHandshake", (0, 1), NEVER),
     _api(_K.API_VERSIONS, "ApiVersions", (0, 4), 3),
     _api(_K.CREATE_TOPICS, "CreateTopics", (0, 7), 5),
     _api(_K.DELETE_TOPICS, "DeleteTopics", (0, 6), 4),
     _api(_K.DELETE_RECORDS, "DeleteRecords", (0, 2), 2),
     _api(_K.INIT_PRODUCER_ID, "InitProducerId", (0, 5), 2),
     _api(_K.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", (2, 4), 4),
+    _api(_K.DESCRIBE_ACLS, "DescribeAcls", (1, 3), 2),
+    _api(_K.CREATE_ACLS, "CreateAcls", (1, 3), 2),
+    _api(_K.DELETE_ACLS, "DeleteAcls", (1, 3), 2),
     _api(_K.DESCRIBE_CONFIGS, "DescribeConfigs", (1, 4), 4),
     _api(_K.ALTER_CONFIGS, "AlterConfigs", (0, 2), 2),
     _api(_K.DESCRIBE_LOG_DIRS, "DescribeLogDirs", (1, 4), 2),
+    _api(_K.SASL_AUTHENTICATE, "SaslAuthenticate", (0, 2), 2),
     _api(_K.CREATE_PARTITIONS, "CreatePartitions", (0, 3), 2),
     _api(_K.DELETE_GROUPS, "DeleteGroups", (0, 2), 2),
     _api(_K.ELECT_LEADERS, "ElectLeaders", (0, 2), 2),
@@ -122,6 +136,10 @@ _TABLE: Final = (
     _api(_K.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", (0, 0), 0),
     _api(_K.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", (0, 0), 0),
     _api(_K.OFFSET_DELETE, "OffsetDelete", (0, 0), NEVER),
+    _api(_K.DESCRIBE_CLIENT_QUOTAS, "DescribeClientQuotas", (0, 1), 1),
+    _api(_K.ALTER_CLIENT_QUOTAS, "AlterClientQuotas", (0, 1), 1),
+    _api(_K.DESCRIBE_USER_SCRAM_CREDENTIALS, "DescribeUserScramCredentials", (0, 0), 0),
+    _api(_K.ALTER_USER_SCRAM_CREDENTIALS, "AlterUserScramCredentials", (0, 0), 0),
     _api(_K.ALTER_PARTITION, "AlterPartition", (0, 3), 0),
     _api(_K.UPDATE_FEATURES, "UpdateFeatures", (0, 1), 0),
     _api(_K.DESCRIBE_CLUSTER, "DescribeCluster", (0, 1), 0),

@@ -1,0 +1,1 @@
+"""Who may connect and what they may do: authentication, authorization and quotas."""
