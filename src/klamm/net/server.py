@@ -24,6 +24,8 @@ from klamm.metrics.requests import RequestMeter, Unsent
 
 log = logging.getLogger("klamm.net.server")
 
+#: The principal of a client that has not said who it is.
+ANONYMOUS: Final = "User:ANONYMOUS"
 _SIZE: Final = struct.Struct(">i")
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
@@ -66,6 +68,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.listener = listener
         self.peer = "?"
         self.client_host = "?"
+        self.principal = ANONYMOUS
         self.last_active = time.monotonic()
         self._server = server
         self._transport: asyncio.Transport | None = None

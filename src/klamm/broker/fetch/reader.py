@@ -1,7 +1,7 @@
 """Reading for a fetch: what each partition gives, and whether that is worth an answer."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
@@ -39,6 +39,8 @@ class FetchParams(NamedTuple):
     rack: str
     min_bytes: int
     max_bytes: int
+    #: Whether a topic may be read; None if every topic may.
+    may_read: Callable[[str], bool] | None = None
 
 
 class FetchResult(NamedTuple):
@@ -119,6 +121,9 @@ class FetchReader:
         name = requested.name or self._resolve(params.reader, requested)
         if name is None:
             return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
+        if terms.may_read is not None and not terms.may_read(name.topic):
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return FetchPartitionResponse(requested.partition, denied)
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
             return self._failed(params, name, partition, None)

@@ -246,7 +246,12 @@ def offset_delete_body(body: Any, answer: OffsetDeleteResponse) -> Values:
 # DescribeGroups, ListGroups, DeleteGroups
 
 
-def describe_groups_body(body: Any, descriptions: Iterable[GroupDescription]) -> Values:
+def describe_groups_body(
+    body: Any,
+    descriptions: Iterable[GroupDescription],
+    operations: Callable[[str], int] = lambda _: GROUP_OPERATIONS,
+) -> Values:
+    """`operations` gives the authorized operations on a group."""
     asks = getattr(body, "include_authorized_operations", False)
     return {
         "groups": [
@@ -268,7 +273,7 @@ def describe_groups_body(body: Any, descriptions: Iterable[GroupDescription]) ->
                     for member in group.members
                 ],
                 "authorized_operations": (
-                    GROUP_OPERATIONS if asks and not group.error else _NOT_ASKED
+                    operations(group.group_id) if asks and not group.error else _NOT_ASKED
                 ),
             }
             for group in descriptions

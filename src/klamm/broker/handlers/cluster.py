@@ -21,7 +21,9 @@ from klamm.broker.metadata.cache import (
     TopicMetadata,
 )
 from klamm.broker.metadata.response import Operations, encode_all_topics
+from klamm.broker.security.access import Access
 from klamm.names import is_internal, is_legal
+from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.metadata_records import PartitionMetadata
@@ -96,6 +98,8 @@ class ClusterHandlers:
         version = call.header.api_version
         wanted = body.topics
         if wanted is None or (version == 0 and not wanted):
+            if call.access is not None:
+                return asyncio.to_thread(self._describe_allowed, call, snapshot, call.access)
             if snapshot.partition_count > _MANY_PARTITIONS:
                 return self._encode_elsewhere(call, snapshot)
             return self._encode_all(call, snapshot)
@@ -113,6 +117,11 @@ class ClusterHandlers:
                 and found["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 and found["name"] is not None
             )
+            if call.access is not None:
+                denied = _denied(call.access, topic, found, creates=is_creatable)
+                if denied is not None:
+                    answers.append(denied)
+                    continue
             answers.append(self._create(found["name"]) if is_creatable else found)
         if any(asyncio.iscoroutine(answer) for answer in answers):
             return self._metadata_after_creation(call, snapshot, answers)
@@ -129,6 +138,16 @@ class ClusterHandlers:
         frame = encode_all_topics(call.header, snapshot, listener, cluster_id, operations)
         # Counted as one: nobody asked about a topic in particular.
         return EncodedResponse([frame], [ErrorCode.NONE])
+
+    def _describe_allowed(self, call: Call, snapshot: ClusterSnapshot, access: Access) -> Body:
+        """Every topic that the client may describe."""
+        may_describe = access.may_on_topic(AclOperation.DESCRIBE)
+        topics = [
+            self._known(call, snapshot, topic)
+            for topic in snapshot.topics()
+            if may_describe(topic.name)
+        ]
+        return self._metadata_body(call, snapshot, topics)
 
     async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         """A snapshot does not change, so that another thread can take its time over it."""
@@ -154,7 +173,7 @@ class ClusterHandlers:
             "cluster_id": self._identity.cluster_id,
             "controller_id": snapshot.controller_id,
             "topics": topics,
-            "cluster_authorized_operations": CLUSTER_OPERATIONS if asks else _NOT_ASKED,
+            "cluster_authorized_operations": _cluster_operations(call) if asks else _NOT_ASKED,
         }
 
     def _lookup(self, call: Call, snapshot: ClusterSnapshot, wanted: Any) -> Body:
@@ -183,7 +202,9 @@ class ClusterHandlers:
             "partitions": [
                 _partition(call, snapshot, partition) for partition in topic.partitions()
             ],
-            "topic_authorized_operations": TOPIC_OPERATIONS if asks else _NOT_ASKED,
+            "topic_authorized_operations": (
+                _topic_operations(call, topic.name) if asks else _NOT_ASKED
+            ),
         }
 
     # DescribeCluster
@@ -203,7 +224,7 @@ class ClusterHandlers:
                 {"broker_id": node.id, "host": node.host, "port": node.port, "rack": node.rack}
                 for node in snapshot.nodes(call.connection.listener)
             ],
-            "cluster_authorized_operations": CLUSTER_OPERATIONS if asks else _NOT_ASKED,
+            "cluster_authorized_operations": _cluster_operations(call) if asks else _NOT_ASKED,
         }
         if endpoint_type != _BROKER_ENDPOINTS:
             known = endpoint_type == 2
@@ -212,6 +233,38 @@ class ClusterHandlers:
             )
             answer |= {"error_code": code, "error_message": code.message, "brokers": []}
         return answer
+
+
+def _topic_operations(call: Call, topic: str) -> int:
+    if call.access is None:
+        return TOPIC_OPERATIONS
+    return call.access.operations(ResourceType.TOPIC, topic)
+
+
+def _cluster_operations(call: Call) -> int:
+    if call.access is None:
+        return CLUSTER_OPERATIONS
+    if not call.access.may_on_cluster(AclOperation.DESCRIBE):
+        return 0
+    return call.access.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _denied(access: Access, wanted: Any, found: Body, *, creates: bool) -> Body | None:
+    """What is answered in place of a topic that may not be described or created (SEC-9)."""
+    name = found["name"]
+    if name is None:
+        return None  # an id that is not known: nothing is told
+    if not access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+        if getattr(wanted, "topic_id", None) is not None:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return _unknown_topic(None, code, wanted.topic_id)
+        return _unknown_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    may_create = access.may_on_cluster(AclOperation.CREATE) or access.may(
+        AclOperation.CREATE, ResourceType.TOPIC, name
+    )
+    if creates and not may_create:
+        return _unknown_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return None
 
 
 def _version_range(key: int) -> Body:

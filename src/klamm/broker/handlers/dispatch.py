@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from klamm.broker.security.access import Access
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
 from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
@@ -36,6 +37,8 @@ class Call(NamedTuple):
     #: When all of it had been read from the socket, and when it had been decoded.
     arrived: int
     begun: int
+    #: What the client may do; None without an authorizer, when it may do everything.
+    access: Access | None = None
 
 
 class EncodedResponse(NamedTuple):
@@ -122,7 +125,7 @@ class Dispatcher:
 
 
 def _answer(call: Call, result: Result, handled: int) -> MeasuredResponse:
-    _, header, _, frame, meter, arrived, begun = call
+    _, header, _, frame, meter, arrived, begun, _ = call
     if isinstance(result, EncodedResponse):
         parts, codes = result
     else:

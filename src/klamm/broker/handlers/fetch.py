@@ -1,7 +1,7 @@
 """Fetch, from consumers and from followers (sections 6.2, 6.8 and 6.9)."""
 
 import uuid
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
@@ -19,9 +19,11 @@ from klamm.broker.fetch.sessions import (
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
+from klamm.broker.security.access import Access
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.net.server import Part
+from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import (
@@ -119,6 +121,7 @@ class FetchHandlers:
             request.rack_id if is_movable and self._selects_by_rack else "",
             min(request.min_bytes, max_bytes),
             max_bytes,
+            None if call.access is None else _may_read(call.access, request.replica_id),
         )
 
     def _answer(
@@ -140,6 +143,14 @@ class FetchHandlers:
                 self._metadata.snapshot, hinted, call.connection.listener
             ),
         )
+
+
+def _may_read(access: Access, replica_id: int) -> Callable[[str], bool]:
+    """Consumers need Read on the topic, followers ClusterAction for any topic (SEC-9)."""
+    if replica_id < 0:
+        return access.may_on_topic(AclOperation.READ)
+    is_follower = access.may_on_cluster(AclOperation.CLUSTER_ACTION)
+    return lambda _: is_follower
 
 
 def _frame(call: Call, response: FetchResponse) -> EncodedResponse:

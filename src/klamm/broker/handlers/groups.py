@@ -13,6 +13,7 @@ from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
 from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
+from klamm.protocol.acls import ResourceType
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -134,7 +135,12 @@ class GroupHandlers:
 
     def _describe(self, call: Call) -> Body:
         descriptions = map(self._service.coordinator.describe_group, call.body.groups)
-        return groups.describe_groups_body(call.body, descriptions)
+        access = call.access
+        if access is None:
+            return groups.describe_groups_body(call.body, descriptions)
+        return groups.describe_groups_body(
+            call.body, descriptions, lambda group: access.operations(ResourceType.GROUP, group)
+        )
 
     def _list(self, call: Call) -> Body:
         states, types = groups.list_groups_filters(call.body)

@@ -16,6 +16,7 @@ from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.names import TopicPartition, is_internal
 from klamm.net.server import CloseConnection
+from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.produce import (
@@ -142,6 +143,11 @@ class ProduceHandlers:
         partitions: Iterable[tuple[int, Records]],
         required: Required,
     ) -> list[ProducePartitionResponse]:
+        if call.access is not None and not call.access.may(
+            AclOperation.WRITE, ResourceType.TOPIC, topic
+        ):
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return [ProducePartitionResponse(index, denied) for index, _ in partitions]
         entries = []
         for index, records in partitions:
             name = TopicPartition(topic, index)

@@ -216,6 +216,44 @@ def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
     return make
 
 
+def _create_acls(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    return {"results": [failed for _ in body.creations]}
+
+
+def _delete_acls(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message, "matching_acls": []}
+    return {"filter_results": [failed for _ in body.filters]}
+
+
+def _describe_user_scram_credentials(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    results = [{**failed, "user": user.name, "credential_infos": []} for user in body.users or ()]
+    return {**failed, "results": results}
+
+
+def _alter_user_scram_credentials(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    users = dict.fromkeys(each.name for each in (*body.deletions, *body.upsertions))
+    return {"results": [{**failed, "user": user} for user in users]}
+
+
+def _alter_client_quotas(body: Any, code: ErrorCode) -> Values:
+    failed = {"error_code": code, "error_message": code.message}
+    return {
+        "entries": [
+            {
+                **failed,
+                "entity": [
+                    {"entity_type": each.entity_type, "entity_name": each.entity_name}
+                    for each in entry.entity
+                ],
+            }
+            for entry in body.entries
+        ]
+    }
+
+
 _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = MappingProxyType(
     {
         ApiKey.PRODUCE: _produce,
@@ -244,6 +282,11 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.DESCRIBE_CONFIGS: _resources("results"),
         ApiKey.ALTER_CONFIGS: _resources("responses"),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses"),
+        ApiKey.CREATE_ACLS: _create_acls,
+        ApiKey.DELETE_ACLS: _delete_acls,
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describe_user_scram_credentials,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alter_user_scram_credentials,
+        ApiKey.ALTER_CLIENT_QUOTAS: _alter_client_quotas,
     }
 )
 #: What else has to stand beside an error at the top.
@@ -258,6 +301,8 @@ _TOP_LEVEL: Final[Mapping[int, Values]] = MappingProxyType(
             "members": [],
         },
         ApiKey.SYNC_GROUP: {"assignment": b""},
+        ApiKey.SASL_HANDSHAKE: {"mechanisms": []},
+        ApiKey.SASL_AUTHENTICATE: {"auth_bytes": b""},
         ApiKey.INIT_PRODUCER_ID: {"producer_id": -1, "producer_epoch": -1},
         ApiKey.ALLOCATE_PRODUCER_IDS: {"producer_id_start": 0, "producer_id_len": 0},
         ApiKey.DESCRIBE_CLUSTER: {"cluster_id": "", "controller_id": -1, "brokers": []},
