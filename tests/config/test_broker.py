@@ -111,40 +111,53 @@ def test_keys_of_one_listener_and_of_plug_ins_are_known():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ssl.keystore.location", "keys.jks"),
-        ("ssl.client.auth", "required"),
-        ("sasl.enabled.mechanisms", "PLAIN"),
-        ("authorizer.class.name", "kafka.security.authorizer.AclAuthorizer"),
-        ("super.users", "User:admin"),
-        ("zookeeper.set.acl", "true"),
-        ("zookeeper.ssl.client.enable", "true"),
-        ("security.inter.broker.protocol", "SSL"),
+        ("authorizer.class.name", "com.example.Authorizer"),
+        ("principal.builder.class", "com.example.PrincipalBuilder"),
+        ("ssl.engine.factory.class", "com.example.Factory"),
         ("delegation.token.secret.key", "s3cret"),
-        ("listener.name.internal.ssl.keystore.location", "keys.jks"),
-        ("listener.name.internal.plain.sasl.jaas.config", "x"),
+        ("listener.name.internal.plain.sasl.server.callback.handler.class", "com.example.Handler"),
+        ("client.quota.callback.class", "com.example.Quotas"),
     ],
 )
-def test_a_key_that_promises_security_refuses_the_start(name: str, text: str):
-    with pytest.raises(ConfigError, match="promises protection") as refused:
+def test_a_key_that_promises_what_klamm_does_not_do_refuses_the_start(name: str, text: str):
+    with pytest.raises(ConfigError, match="promises") as refused:
         BrokerConfig.from_properties({**_LEAST, name: text})
     assert name in str(refused.value)
     assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("zookeeper.set.acl", "false"), ("ssl.client.auth", "none"), ("authorizer.class.name", "")],
+    ("given", "complaint"),
+    [
+        ({"listeners": "SSL://h:9093", "inter.broker.listener.name": "SSL"}, "ssl.keystore"),
+        (
+            {"listeners": "SASL_PLAINTEXT://h:1", "inter.broker.listener.name": "SASL_PLAINTEXT"},
+            "not GSSAPI",
+        ),
+        (
+            {
+                "listeners": "SASL_PLAINTEXT://h:1",
+                "inter.broker.listener.name": "SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+            },
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config has to be set",
+        ),
+        (
+            {
+                "listeners": "SASL_PLAINTEXT://h:1",
+                "inter.broker.listener.name": "SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            },
+            "has to be one of sasl.enabled.mechanisms",
+        ),
+    ],
 )
-def test_a_security_key_that_is_switched_off_promises_nothing(name: str, text: str):
-    assert name in BrokerConfig.from_properties({**_LEAST, name: text}).without_effect
-
-
-def test_a_listener_that_is_not_plaintext_refuses_the_start():
-    assert "only PLAINTEXT listeners" in refusal(listeners="SSL://h:9093")
-    mapped = {"listeners": "A://h:1", "inter.broker.listener.name": "A"}
-    protocols = {"listener.security.protocol.map": "A:SASL_SSL"}
-    with pytest.raises(ConfigError, match="SASL_SSL"):
-        BrokerConfig.from_properties({**_LEAST, **mapped, **protocols})
+@pytest.mark.rule("SEC-18")
+def test_a_secured_listener_that_lacks_something_refuses_the_start(given, complaint):
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.from_properties({**_LEAST, **given})
+    assert complaint in str(refused.value)
 
 
 def test_kraft_is_refused():

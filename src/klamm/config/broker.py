@@ -14,6 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from klamm.config.broker_keys import KEYS, SYNONYMS
+from klamm.config.broker_security import (
+    AUTHORIZER_KEYS,
+    channel_security,
+    check_promises,
+    is_security_key,
+    listener_security,
+    mechanism_key,
+)
 from klamm.config.definitions import Value
 from klamm.config.endpoints import Endpoint
 from klamm.config.ibp import Ibp
@@ -23,21 +31,6 @@ from klamm.config.properties import read_properties
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.errors import ConfigError
 
-_SECURITY_PREFIXES: Final = ("ssl.", "sasl.", "authorizer.", "zookeeper.ssl.")
-_SECURITY_KEYS: Final = frozenset(
-    {
-        "allow.everyone.if.no.acl.found",
-        "connections.max.reauth.ms",
-        "delegation.token.master.key",
-        "delegation.token.secret.key",
-        "principal.builder.class",
-        "security.inter.broker.protocol",
-        "security.providers",
-        "super.users",
-        "zookeeper.set.acl",
-    }
-)
-_PROMISES_NOTHING: Final = frozenset({"", "none", "false", "0", "plaintext"})
 _KRAFT_KEYS: Final = frozenset({"process.roles", "zookeeper.metadata.migration.enable"})
 #: Settings of plug-ins begin with these; no table can know how they go on.
 _PLUGIN_PREFIXES: Final = ("rlmm.config.", "rsm.config.")
@@ -195,7 +188,11 @@ class BrokerConfig:
     @property
     def without_effect(self) -> tuple[str, ...]:
         """The keys that were given and change nothing, in the order they were given."""
-        return tuple(name for name in self.layers.static if base_name(name) not in KEYS_WITH_EFFECT)
+        return tuple(
+            name
+            for name in self.layers.static
+            if base_name(name) not in KEYS_WITH_EFFECT and not is_security_key(name)
+        )
 
 
 _FIELD_KEYS: Final = {
@@ -239,15 +236,13 @@ def retention_ms(layers: Layers) -> int:
 
 
 def _check_known(name: str, text: str) -> None:
-    if _promises_security(name, text):
-        raise ConfigError(
-            f"{name} promises protection that klamm does not implement, and a broker that ignored"
-            " it would serve everybody: remove the key, and keep to PLAINTEXT listeners"
-        )
+    check_promises(name, text)
     key = key_of(name)
     if key is not None:
         key.parse(text)
-    elif not name.startswith(_PLUGIN_PREFIXES):
+    elif (key_of_mechanism := mechanism_key(name)) is not None:
+        KEYS[key_of_mechanism].parse(text)
+    elif not name.startswith(_PLUGIN_PREFIXES) and name not in AUTHORIZER_KEYS:
         nearest = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"{name} is not a key that Kafka or klamm knows; the nearest is {nearest}"
@@ -256,15 +251,6 @@ def _check_known(name: str, text: str) -> None:
         raise ConfigError(
             f"{name}={text} asks for KRaft; klamm works in ZooKeeper mode only: remove the key"
         )
-
-
-def _promises_security(name: str, text: str) -> bool:
-    if text.strip().lower() in _PROMISES_NOTHING:
-        return False
-    base = base_name(name)
-    # The settings of one SASL mechanism stand between the listener's prefix and the key.
-    of_mechanism = base != name and ".sasl." in base
-    return base.startswith(_SECURITY_PREFIXES) or base in _SECURITY_KEYS or of_mechanism
 
 
 def _with_both_ids(properties: Mapping[str, str]) -> dict[str, str]:
@@ -351,6 +337,12 @@ def _check_together(config: BrokerConfig) -> None:
         raise ConfigError(
             "Invalid value  for configuration klamm.roles: it needs broker, controller or both"
         )
+    for endpoint in config.listeners:
+        listener_security(config.layers, endpoint)
+    for name in (config.inter_broker_listener_name, config.control_plane_listener_name):
+        channel = None if name is None else config.endpoint(name)
+        if channel is not None:
+            channel_security(config.layers, channel)
     if retention_ms(config.layers) == 0:
         raise ConfigError("log.retention.ms must be unlimited (-1) or, greater than or equal to 1")
     if duration_ms(config.layers, "log.roll.ms") == 0:

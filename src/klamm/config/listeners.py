@@ -38,12 +38,6 @@ class Listeners:
         return listeners
 
     def _check(self) -> None:
-        for endpoint in (*self.bound, *self.advertised):
-            if endpoint.protocol != "PLAINTEXT":
-                raise ConfigError(
-                    f"The listener {endpoint} has the security protocol {endpoint.protocol},"
-                    " which klamm does not implement: only PLAINTEXT listeners are served"
-                )
         if not self.advertised:
             raise ConfigError("There must be at least one broker advertised listener.")
         names = [endpoint.name for endpoint in self.bound]
