@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from klamm.broker.metadata.cache import BrokerNode, MetadataCache
+from klamm.config.client_properties import ClientSecurity
 from klamm.errors import UnavailableError
 from klamm.net.connection import ClientConnection
+from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 
 log = logging.getLogger("klamm.broker.controller_channel")
@@ -22,11 +24,18 @@ class BrokerToControllerChannel:
     """Asks whoever is controller."""
 
     def __init__(
-        self, broker_id: int, metadata: MetadataCache, listener: str, timeout_s: float
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        listener: str,
+        timeout_s: float,
+        security: ClientSecurity,
     ) -> None:
         self._metadata = metadata
         self._listener = listener
-        self._exchange = ClientConnection(str(broker_id), timeout_s, timeout_s)
+        self._exchange = ClientConnection(
+            str(broker_id), timeout_s, timeout_s, SecureClient(security)
+        )
         self._turn = asyncio.Lock()
 
     @property

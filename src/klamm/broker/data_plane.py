@@ -93,6 +93,9 @@ class DataPlane:
             metadata,
             config.control_plane_listener_name or config.inter_broker_listener_name,
             config.request_timeout_ms / 1000,
+            config.channel_security(
+                config.control_plane_listener_name or config.inter_broker_listener_name
+            ),
         )
         self.fetchers = ReplicaFetcherManager(
             config, identity, metadata, self._truncate, self._on_fetch_effects, clock

@@ -27,6 +27,9 @@ class NoData:
             metadata,
             config.control_plane_listener_name or config.inter_broker_listener_name,
             config.request_timeout_ms / 1000,
+            config.channel_security(
+                config.control_plane_listener_name or config.inter_broker_listener_name
+            ),
         )
         self._producer_ids = ProducerIds(identity, self._controller_channel)
 

@@ -16,12 +16,14 @@ from typing import Any, Final
 from klamm.config.broker_keys import KEYS, SYNONYMS
 from klamm.config.broker_security import (
     AUTHORIZER_KEYS,
+    ListenerSecurity,
     channel_security,
     check_promises,
     is_security_key,
     listener_security,
     mechanism_key,
 )
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.config.definitions import Value
 from klamm.config.endpoints import Endpoint
 from klamm.config.ibp import Ibp
@@ -58,9 +60,16 @@ class BrokerConfig:
     advertised_listeners: tuple[Endpoint, ...]
     inter_broker_listener_name: str
     control_plane_listener_name: str | None
+    authorizer_class_name: str
     connections_max_idle_ms: int
+    controller_quota_window_num: int
+    controller_quota_window_size_seconds: int
+    max_connection_creation_rate: int
     max_connections: int
     max_connections_per_ip: int
+    max_connections_per_ip_overrides: str
+    quota_window_num: int
+    quota_window_size_seconds: int
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
@@ -171,6 +180,15 @@ class BrokerConfig:
     def endpoint(self, name: str) -> Endpoint | None:
         """The listener of that name, where the broker accepts connections."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == name), None)
+
+    def listener_security(self, endpoint: Endpoint) -> ListenerSecurity:
+        """How the listener at `endpoint` knows who connects."""
+        return listener_security(self.layers, endpoint)
+
+    def channel_security(self, listener: str) -> ClientSecurity:
+        """How this broker connects to that listener of the others."""
+        endpoint = self.endpoint(listener)
+        return PLAINTEXT if endpoint is None else channel_security(self.layers, endpoint)
 
     def advertised_endpoints(
         self, *, hostname: str, bound_ports: Mapping[str, int]

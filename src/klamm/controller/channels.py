@@ -11,14 +11,18 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import Broker, Endpoint
 from klamm.core.events import Event
+from klamm.errors import KlammError
 from klamm.metrics.meters import Timer
+from klamm.net.secure import INSECURE, SecureClient
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
 
 log = logging.getLogger("klamm.controller.channels")
 
@@ -52,8 +56,11 @@ class Channel:
         connect_timeout_s: float,
         answer_timeout_s: float,
         answered: Callable[[Event, str], None],
+        secure: SecureClient = INSECURE,
     ) -> None:
         self.broker = broker
+        self._secure = secure
+        self._login_at: float | None = None
         #: How long requests wait before they are sent.
         self.queue_time = Timer(time.monotonic)
         self._controller_id = controller_id
@@ -101,7 +108,7 @@ class Channel:
         while True:
             try:
                 return await self._exchange(request)
-            except (OSError, EOFError, TimeoutError, struct.error) as error:
+            except (OSError, EOFError, TimeoutError, struct.error, KlammError) as error:
                 log.warning(
                     "[RequestSendThread controllerId=%s] %s to broker %s at %s:%s failed, "
                     "trying again: %r",
@@ -118,13 +125,40 @@ class Channel:
     async def _exchange(self, request: Outgoing) -> bytes:
         if self._streams is None:
             async with asyncio.timeout(self._connect_timeout_s):
+                context, host = self._secure.context, self._endpoint.host
                 self._streams = await asyncio.open_connection(
-                    self._endpoint.host, self._endpoint.port
+                    host,
+                    self._endpoint.port,
+                    ssl=context,
+                    server_hostname=None if context is None else host,
                 )
-        reader, writer = self._streams
+            if self._secure.logs_in:
+                await self._log_in()
+        elif self._login_at is not None and time.monotonic() >= self._login_at:
+            await self._log_in()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        return await self._transfer(request.frame(self._correlation_id))
+
+    async def _log_in(self) -> None:
+        """Authenticate, for the first time or again before the session ends (SEC-5)."""
+        steps = self._secure.login()
+        try:
+            key, version, values = next(steps)
+            while True:
+                self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+                header = RequestHeader(key, version, self._correlation_id, str(self._controller_id))
+                body = await self._transfer([encode_request(header, values)])
+                answer = decode_response(header, _SIZE.pack(self._correlation_id) + body)
+                key, version, values = steps.send(answer)
+        except StopIteration as done:
+            self._login_at = done.value
+
+    async def _transfer(self, parts: Iterable[bytes | memoryview]) -> bytes:
+        """Send one request and read its answer, without the correlation id."""
+        assert self._streams is not None
+        reader, writer = self._streams
         async with asyncio.timeout(self._answer_timeout_s):
-            writer.writelines(request.frame(self._correlation_id))
+            writer.writelines(parts)
             await writer.drain()
             (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
             if not _SIZE.size <= size <= _ANSWER_MAX_BYTES:
@@ -151,8 +185,10 @@ class Channels:
         listener: str,
         connect_timeout_s: float = 30.0,
         answer_timeout_s: float = 30.0,
+        secure: SecureClient = INSECURE,
     ) -> None:
         self._controller_id = controller_id
+        self._secure = secure
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
@@ -186,6 +222,7 @@ class Channels:
             self._connect_timeout_s,
             self._answer_timeout_s,
             lambda event, cause: queue.put(event, cause=cause),
+            self._secure,
         )
 
     def close(self, broker: int) -> None:

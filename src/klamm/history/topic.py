@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.shipping import Shipper, TooLargeError
 from klamm.history.spool import Spool
 from klamm.net.connection import ClientConnection
+from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
@@ -39,11 +41,14 @@ _READ_TIMEOUT_S: Final = 30.0
 class TopicWriter:
     """Sends messages to partition 0 of a topic, one at a time, and creates the topic if need be."""
 
-    def __init__(self, host: str, port: int, topic: str, client_id: str) -> None:
+    def __init__(
+        self, host: str, port: int, topic: str, client_id: str, security: ClientSecurity = PLAINTEXT
+    ) -> None:
+        secure = SecureClient(security)
         self._bootstrap = (host, port)
         self._topic = topic
-        self._asking = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
-        self._producing = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        self._asking = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure)
+        self._producing = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure)
         self._leader: tuple[str, int] | None = None
 
     async def send(self, value: bytes, key: bytes) -> None:
@@ -138,7 +143,8 @@ class TopicShipping:
             if endpoint.name == config.inter_broker_listener_name
         )
         client_id = f"klamm-history-{config.broker_id}"
-        self._writer = TopicWriter(own.host or "localhost", own.port, topic, client_id)
+        security = config.channel_security(config.inter_broker_listener_name)
+        self._writer = TopicWriter(own.host or "localhost", own.port, topic, client_id, security)
         self._shipper = Shipper(spool.directory, topic, self._writer.send)
         self._spool = spool
         self._task: asyncio.Task[None] | None = None

@@ -4,11 +4,13 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from klamm.errors import UnavailableError
+from klamm.net.secure import INSECURE, SecureClient
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response, encode_request
@@ -30,7 +32,11 @@ class BlockingConnection:
     Whatever goes wrong on the way is an `UnavailableError`, and the next request connects again.
     """
 
-    def __init__(self, host: str, port: int, client_id: str) -> None:
+    def __init__(
+        self, host: str, port: int, client_id: str, secure: SecureClient = INSECURE
+    ) -> None:
+        self._secure = secure
+        self._login_at: float | None = None
         self.host = host
         self.port = port
         self._client_id = client_id
@@ -45,6 +51,8 @@ class BlockingConnection:
             try:
                 if self._socket is None:
                     self._connect(timeout_s)
+                elif self._login_at is not None and time.monotonic() >= self._login_at:
+                    self._log_in(timeout_s)
                 return self._exchange(api, self._version(api), values, timeout_s)
             except OSError as error:
                 self._close()
@@ -71,10 +79,24 @@ class BlockingConnection:
             (self.host, self.port), min(timeout_s, _CONNECT_TIMEOUT_S)
         )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = self._secure.wrap(self._socket, self.host)
         answer = self._exchange(ApiKey.API_VERSIONS, 0, {}, timeout_s)
         self._versions = {
             each.api_key: (each.min_version, each.max_version) for each in answer.api_keys
         }
+        if self._secure.logs_in:
+            self._log_in(timeout_s)
+
+    def _log_in(self, timeout_s: float) -> None:
+        """Authenticate, for the first time or again before the session ends (SEC-5)."""
+        steps = self._secure.login()
+        try:
+            request = next(steps)
+            while True:
+                api, version, values = request
+                request = steps.send(self._exchange(api, version, values, timeout_s))
+        except StopIteration as done:
+            self._login_at = done.value
 
     def _version(self, api: ApiKey) -> int:
         ours = APIS[api]

@@ -6,10 +6,13 @@ there, without another copy.
 
 import asyncio
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from klamm.errors import RemoteProtocolError, UnavailableError
+from klamm.net.sasl import LoginError
+from klamm.net.secure import INSECURE, SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
@@ -22,8 +25,16 @@ _ANSWER_MAX_BYTES: Final = 1 << 30
 class ClientConnection:
     """Asks one node, opening the connection when it is needed."""
 
-    def __init__(self, client_id: str, timeout_s: float, connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        timeout_s: float,
+        connect_timeout_s: float,
+        secure: SecureClient = INSECURE,
+    ) -> None:
         self._client_id = client_id
+        self._secure = secure
+        self._login_at: float | None = None
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._correlation_id = 0
@@ -37,7 +48,7 @@ class ClientConnection:
         """The answer's body; UnavailableError if the connection fails, which is then closed."""
         try:
             return await self._ask(host, port, key, version, body)
-        except (OSError, TimeoutError, RemoteProtocolError) as error:
+        except (OSError, TimeoutError, RemoteProtocolError, LoginError) as error:
             self.close()
             raise UnavailableError(f"{key.name} to {host}:{port} failed: {error!r}") from error
         except asyncio.CancelledError:
@@ -51,16 +62,38 @@ class ClientConnection:
             self.close()
             self._wire = await self._connect(host, port)
             self.address = (host, port)
+            if self._secure.logs_in:
+                await self._log_in(self._wire)
+        elif self._login_at is not None and time.monotonic() >= self._login_at:
+            await self._log_in(self._wire)
+        return await self._exchange(self._wire, key, version, body)
+
+    async def _log_in(self, wire: "_Wire") -> None:
+        """Authenticate, for the first time or again before the session ends (SEC-5)."""
+        steps = self._secure.login()
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._exchange(wire, *request))
+        except StopIteration as done:
+            self._login_at = done.value
+
+    async def _exchange(
+        self, wire: "_Wire", key: ApiKey, version: int, body: Mapping[str, Any]
+    ) -> Any:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         header = RequestHeader(key, version, self._correlation_id, self._client_id)
         async with asyncio.timeout(self._timeout_s):
-            answer = await self._wire.ask(encode_request(header, body))
+            answer = await wire.ask(encode_request(header, body))
         return decode_response(header, answer)
 
     async def _connect(self, host: str, port: int) -> "_Wire":
         loop = asyncio.get_running_loop()
+        context = self._secure.context
         async with asyncio.timeout(self._connect_timeout_s):
-            _, wire = await loop.create_connection(_Wire, host, port)
+            _, wire = await loop.create_connection(
+                _Wire, host, port, ssl=context, server_hostname=None if context is None else host
+            )
         return wire
 
     def close(self) -> None:

@@ -7,16 +7,19 @@ passing through Python. What a frame means is not known here.
 """
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import logging
 import os
 import socket
+import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from klamm.config.endpoints import Endpoint
 from klamm.errors import ConfigError, RemoteProtocolError
@@ -29,6 +32,13 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 _SIZE: Final = struct.Struct(">i")
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
+#: How long a client may take for its TLS handshake, and for its authentication.
+_HANDSHAKE_TIMEOUT_S: Final = 30.0
+#: Reads of one connection, and connections of one listener, before others get their turn.
+_READS_AT_A_TIME: Final = 16
+_ACCEPTS_AT_A_TIME: Final = 64
+#: Of a file range that is encrypted: as many as make a few records of TLS.
+_PIECE_BYTES: Final = 256 * 1024
 #: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
 _FIRST_BYTES: Final = 1 << 20
 
@@ -61,11 +71,37 @@ Dispatch: TypeAlias = Callable[
 ]
 
 
+#: What `hold` is set to for a connection that is closed once its answer has left.
+CLOSE: Final = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What all connections of one listener have in common."""
+
+    name: str
+    dispatch: Dispatch
+    frame_bytes_max: int
+    #: With TLS: the context for a new connection, and the principal of its client's certificate;
+    #: None as a principal refuses the connection.
+    tls: Callable[[], ssl.SSLContext] | None = None
+    principal_of: Callable[[bytes | None], str | None] = lambda _: ANONYMOUS
+    #: Prepares a connection that has to authenticate before anything is served to it.
+    on_connected: Callable[["ServerConnection"], None] | None = None
+
+
 class ServerConnection(asyncio.BufferedProtocol):
     """One client. `dispatch` is not called again before its last answer has been handed over."""
 
-    def __init__(self, server: "Server", listener: str) -> None:
-        self.listener = listener
+    def __init__(self, server: "Server", listener: Listener) -> None:
+        self.listener = listener.name
+        self.frame_bytes_max = listener.frame_bytes_max
+        #: The state of an authentication, for those who know what it means.
+        self.authentication: Any = None
+        #: Seconds for which nothing is read after the next answer, or `CLOSE`.
+        self.hold = 0.0
+        self._dispatch = listener.dispatch
+        self._means = listener
         self.peer = "?"
         self.client_host = "?"
         self.principal = ANONYMOUS
@@ -93,10 +129,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._socket.setblocking(False)
         if self._socket.family in (socket.AF_INET, socket.AF_INET6):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = transport.get_extra_info("peername") or ("?", 0)
+        self._admit(transport.get_extra_info("peername") or ("?", 0))
+
+    def _admit(self, peer: tuple[Any, ...]) -> None:
         self.client_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
         self._server.connections.add(self)
+        if self._means.on_connected is not None:
+            self._means.on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
@@ -122,7 +162,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         at = 0
         while len(view) - at >= _SIZE.size:
             (size,) = _SIZE.unpack_from(view, at)
-            if not 0 <= size <= self._server.frame_bytes_max:
+            if not 0 <= size <= self.frame_bytes_max:
                 self.refuse(f"a frame of {size} bytes")
                 return
             start = at + _SIZE.size
@@ -143,10 +183,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _handle(self, frame: memoryview) -> bool:
         """Begin with a request; whether it is answered already and the next may follow."""
-        if self._transport is None or self._transport.is_closing():
+        if self._is_closing:
             return False
         try:
-            answer = self._server.dispatch(self, frame)
+            answer = self._dispatch(self, frame)
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return False
@@ -160,7 +200,21 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
             return False
         meter.note(unsent)
-        return True
+        return not self.hold or self._keep_hold()
+
+    def _keep_hold(self) -> bool:
+        """Close after the answer, or read nothing for a while; never handle the next at once."""
+        hold, self.hold = self.hold, 0.0
+        if hold == CLOSE:
+            self.close()
+            return False
+        self._pause()
+        self._task = asyncio.ensure_future(self._mute(hold))
+        return False
+
+    async def _mute(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._go_on()
 
     async def _await(self, answer: Awaitable[MeasuredResponse]) -> None:
         try:
@@ -175,24 +229,39 @@ class ServerConnection(asyncio.BufferedProtocol):
     async def _await_sent(self, meter: RequestMeter, unsent: Unsent) -> None:
         await self._wait_drained()
         meter.note(unsent)
-        self._go_on()
+        if self.hold:
+            self._keep_hold()
+        else:
+            self._go_on()
 
     def _go_on(self) -> None:
         """The request in hand is done: handle what was read behind it, then read again."""
         self._task = None
         self.last_active = time.monotonic()
-        if self._transport is None or self._transport.is_closing():
+        if self._is_closing:
             return
         pending, self._pending = self._pending, b""
         self._take(pending)
-        if self._task is None and self._is_paused and not self._transport.is_closing():
+        if self._task is None and self._is_paused and not self._is_closing:
             self._is_paused = False
-            self._transport.resume_reading()
+            self._resume_reading()
 
     def _pause(self) -> None:
-        if not self._is_paused and self._transport is not None:
+        if not self._is_paused and not self._is_closing:
             self._is_paused = True
-            self._transport.pause_reading()
+            self._pause_reading()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def _pause_reading(self) -> None:
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        assert self._transport is not None
+        self._transport.resume_reading()
 
     # Writing
 
@@ -298,6 +367,204 @@ def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
     return larger
 
 
+class TlsConnection(ServerConnection):
+    """A client behind TLS. OpenSSL reads and writes the socket itself, so nothing is copied twice.
+
+    The handshake comes first; bytes that are no TLS end it with an alert. A file range is read in
+    pieces and encrypted, because the kernel cannot send it as it is.
+    """
+
+    def __init__(self, server: "Server", listener: Listener, accepted: socket.socket) -> None:
+        super().__init__(server, listener)
+        assert listener.tls is not None
+        self._loop = asyncio.get_running_loop()
+        peer = accepted.getpeername()
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tls: ssl.SSLSocket = listener.tls().wrap_socket(
+            accepted, server_side=True, do_handshake_on_connect=False
+        )
+        self._socket = self._tls
+        self._fd = self._tls.fileno()
+        self._is_shaken = False
+        self._is_lost = False
+        self._piece: bytes | None = None  # of the file range at the head of the outbox
+        self._admit(peer)
+        self._timeout = self._loop.call_later(_HANDSHAKE_TIMEOUT_S, self._on_slow_handshake)
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._is_lost
+
+    def _pause_reading(self) -> None:
+        self._loop.remove_reader(self._fd)
+
+    def _resume_reading(self) -> None:
+        self._loop.add_reader(self._fd, self._on_readable)
+        if self._tls.pending():
+            # Already decrypted, so the socket will not become readable because of it.
+            self._loop.call_soon(self._on_readable)
+
+    def _on_readable(self) -> None:
+        if self._is_lost or self._is_paused:
+            return
+        try:
+            if not self._is_shaken:
+                self._shake_hands()
+            else:
+                self._read()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            self._loop.add_writer(self._fd, self._on_handshake_writable)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            log.info("connection of %s: TLS failed: %s", self.peer, reason)
+            self.close()
+
+    def _on_handshake_writable(self) -> None:
+        self._loop.remove_writer(self._fd)
+        self._on_readable()
+
+    def _shake_hands(self) -> None:
+        self._tls.do_handshake()
+        self._timeout.cancel()
+        self._is_shaken = True
+        principal = self._means.principal_of(self._tls.getpeercert(binary_form=True))
+        if principal is None:
+            self.refuse("no rule of ssl.principal.mapping.rules matches its certificate")
+            return
+        self.principal = principal
+        self._read()
+
+    def _read(self) -> None:
+        for _ in range(_READS_AT_A_TIME):
+            count = self._tls.recv_into(self.get_buffer(-1))
+            if count == 0:
+                self.close()
+                return
+            self.buffer_updated(count)
+            if self._is_paused or self._is_lost:
+                return
+        # Others want to be served as well.
+        self._loop.call_soon(self._on_readable)
+
+    def _on_slow_handshake(self) -> None:
+        log.info("connection of %s: the TLS handshake took too long", self.peer)
+        self.close()
+
+    def _flush(self) -> bool:
+        while self._outbox and not self._is_lost:
+            part = self._outbox[0]
+            try:
+                if isinstance(part, bytes | memoryview):
+                    size = len(part)
+                    self._sent += self._tls.send(memoryview(part)[self._sent :] if size else part)
+                else:
+                    size = part.size
+                    self._send_piece(part)
+            except ssl.SSLWantWriteError:
+                self._loop.add_writer(self._fd, self._writable)
+                return False
+            except ssl.SSLWantReadError:
+                self._loop.add_reader(self._fd, self._writable_after_reading)
+                return False
+            if self._sent >= size:
+                self._outbox.popleft()
+                self._sent = 0
+        return True
+
+    def _send_piece(self, part: FileRange) -> None:
+        if self._piece is None:
+            count = min(part.size - self._sent, _PIECE_BYTES)
+            self._piece = os.pread(part.fileno(), count, part.position + self._sent)
+            if len(self._piece) < count:
+                raise OSError(errno.EIO, "the file is shorter than it was")
+        if not self._piece:
+            self._piece = None
+            return
+        # OpenSSL wants to be given the same bytes again until it has taken them.
+        sent = self._tls.send(self._piece)
+        self._sent += sent
+        self._piece = self._piece[sent:] or None
+
+    def _writable_after_reading(self) -> None:
+        self._loop.remove_reader(self._fd)
+        if not self._is_paused:
+            self._loop.add_reader(self._fd, self._on_readable)
+        self._writable()
+
+    def close(self) -> None:
+        """Close now; an answer under way is lost."""
+        if not self._is_lost:
+            self._is_lost = True
+            self._timeout.cancel()
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            if self._is_shaken:
+                with contextlib.suppress(OSError, ValueError):
+                    self._tls.unwrap()  # says goodbye; the peer's goodbye is not waited for
+            self._loop.call_soon(self.connection_lost, None)
+
+
+class TlsAcceptor:
+    """Accepts connections of a TLS listener."""
+
+    def __init__(
+        self, server: "Server", listener: Listener, host: str, port: int, backlog: int
+    ) -> None:
+        self._server = server
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self.sockets: list[socket.socket] = []
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, *_, address in dict.fromkeys(found):
+                self._open(family, address, backlog)
+        except OSError:
+            self.close()
+            raise
+        for each in self.sockets:
+            self._loop.add_reader(each.fileno(), self._accept, each)
+
+    def _open(self, family: int, address: Any, backlog: int) -> None:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        self.sockets.append(listening)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+        listening.listen(backlog)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_A_TIME):
+            try:
+                accepted, _ = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.error("listener %s cannot accept: %s", self._listener.name, error)
+                return
+            try:
+                TlsConnection(self._server, self._listener, accepted)
+            except OSError as error:
+                log.info("listener %s: a connection was lost: %s", self._listener.name, error)
+                accepted.close()
+
+    def close(self) -> None:
+        """Stop accepting."""
+        for each in self.sockets:
+            self._loop.remove_reader(each.fileno())
+            each.close()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for."""
+
+
 class Server:
     """Listens on the broker's endpoints until closed."""
 
@@ -309,25 +576,32 @@ class Server:
         idle_max_s: float,
         backlog: int,
     ) -> None:
-        self.dispatch = dispatch
-        self.frame_bytes_max = frame_bytes_max
+        self._dispatch = dispatch
+        self._frame_bytes_max = frame_bytes_max
         self.connections: set[ServerConnection] = set()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle_max_s = idle_max_s
         self._backlog = backlog
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsAcceptor] = []
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def listen(self, endpoint: Endpoint) -> int:
-        """Open one listener; the port it got, which matters if any would do."""
-        loop = asyncio.get_running_loop()
+    async def listen(self, endpoint: Endpoint, listener: Listener | None = None) -> int:
+        """Open one listener; the port it got, which matters if any would do.
+
+        Without a `listener` there is neither TLS nor authentication.
+        """
+        means = listener or Listener(endpoint.name, self._dispatch, self._frame_bytes_max)
+        server: asyncio.Server | TlsAcceptor
         try:
-            server = await loop.create_server(
-                lambda: ServerConnection(self, endpoint.name),
-                endpoint.host or None,
-                endpoint.port,
-                backlog=self._backlog,
-            )
+            if means.tls is not None:
+                server = TlsAcceptor(self, means, endpoint.host, endpoint.port, self._backlog)
+            else:
+                server = await asyncio.get_running_loop().create_server(
+                    lambda: ServerConnection(self, means),
+                    endpoint.host or None,
+                    endpoint.port,
+                    backlog=self._backlog,
+                )
         except OSError as error:
             raise ConfigError(
                 f"listeners: {endpoint} cannot be opened: {error.strerror or error}"

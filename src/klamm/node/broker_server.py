@@ -20,6 +20,7 @@ from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
+from klamm.broker.security.service import SecurityService
 from klamm.config.broker import BrokerConfig
 from klamm.node import controlled_shutdown as leaving
 from klamm.node.controller_link import ControllerLink
@@ -78,6 +79,12 @@ class BrokerServer:
             [plane, first_metadata],
         )
         self.forwarding = ForwardingManager(candidate)
+        self.security = SecurityService(
+            config,
+            store,
+            lambda: self.metadata.snapshot.controller_id == identity.broker_id,
+            lambda topic_id: self.metadata.snapshot.topic_name(topic_id),
+        )
         parts = (
             cluster,
             FindCoordinatorHandlers(
@@ -87,6 +94,7 @@ class BrokerServer:
             self.forwarding,
             self._control,
             plane,
+            self.security,
         )
         self._handlers: dict[ApiKey, Handler] = {
             key: handler for part in parts for key, handler in part.handlers().items()
@@ -95,12 +103,13 @@ class BrokerServer:
             self._handlers[key] = first_metadata.hold(self._handlers[key])
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
-        return self._handlers
+        """By API, behind the authorizer if there is one."""
+        return self.security.protect(self._handlers)
 
     async def load(self) -> None:
         """Open the logs; after this the controller may come."""
         self.state = BrokerState.RECOVERING
+        await self.security.load()
         if self.data is not None:
             await self.data.load()
 
@@ -135,6 +144,7 @@ class BrokerServer:
     async def close(self) -> None:
         """Stop all work and close the logs."""
         self.state = BrokerState.SHUTTING_DOWN
+        self.security.close()
         if self.data is not None:
             await self.data.close()
         if self._no_data is not None:

@@ -54,7 +54,8 @@ class ConfigChanges:
             log.error("%s", error)
             return
         settings = await read_config(self._store, entity_path)
-        log.info("configuration of %s is now %s", entity_path, settings)
+        # Values may be passwords and keys, so the log names only what is set.
+        log.info("configuration of %s now sets %s", entity_path, ", ".join(sorted(settings)))
         await self._apply(entity_path, settings)
 
     async def _remove_old(self, names: list[str]) -> None:

@@ -24,6 +24,7 @@ async def leave_in_order(
         metadata,
         config.inter_broker_listener_name,
         config.request_timeout_ms / 1000,
+        config.channel_security(config.inter_broker_listener_name),
     )
     attempts = config.controlled_shutdown_max_retries
     try:

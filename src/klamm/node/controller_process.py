@@ -33,6 +33,7 @@ from klamm.core.context import Settings
 from klamm.core.events import TopicUncleanElectionEnabled, UncleanElectionEnabled
 from klamm.errors import KlammError, ProtocolError
 from klamm.history.recorder import History
+from klamm.net.secure import SecureClient
 from klamm.node.controller_link import MessageKind, ProcessLink
 from klamm.processes import die_with_parent, follow_parent
 from klamm.zookeeper.session import open_store
@@ -59,6 +60,7 @@ class Candidate:
             listener,
             config.controller_socket_timeout_ms / 1000,
             config.request_timeout_ms / 1000,
+            SecureClient(config.channel_security(listener)),
         )
         self._history = History(config, world)
         announcer = Announcer(config.broker_id, channels, ibp, config.inter_broker_listener_name)

@@ -26,6 +26,7 @@ from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
 from klamm.node.controller_link import ControllerLink
 from klamm.node.metrics import MetricsEndpoint
+from klamm.protocol.apis import ApiKey
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config
 from klamm.zookeeper.session import open_store
@@ -89,13 +90,19 @@ class Node:
         await self._load_dynamic_config()
         self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
         await self._broker.load()
+        meters = self._broker.meters.requests
+        dispatcher = Dispatcher(self._broker.handlers(), meters)
         self._server = Server(
-            Dispatcher(self._broker.handlers(), self._broker.meters.requests),
+            dispatcher,
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
         )
-        ports = {e.name: await self._server.listen(e) for e in config.listeners}
+        ports = {}
+        for each in config.listeners:
+            meter = meters.of_api[ApiKey.SASL_AUTHENTICATE]
+            listener = self._broker.security.listener(each, dispatcher, meter)
+            ports[each.name] = await self._server.listen(each, listener)
         self._registration = self._describe(ports)
         await registration.check_endpoints(
             store,
@@ -164,6 +171,9 @@ class Node:
                 case WatchEvent(EventKind.CHILDREN, znodes.CONFIG_CHANGES):
                     with contextlib.suppress(SessionLostError):
                         await self._config_changes.process()
+                case WatchEvent(EventKind.CHILDREN, path) if self._broker.security.watches(path):
+                    with contextlib.suppress(SessionLostError):
+                        await self._broker.security.on_acl_changes(path)
                 case SessionExpired(session_id) if session_id == self._store.session_id:
                     self._candidate.session_lost()
                     await self._start_new_session(self._identity.broker_epoch)
@@ -183,6 +193,7 @@ class Node:
             while not self._is_stopping and self._identity.broker_epoch == lost_epoch:
                 try:
                     await self._store.renew()
+                    await self._broker.security.on_new_session()
                     await self._register()
                     await self._config_changes.process()
                 except SessionLostError:
@@ -218,6 +229,8 @@ class Node:
         elif kind == "brokers" and name in (znodes.DEFAULT_ENTITY, str(self.config.broker_id)):
             await self._load_dynamic_config()
             self._broker.config_changed(self.config)
+        else:
+            self._broker.security.entities.apply(entity_path, settings)
 
     # Stopping
 

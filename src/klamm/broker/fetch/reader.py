@@ -121,7 +121,7 @@ class FetchReader:
         name = requested.name or self._resolve(params.reader, requested)
         if name is None:
             return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
-        if terms.may_read is not None and not terms.may_read(name.topic):
+        if params.may_read is not None and not params.may_read(name.topic):
             denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return FetchPartitionResponse(requested.partition, denied)
         partition = self._replicas.find(name)

@@ -35,6 +35,7 @@ from klamm.errors import UnavailableError
 from klamm.metrics.meters import Meter
 from klamm.names import TopicPartition
 from klamm.net.connection import ClientConnection
+from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 
 log = logging.getLogger("klamm.broker.replication.fetcher_manager")
@@ -57,6 +58,7 @@ class Means(NamedTuple):
     metadata: MetadataCache
     clock: Clock
     throttle: ReplicationThrottle
+    secure: SecureClient
 
 
 class ReplicaFetcherManager:
@@ -72,7 +74,8 @@ class ReplicaFetcherManager:
         clock: Clock,
     ) -> None:
         self.throttle = ReplicationThrottle()
-        self._means = Means(config, identity, metadata, clock, self.throttle)
+        secure = SecureClient(config.channel_security(config.inter_broker_listener_name))
+        self._means = Means(config, identity, metadata, clock, self.throttle, secure)
         self._truncate = truncate
         self._on_effects = on_effects
         self._loops: dict[LoopKey, _Loop] = {}
@@ -190,6 +193,7 @@ class _Loop:
             f"broker-{means.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
+            means.secure,
         )
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
 

@@ -1,0 +1,317 @@
+"""SCRAM credentials and quotas for administrators (SEC-4a, 11b)."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.security.entities import CLIENT, IP, QUOTA_KEYS, USER, Entities, EntityName
+from klamm.broker.security.scram_credentials import ScramCredentials
+from klamm.errors import KlammError
+from klamm.net.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    ScramMechanism,
+    credential_of,
+    format_credential,
+)
+from klamm.protocol.acls import AclOperation
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.failures import failure
+from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper.znodes import DEFAULT_ENTITY
+
+_MATCH_EXACT: Final = 0
+_MATCH_DEFAULT: Final = 1
+_MATCH_ANY: Final = 2
+_WHOLE: Final = frozenset({"producer_byte_rate", "consumer_byte_rate", "connection_creation_rate"})
+
+
+class _Refused(Exception):
+    """One item of a request gets this error, and nothing happens to it."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        super().__init__(code.name)
+        self.code = code
+        self.message = message or code.message
+
+
+class UserHandlers:
+    """Users with their SCRAM credentials; changes only on the controller."""
+
+    def __init__(
+        self,
+        credentials: ScramCredentials,
+        entities: Entities,
+        is_controller: Callable[[], bool],
+    ) -> None:
+        self._credentials = credentials
+        self._entities = entities
+        self._is_controller = is_controller
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        return {
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: self._describe,
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS: self._alter,
+        }
+
+    def _describe(self, call: Call) -> Body:
+        described = self._credentials.described()
+        asked = [each.name for each in call.body.users or ()]
+        counts = Counter(asked)
+        results = []
+        for user in dict.fromkeys(asked or described):
+            code = ErrorCode.NONE
+            if counts[user] > 1:
+                code = ErrorCode.DUPLICATE_RESOURCE
+            elif user not in described:
+                code = ErrorCode.RESOURCE_NOT_FOUND
+            infos = described.get(user, {}) if code is ErrorCode.NONE else {}
+            results.append(
+                {
+                    "user": user,
+                    "error_code": code,
+                    "error_message": code.message if code else None,
+                    "credential_infos": [
+                        {"mechanism": mechanism, "iterations": iterations}
+                        for mechanism, iterations in infos.items()
+                    ],
+                }
+            )
+        return {"error_code": ErrorCode.NONE, "error_message": None, "results": results}
+
+    async def _alter(self, call: Call) -> Result:
+        if not self._is_controller():
+            return _failed(call, ErrorCode.NOT_CONTROLLER)
+        if call.access is not None and not call.access.may_on_cluster(AclOperation.ALTER):
+            return _failed(call, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        body = call.body
+        users = dict.fromkeys(each.name for each in (*body.deletions, *body.upsertions))
+        results = []
+        for user in users:
+            code, message = ErrorCode.NONE, None
+            try:
+                await self._alter_user(
+                    user,
+                    [each for each in body.deletions if each.name == user],
+                    [each for each in body.upsertions if each.name == user],
+                )
+            except _Refused as refused:
+                code, message = refused.code, refused.message
+            except KlammError:
+                code = ErrorCode.UNKNOWN_SERVER_ERROR
+            results.append({"user": user, "error_code": code, "error_message": message})
+        return {"results": results}
+
+    async def _alter_user(self, user: str, deletions: list[Any], upsertions: list[Any]) -> None:
+        """Change all of a user's credentials that are named, or none."""
+        if not user:
+            raise _Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+        numbers = [each.mechanism for each in (*deletions, *upsertions)]
+        if any(number not in ScramMechanism._value2member_map_ for number in numbers):
+            raise _Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+        if len(set(numbers)) < len(numbers):
+            raise _Refused(
+                ErrorCode.DUPLICATE_RESOURCE,
+                "A user credential cannot be altered twice in the same request",
+            )
+        for each in upsertions:
+            if not ITERATIONS_MIN <= each.iterations <= ITERATIONS_MAX:
+                raise _Refused(
+                    ErrorCode.UNACCEPTABLE_CREDENTIAL,
+                    f"the iterations have to be between {ITERATIONS_MIN} and {ITERATIONS_MAX}",
+                )
+
+        def change(settings: dict[str, str]) -> dict[str, str]:
+            for each in deletions:
+                name = ScramMechanism(each.mechanism).mechanism_name
+                if settings.pop(name, None) is None:
+                    raise _Refused(
+                        ErrorCode.RESOURCE_NOT_FOUND,
+                        "Attempt to delete a user credential that does not exist",
+                    )
+            for each in upsertions:
+                mechanism = ScramMechanism(each.mechanism)
+                settings[mechanism.mechanism_name] = format_credential(
+                    credential_of(
+                        mechanism, bytes(each.salted_password), bytes(each.salt), each.iterations
+                    )
+                )
+            return settings
+
+        await self._entities.change(EntityName(user=user), change)
+
+
+class QuotaHandlers:
+    """Quotas of users, clients and addresses, on any broker."""
+
+    def __init__(self, entities: Entities) -> None:
+        self._entities = entities
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        return {
+            ApiKey.DESCRIBE_CLIENT_QUOTAS: self._describe,
+            ApiKey.ALTER_CLIENT_QUOTAS: self._alter,
+        }
+
+    def _describe(self, call: Call) -> Body:
+        try:
+            _check_components(call.body.components)
+        except _Refused as refused:
+            return {
+                "error_code": refused.code,
+                "error_message": refused.message,
+                "entries": None,
+            }
+        return {
+            "error_code": ErrorCode.NONE,
+            "error_message": None,
+            "entries": [
+                {
+                    "entity": _entity_values(name.parts()),
+                    "values": [{"key": key, "value": value} for key, value in values.items()],
+                }
+                for name, values in self._entities.quotas()
+                if _matches(name, call.body.components, strict=call.body.strict)
+            ],
+        }
+
+    async def _alter(self, call: Call) -> Result:
+        entries = []
+        for entry in call.body.entries:
+            code, message = ErrorCode.NONE, None
+            try:
+                await self._alter_entity(entry, validate_only=call.body.validate_only)
+            except _Refused as refused:
+                code, message = refused.code, refused.message
+            except KlammError:
+                code = ErrorCode.UNKNOWN_SERVER_ERROR
+            entries.append(
+                {
+                    "error_code": code,
+                    "error_message": message,
+                    "entity": [
+                        {"entity_type": each.entity_type, "entity_name": each.entity_name}
+                        for each in entry.entity
+                    ],
+                }
+            )
+        return {"entries": entries}
+
+    async def _alter_entity(self, entry: Any, *, validate_only: bool) -> None:
+        name = _entity(entry.entity)
+        values = {each.key: _checked_value(name, each) for each in entry.ops}
+        if validate_only:
+            return
+
+        def change(settings: dict[str, str]) -> dict[str, str]:
+            for key, value in values.items():
+                if value is None:
+                    settings.pop(key, None)
+                else:
+                    settings[key] = value
+            return settings
+
+        await self._entities.change(name, change)
+
+
+def _entity(parts: Any) -> EntityName:
+    """The entity that a request names."""
+    named: dict[str, str] = {}
+    for part in parts:
+        if part.entity_type not in QUOTA_KEYS:
+            raise _invalid(f"Unhandled client quota entity type: {part.entity_type}")
+        if part.entity_type in named:
+            raise _invalid(f"Duplicate entity type: {part.entity_type}")
+        if part.entity_name == "":
+            raise _invalid(f"Empty {part.entity_type} not supported")
+        name = part.entity_name
+        named[part.entity_type] = DEFAULT_ENTITY if name is None else name
+    if not named:
+        raise _invalid("Invalid empty client quota entity")
+    if IP in named and len(named) > 1:
+        raise _invalid("Invalid quota entity combination, IP entity should not be combined")
+    if IP in named and named[IP] != DEFAULT_ENTITY and not _is_resolvable(named[IP]):
+        raise _invalid(f"{named[IP]} is not a valid IP or resolvable host.")
+    return EntityName(named.get(USER), named.get(CLIENT), named.get(IP))
+
+
+def _is_resolvable(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            return False
+    return True
+
+
+def _checked_value(name: EntityName, change: Any) -> str | None:
+    kind = next(iter(name.parts()))
+    if change.key not in QUOTA_KEYS[kind]:
+        raise _invalid(f"Invalid configuration key {change.key}")
+    if change.remove:
+        return None
+    value = float(change.value)
+    if not math.isfinite(value) or value < 0:
+        raise _invalid(f"Invalid value for {change.key}: it has to be a number of at least 0")
+    if change.key in _WHOLE:
+        if value != int(value):
+            raise _invalid(f"Configuration {change.key} must be a Long value")
+        return str(int(value))
+    return repr(value)
+
+
+def _check_components(components: Any) -> None:
+    kinds = [each.entity_type for each in components]
+    for each in components:
+        if not each.entity_type:
+            raise _invalid("Unexpected empty filter component entity type")
+        if each.entity_type not in QUOTA_KEYS:
+            raise _Refused(
+                ErrorCode.UNSUPPORTED_VERSION, f"Custom entity type '{each.entity_type}'"
+            )
+        if each.match_type not in (_MATCH_EXACT, _MATCH_DEFAULT, _MATCH_ANY):
+            raise _invalid(f"Unexpected match type: {each.match_type}")
+    if len(set(kinds)) < len(kinds):
+        raise _invalid("Duplicate entity type in filter")
+    if IP in kinds and len(kinds) > 1:
+        raise _invalid("Invalid entity filter component combination, IP filter components")
+
+
+def _matches(name: EntityName, components: Any, *, strict: bool) -> bool:
+    parts = name.parts()
+    if strict and len(parts) != len(components):
+        return False
+    for each in components:
+        held = parts.get(each.entity_type)
+        if held is None:
+            return False
+        if each.match_type == _MATCH_EXACT and held != each.match:
+            return False
+        if each.match_type == _MATCH_DEFAULT and held != DEFAULT_ENTITY:
+            return False
+    return True
+
+
+def _entity_values(parts: Mapping[str, str]) -> list[dict[str, str | None]]:
+    return [
+        {"entity_type": kind, "entity_name": None if name == DEFAULT_ENTITY else name}
+        for kind, name in parts.items()
+    ]
+
+
+def _invalid(message: str) -> _Refused:
+    return _Refused(ErrorCode.INVALID_REQUEST, message)
+
+
+def _failed(call: Call, code: ErrorCode) -> Body:
+    answer = failure(call.header, call.body, code)
+    assert answer is not None
+    return answer
