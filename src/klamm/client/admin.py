@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from klamm.client.errors import check, error_codes
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, UnavailableError
 from klamm.net.blocking import BlockingConnection
+from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -63,7 +65,9 @@ class Admin:
         *,
         client_id: str = "klamm-admin",
         timeout_s: float = 30.0,
+        security: ClientSecurity = PLAINTEXT,
     ) -> None:
+        self._secure = SecureClient(security)
         self.bootstrap_servers = bootstrap_servers
         self.timeout_s = timeout_s
         self._client_id = client_id
@@ -196,7 +200,9 @@ class Admin:
     def _connection(self, address: tuple[str, int]) -> BlockingConnection:
         with self._lock:
             if address not in self._connections:
-                self._connections[address] = BlockingConnection(*address, self._client_id)
+                self._connections[address] = BlockingConnection(
+                    *address, self._client_id, self._secure
+                )
             return self._connections[address]
 
 

@@ -38,7 +38,7 @@ class CertificateAuthority:
     """Signs certificates that a trust store with `certificate` believes."""
 
     def __init__(self, name: str = "klamm local authority") -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._key: ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(self._name, self._name, self._key.public_key(), _LIFE)
         self._certificate = (
@@ -49,6 +49,23 @@ class CertificateAuthority:
             .add_extension(_usage(signs_certificates=True), critical=True)
             .sign(self._key, hashes.SHA256())
         )
+
+    @classmethod
+    def load(cls, path: Path) -> CertificateAuthority:
+        """The authority whose key and certificate `keystore` was written to `path`."""
+        data = path.read_bytes()
+        key = serialization.load_pem_private_key(data, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        loaded = cls.__new__(cls)
+        loaded._key = key
+        loaded._certificate = x509.load_pem_x509_certificate(data)
+        loaded._name = loaded._certificate.subject
+        return loaded
+
+    @property
+    def keystore(self) -> str:
+        """Key and certificate in one text."""
+        return _key_pem(self._key) + self.certificate
 
     @property
     def certificate(self) -> str:

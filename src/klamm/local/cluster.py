@@ -21,14 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
 
-from klamm.client import topics
+from klamm.client import topics, users
 from klamm.client.admin import Admin
 from klamm.client.topics import NewTopic
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import BrokerProcess, ProcessState
 from klamm.local.loop_thread import LoopThread
 from klamm.local.network import HOST, Proxy, free_ports, is_free
+from klamm.local.security import ADMIN, KINDS, LocalSecurity, plaintext_config
 from klamm.local.zookeeper_reader import PartitionStatus, ZooKeeperReader
+from klamm.net.scram import SCRAM_MECHANISMS
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import split_connect_string
@@ -55,7 +58,8 @@ class Cluster:
 
     `racks` are given to the brokers in turn, or by id. `config` is for all brokers; values may be
     anything with a text form. A data directory that is given is kept and found again; without one,
-    everything is temporary. Ports are free ones unless there is a `base_port`.
+    everything is temporary. Ports are free ones unless there is a `base_port`. `security` is
+    `ssl`, `sasl_plaintext` or `sasl_ssl`; `client_config` then gives clients what they need.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Cluster:
         data_dir: Path | str | None = None,
         zookeeper: str | None = None,
         can_be_cut: bool = True,
+        security: str | None = None,
     ) -> None:
         self._ids = list(range(1, brokers + 1)) if isinstance(brokers, int) else list(brokers)
         if not self._ids or len(set(self._ids)) < len(self._ids):
@@ -78,6 +83,11 @@ class Cluster:
         self._given_data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._given_zookeeper = zookeeper
         self._can_be_cut = can_be_cut
+        if security is not None and security not in KINDS:
+            raise ConfigError(f"security={security!r} is not one of {', '.join(KINDS)}")
+        self._security_kind = security
+        self._security: LocalSecurity | None = None
+        self._users: set[str] = set()
         self._lock = threading.RLock()
         self._is_running = False
         self._resources = contextlib.ExitStack()
@@ -156,6 +166,8 @@ class Cluster:
         atexit.register(self.close)
         stack.callback(atexit.unregister, self.close)
         self._data_dir = self._take_data_dir(stack)
+        if self._security_kind is not None:
+            self._security = LocalSecurity(self._security_kind, self._data_dir / "security")
         self._loop_thread = LoopThread("klamm cluster")
         stack.callback(self._loop_thread.close)
         self._server = self._launch_zookeeper(stack)
@@ -171,7 +183,9 @@ class Cluster:
             self._server.wait_until_serving(timeout_s)
         self._zookeeper_reader = ZooKeeperReader(self._loop_thread, self.zookeeper)
         stack.callback(self._zookeeper_reader.close)
-        self._admin = Admin(self.bootstrap_servers, client_id="klamm-cluster")
+        self._admin = Admin(
+            self.bootstrap_servers, client_id="klamm-cluster", security=self.admin_security
+        )
         stack.callback(self._admin.close)
         self._wait_usable(list(self._brokers.values()), timeout_s)
         # Looking for a coordinator has the topic of offsets created. That takes as many brokers as
@@ -234,9 +248,11 @@ class Cluster:
     ) -> BrokerProcess:
         directory = self._data_dir / f"broker-{broker}"
         replication = str(min(_REPLICATION_MAX, len(self._ids)))
+        protocol = "PLAINTEXT" if self._security is None else self._security.protocol
         settings = {
             "broker.id": str(broker),
-            "listeners": f"PLAINTEXT://{HOST}:{port}",
+            "listeners": f"{protocol}://{HOST}:{port}",
+            **({} if self._security is None else self._security.broker_settings(protocol)),
             "zookeeper.connect": self._zookeeper_for(broker),
             "log.dirs": str(directory / "log"),
             "klamm.history.dir": str(directory / "log-history"),
@@ -265,6 +281,50 @@ class Cluster:
     def bootstrap_servers(self) -> str:
         """For any Kafka client: the addresses of all brokers."""
         return ",".join(each.address for each in self._brokers.values())
+
+    @property
+    def admin_security(self) -> ClientSecurity:
+        """How klamm's own clients reach the cluster as its administrator."""
+        return PLAINTEXT if self._security is None else self._security.admin_security()
+
+    def client_config(
+        self, client: str, user: str = ADMIN, mechanism: str = "SCRAM-SHA-512"
+    ) -> dict[str, Any]:
+        """What a client library needs to connect, in its own spelling.
+
+        `client` is confluent-kafka, kafka-python, aiokafka, java or spark. A user who does not
+        exist yet is made; only `admin` may do anything without ACLs.
+        """
+        if self._security is None:
+            return plaintext_config(client, self.bootstrap_servers)
+        if mechanism.startswith("SCRAM") and self._security.protocol != "SSL":
+            self._ensure_user(user, mechanism)
+        return self._security.client_config(client, self.bootstrap_servers, user, mechanism)
+
+    def _ensure_user(self, user: str, mechanism: str) -> None:
+        assert self._security is not None
+        with self._lock:
+            if f"{user} {mechanism}" in self._users:
+                return
+            scram = SCRAM_MECHANISMS[mechanism]
+            password = self._security.password(user)
+            users.add(self._admin, user, password, scram)
+            self._users.add(f"{user} {mechanism}")
+            # Every broker learns of the user by itself, and a client may ask any of them.
+            _wait(
+                lambda: [
+                    broker
+                    for broker in self._running_ids()
+                    if not users.is_known(self._admin, broker, user, scram)
+                ],
+                lambda unaware: not unaware,
+                f"all brokers to hear of user {user}",
+                lambda unaware: f"{unaware} have not",
+                30.0,
+            )
+
+    def _running_ids(self) -> list[int]:
+        return [each.id for each in self._brokers.values() if each.state is ProcessState.RUNNING]
 
     @property
     def broker_ids(self) -> list[int]:
@@ -509,7 +569,7 @@ class Cluster:
         """Wait until these brokers know the controller and every other broker that is alive."""
         deadline = time.monotonic() + timeout_s
         for each in brokers:
-            with Admin(each.address, timeout_s=5) as admin:
+            with Admin(each.address, timeout_s=5, security=self.admin_security) as admin:
                 while not self._is_usable(each, admin):
                     if not each.is_alive:
                         raise UnavailableError(
