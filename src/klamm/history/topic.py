@@ -65,7 +65,7 @@ class TopicWriter:
             ],
         }
         try:
-            answer = await self._producing.ask(
+            answer = await self._producing.send(
                 *self._leader, ApiKey.PRODUCE, _PRODUCE_VERSION, request
             )
         except UnavailableError:
@@ -93,7 +93,7 @@ class TopicWriter:
         code = ErrorCode.NONE
         # A topic that was just created has no leader yet, or is not known everywhere.
         for pause_s in (*_LEADER_PAUSES_S, 0.0):
-            answer = await self._asking.ask(
+            answer = await self._asking.send(
                 *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
             )
             nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
@@ -116,7 +116,7 @@ class TopicWriter:
                 ],
                 "timeout": _REQUEST_TIMEOUT_MS,
             }
-            answer = await self._asking.ask(
+            answer = await self._asking.send(
                 *controller, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, request
             )
             code = ErrorCode.of(answer.topics[0].error_code)

@@ -95,7 +95,7 @@ class ConfigHandlers:
 
     async def _describe(self, body: Any, wanted: Any) -> Body:
         resource = _Resource(wanted.resource_type, wanted.resource_name)
-        answer = {"resource_type": resource.type, "resource_name": resource.name}
+        response = {"resource_type": resource.type, "resource_name": resource.name}
         try:
             if resource.type == _BROKER_LOGGER:
                 self._check_own(resource)
@@ -105,7 +105,7 @@ class ConfigHandlers:
                 configs = [_entry(each, body.include_synonyms) for each in entries]
         except _Refused as refused:
             return {
-                **answer,
+                **response,
                 "error_code": refused.code,
                 "error_message": refused.message,
                 "configs": [],
@@ -113,7 +113,7 @@ class ConfigHandlers:
         names = wanted.configuration_keys
         if names:
             configs = [each for each in configs if each["name"] in names]
-        return {**answer, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
+        return {**response, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
 
     async def _entries(self, resource: _Resource) -> Sequence[Entry]:
         config = self._config()
@@ -261,7 +261,7 @@ class ConfigHandlers:
 
 
 def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:
-    """What Kafka answers to settings that are wrong for a resource."""
+    """The response that Kafka gives to settings that are wrong for a resource."""
     if resource.type != _TOPIC:
         return ErrorCode.INVALID_REQUEST, str(error)
     if isinstance(error, InvalidValueError):
