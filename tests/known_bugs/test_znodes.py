@@ -28,7 +28,7 @@ def test_a_controller_node_that_names_nobody_is_in_the_way_and_is_named(
 ):
     async def scenario(node: Node) -> None:
         await node.store.create(znodes.CONTROLLER, data)
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: any(znodes.CONTROLLER in line for line in caplog.messages))
         assert not node.controller.is_active
         assert (await node.store.get(znodes.CONTROLLER)).data == data

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from klamm.config.broker_keys import KEYS, SYNONYMS
 from klamm.config.definitions import Value
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.ibp import Ibp
 from klamm.config.layers import Layers, base_name, key_of
 from klamm.config.listeners import Listeners
@@ -61,8 +61,8 @@ class BrokerConfig:
     klamm_roles: tuple[str, ...]
     inter_broker_protocol_version: Ibp
 
-    listeners: tuple[Endpoint, ...]
-    advertised_listeners: tuple[Endpoint, ...]
+    listeners: tuple[ListenerEndpoint, ...]
+    advertised_listeners: tuple[ListenerEndpoint, ...]
     inter_broker_listener_name: str
     control_plane_listener_name: str | None
     connections_max_idle_ms: int
@@ -175,13 +175,13 @@ class BrokerConfig:
         """The configuration once a node without an id has been given one."""
         return replace(self, broker_id=broker_id)
 
-    def endpoint(self, name: str) -> Endpoint | None:
+    def endpoint(self, name: str) -> ListenerEndpoint | None:
         """The listener of that name, where the broker accepts connections."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == name), None)
 
     def advertised_endpoints(
         self, *, hostname: str, bound_ports: Mapping[str, int]
-    ) -> tuple[Endpoint, ...]:
+    ) -> tuple[ListenerEndpoint, ...]:
         """What to register: an open host becomes `hostname`, port 0 the one that was bound."""
         return tuple(
             replace(

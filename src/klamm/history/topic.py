@@ -36,7 +36,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
 
 
-class TopicWriter:
+class HistoryTopicWriter:
     """Sends messages to partition 0 of a topic, one at a time, and creates the topic if need be."""
 
     def __init__(self, host: str, port: int, topic: str, client_id: str) -> None:
@@ -138,7 +138,7 @@ class TopicShipping:
             if endpoint.name == config.inter_broker_listener_name
         )
         client_id = f"klamm-history-{config.broker_id}"
-        self._writer = TopicWriter(own.host or "localhost", own.port, topic, client_id)
+        self._writer = HistoryTopicWriter(own.host or "localhost", own.port, topic, client_id)
         self._shipper = Shipper(spool.directory, topic, self._writer.send)
         self._spool = spool
         self._task: asyncio.Task[None] | None = None

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias, cast
 
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
 
@@ -315,7 +315,7 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def listen(self, endpoint: Endpoint) -> int:
+    async def listen(self, endpoint: ListenerEndpoint) -> int:
         """Open one listener; the port it got, which matters if any would do."""
         loop = asyncio.get_running_loop()
         try:

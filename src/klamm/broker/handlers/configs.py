@@ -13,7 +13,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
 from klamm.config.describe import (
-    Entry,
+    DescribedConfig,
     describe_broker,
     describe_broker_defaults,
     describe_topic,
@@ -115,7 +115,7 @@ class ConfigHandlers:
             configs = [each for each in configs if each["name"] in names]
         return {**response, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
 
-    async def _entries(self, resource: _Resource) -> Sequence[Entry]:
+    async def _entries(self, resource: _Resource) -> Sequence[DescribedConfig]:
         config = self._config()
         if resource.type == _TOPIC:
             complaint = complaint_about(resource.name)
@@ -283,7 +283,7 @@ def _check_values(configs: Iterable[Any]) -> None:
         )
 
 
-def _entry(entry: Entry, include_synonyms: bool) -> dict[str, Any]:
+def _entry(entry: DescribedConfig, include_synonyms: bool) -> dict[str, Any]:
     return {
         "name": entry.name,
         "value": entry.value,
