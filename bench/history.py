@@ -26,7 +26,7 @@ from klamm.core.procedures.brokers import on_broker_change
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.history.recorder import History
 from klamm.zookeeper import znodes
-from tests.controller.office import history_config
+from tests.support.office import history_config
 
 PARTITIONS_PER_TOPIC = 100
 BROKERS = (1, 2, 3)

@@ -17,7 +17,7 @@ from klamm.core.events import (
     TopicDeletion,
 )
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
+from tests.support.candidate import Node, running
 
 
 def queue_of(preempted: list[Any]) -> EventQueue:

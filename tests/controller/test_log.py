@@ -16,8 +16,8 @@ from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.context import Level
 from klamm.core.events import UpdateMetadataResponseReceived
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
-from tests.controller.lab import ScriptedBroker
+from tests.support.candidate import Node, running
+from tests.support.lab import ScriptedBroker
 
 #: The prefixes of section 19, for controller 1.
 PREFIX = re.compile(

@@ -24,8 +24,8 @@ from klamm.metrics.prometheus import prometheus_name
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
-from tests.controller.candidate import Node, running
-from tests.controller.office import Clock, Office
+from tests.support.candidate import Node, running
+from tests.support.office import Clock, Office
 
 CONTROLLER = "kafka_controller_KafkaController_"
 CHANNELS = "kafka_controller_ControllerChannelManager_"

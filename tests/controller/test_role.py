@@ -15,7 +15,7 @@ from klamm.errors import KlammError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.store import Op, TransactionResult
-from tests.controller.candidate import Node, running
+from tests.support.candidate import Node, running
 
 BROKER, OTHER = 1, 2
 

@@ -14,7 +14,7 @@ from klamm.core.assignment import (
     assign_more_replicas,
     assign_replicas,
 )
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "controller.md"
 

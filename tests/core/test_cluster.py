@@ -11,7 +11,7 @@ from klamm.core.columns import I32, padded
 from klamm.core.invariants import violations
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 
 def cluster_of(**topics: dict[int, list[int]]) -> ClusterState:

@@ -10,7 +10,7 @@ from klamm.core.cluster import ClusterState, LeaderAndIsrs
 from klamm.core.columns import padded
 from klamm.core.invariants import regressions, violations
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.world import steady
+from tests.support.procedure_world import steady
 
 
 def healthy() -> ClusterState:

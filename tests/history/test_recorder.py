@@ -25,8 +25,8 @@ from klamm.core.events import (
 from klamm.history.arrow import PART_DECISIONS_MAX, SCHEMA
 from klamm.history.spool import read_spool
 from klamm.zookeeper import znodes
-from tests.controller.candidate import running
-from tests.controller.office import Office
+from tests.support.candidate import running
+from tests.support.office import Office
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from klamm.protocol.fast.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import iterate_batches, iterate_records
-from tests.controller.office import Clock, history_config
 from tests.history.test_spool import record
+from tests.support.office import Clock, history_config
 
 
 class Inbox:

@@ -24,7 +24,7 @@ from klamm.errors import ConfigError, KlammError
 from klamm.history.spool import read_spool
 from klamm.history.story import run, split_name, story
 from klamm.history.trail import Gap, read_trail
-from tests.controller.office import Office
+from tests.support.office import Office
 
 
 @pytest.fixture

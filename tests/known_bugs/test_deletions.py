@@ -5,8 +5,8 @@ import pytest
 from klamm.core import events
 from klamm.core.codes import ControllerError
 from klamm.core.columns import NO_BROKER
-from tests.core.ensemble import DELETIONS, TOPICS, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, TOPICS, state_path
+from tests.support.procedure_world import World, steady
 
 T0 = ("t", 0)
 

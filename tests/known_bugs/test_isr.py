@@ -8,8 +8,8 @@ from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
-from tests.core.ensemble import state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import state_path
+from tests.support.procedure_world import World, steady
 
 T0 = ("t", 0)
 STATE = state_path("t", 0)

@@ -13,7 +13,7 @@ from klamm.core.effects import Effect
 from klamm.core.events import ApiReassignment
 from klamm.errors import FencedError
 from tests.core.procedures.test_crashes import SCENARIOS, Scenario, catch_up
-from tests.core.world import World
+from tests.support.procedure_world import World
 
 READS = (
     effects.ReadBrokers,

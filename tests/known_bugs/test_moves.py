@@ -5,8 +5,8 @@ import pytest
 from klamm.core import events
 from klamm.core.codes import ControllerError
 from klamm.core.events import RequestedElection
-from tests.core.ensemble import REASSIGN
-from tests.core.world import World, steady
+from tests.support.procedure_store import REASSIGN
+from tests.support.procedure_world import World, steady
 
 FIVE = [1, 2, 3, 4, 5]
 T0 = ("t", 0)

@@ -11,9 +11,10 @@ from kazoo.client import KazooClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
-from tests.controller.lab import topic_znode, wait_until
 from tests.known_bugs.stage import Stage
+from tests.support.candidate import Node, running
+from tests.support.lab import topic_znode
+from tests.support.waiting import wait_until
 
 NO_DATA = pytest.mark.parametrize("data", [None, b""], ids=["null", "empty"])
 

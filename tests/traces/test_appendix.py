@@ -6,7 +6,7 @@ from klamm.core import events
 from klamm.core.context import Settings
 from klamm.core.events import RequestedElection
 from klamm.core.metrics import gauges
-from tests.core.world import Request, World, steady
+from tests.support.procedure_world import Request, World, steady
 
 
 def told(world: World, api: str, partition: int = 0) -> list[tuple[int, dict[str, object]]]:

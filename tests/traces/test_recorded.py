@@ -19,8 +19,8 @@ import pytest
 from klamm.core import events
 from klamm.core.context import Settings
 from klamm.core.events import RequestedElection
-from tests.core.ensemble import TOPICS, Node
-from tests.core.world import Request, World
+from tests.support.procedure_store import TOPICS, Node
+from tests.support.procedure_world import Request, World
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "data" / "traces").glob("*.json"))
 #: From this step on klamm is stricter on purpose: who is not the leader changes no ISR (ISR-21).

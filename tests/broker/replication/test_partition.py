@@ -10,7 +10,7 @@ from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Parti
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 NAME = TopicPartition("orders", 0)
 ID, OTHER_ID = uuid.UUID(int=1), uuid.UUID(int=2)

@@ -6,7 +6,7 @@ from klamm.core import effects, events
 from klamm.core.cluster import AdvertisedEndpoint
 from klamm.core.metrics import gauges
 from klamm.core.transitions import ReplicaState
-from tests.core.world import World, steady
+from tests.support.procedure_world import World, steady
 
 THREE = {"t": {0: [1, 2, 3], 1: [2, 3, 1]}}
 

@@ -5,7 +5,7 @@ import pytest
 from klamm.core import events
 from klamm.core.codes import ControllerError
 from klamm.core.events import RequestedElection
-from tests.core.world import World, steady
+from tests.support.procedure_world import World, steady
 
 
 def shut_down(world: World, broker: int) -> object:

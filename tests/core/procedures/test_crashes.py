@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from klamm.core import events
-from tests.core.ensemble import DELETIONS, PREFERRED, REASSIGN, TOPICS, Crash
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, PREFERRED, REASSIGN, TOPICS, Crash
+from tests.support.procedure_world import World, steady
 
 T = {"t": {0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1]}}
 T0 = ("t", 0)

@@ -6,8 +6,8 @@ from klamm.core import effects, events
 from klamm.core.context import Settings
 from klamm.core.metrics import gauges
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.ensemble import DELETIONS, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 R = ReplicaState
 TWO = {"t": {0: [1, 2]}}

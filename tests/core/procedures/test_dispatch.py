@@ -10,7 +10,7 @@ from klamm.core.codes import ControllerError
 from klamm.core.events import Event, RequestedElection
 from klamm.core.procedures.dispatch import handle, not_controller_response, preempted_response
 from klamm.errors import FencedError, UnavailableError
-from tests.core.world import steady
+from tests.support.procedure_world import steady
 
 T0, T1 = ("t", 0), ("t", 1)
 REQUESTS: dict[str, Event] = {

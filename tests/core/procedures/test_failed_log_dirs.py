@@ -5,8 +5,8 @@ import pytest
 from klamm.core import effects, events
 from klamm.core.transitions import ReplicaState
 from klamm.errors import UnavailableError
-from tests.core.ensemble import LOG_DIRS
-from tests.core.world import World, steady
+from tests.support.procedure_store import LOG_DIRS
+from tests.support.procedure_world import World, steady
 
 T0, T1 = ("t", 0), ("t", 1)
 LOST = 56

@@ -22,8 +22,8 @@ from klamm.core.effects import (
 )
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError, KlammError
-from tests.core.ensemble import ISR_CHANGES, LOG_DIRS, PREFERRED, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import ISR_CHANGES, LOG_DIRS, PREFERRED, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 
 def abandoned() -> World:

@@ -9,7 +9,7 @@ from klamm.core.codes import ControllerError
 from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.core.procedures.dispatch import handle
 from klamm.errors import UnavailableError
-from tests.core.world import World
+from tests.support.procedure_world import World
 
 UP, DOWN, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.UNSAFE_DOWNGRADE
 CONTROLLER, OTHER = 1, 2

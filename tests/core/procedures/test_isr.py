@@ -7,8 +7,8 @@ from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import ISR_CHANGES, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import ISR_CHANGES, state_path
+from tests.support.procedure_world import World, steady
 
 
 def three() -> World:

@@ -8,8 +8,8 @@ from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
 from klamm.core.events import RequestedElection
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import PREFERRED, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import PREFERRED, state_path
+from tests.support.procedure_world import World, steady
 
 T0, T1 = ("t", 0), ("t", 1)
 

@@ -16,8 +16,8 @@ from klamm.core.procedures.partitions import (
 )
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import Node, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import Node, state_path
+from tests.support.procedure_world import World, steady
 
 P = PartitionState
 

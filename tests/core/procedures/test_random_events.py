@@ -18,8 +18,8 @@ from klamm.core.effects import WriteOutcome
 from klamm.core.events import RequestedElection
 from klamm.core.invariants import regressions, violations
 from klamm.core.procedures.dispatch import handle
-from tests.core.ensemble import DELETIONS, REASSIGN, Crash, state_path
-from tests.core.world import World
+from tests.support.procedure_store import DELETIONS, REASSIGN, Crash, state_path
+from tests.support.procedure_world import World
 
 BROKERS = (1, 2, 3, 4)
 TOPICS = ("a", "b")

@@ -7,8 +7,8 @@ from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
 from klamm.core.reassignment import Assignment
-from tests.core.ensemble import REASSIGN, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import REASSIGN, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 FIVE = [1, 2, 3, 4, 5]
 T0 = ("t", 0)

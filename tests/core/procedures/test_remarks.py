@@ -5,7 +5,7 @@ import pytest
 from klamm.core.context import Level, LoggerName
 from klamm.core.procedures.partitions import Strategy, change_partition_states
 from klamm.core.transitions import PartitionState
-from tests.core.world import World, steady
+from tests.support.procedure_world import World, steady
 
 
 def said(world: World, level: Level) -> list[str]:

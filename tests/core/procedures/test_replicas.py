@@ -11,8 +11,8 @@ from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState
 from klamm.errors import FencedError, KlammError
-from tests.core.ensemble import do_nothing, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import do_nothing, state_path
+from tests.support.procedure_world import World, steady
 
 R = ReplicaState
 

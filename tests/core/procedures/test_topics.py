@@ -6,8 +6,8 @@ from klamm.core import effects, events
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.ensemble import TOPICS
-from tests.core.world import World, steady
+from tests.support.procedure_store import TOPICS
+from tests.support.procedure_world import World, steady
 
 
 @pytest.mark.rule("TOPIC-1", "TOPIC-2", "TOPIC-5")

@@ -26,7 +26,7 @@ from klamm.core.events import (
     TopicChange,
     TopicDeletion,
 )
-from tests.controller.office import Office
+from tests.support.office import Office
 
 START = 1e9
 

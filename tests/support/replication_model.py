@@ -24,7 +24,7 @@ from klamm.protocol.fast.fetch import (
     FetchResponse,
     FetchTopicResponse,
 )
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 NAME = TopicPartition("t", 0)
 BROKERS = (1, 2, 3)

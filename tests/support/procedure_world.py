@@ -25,7 +25,7 @@ from klamm.core.effects import Procedure
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
 from klamm.core.procedures.failover import on_controller_failover
-from tests.core.ensemble import (
+from tests.support.procedure_store import (
     DELETIONS,
     IDS,
     ISR_CHANGES,
