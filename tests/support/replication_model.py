@@ -242,7 +242,7 @@ class Broker:
     def take_altered(self) -> None:
         altered, self.altered = self.altered, None
         if altered is not None:
-            for proposal, answer in self.line.on_answers(altered, self.cluster.now_ms):
+            for proposal, answer in self.line.on_response(altered, self.cluster.now_ms):
                 outcome = self.partition.on_alter_partition_result(
                     proposal, answer, self.cluster.now_ms
                 )
