@@ -15,19 +15,19 @@ import numpy as np
 
 from klamm.core import effects
 from klamm.core.assignment import assign_replicas
-from klamm.core.cluster import Broker, Cluster, States, TopicRead
+from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
 from klamm.core.context import Context
-from klamm.core.effects import Outcome, Procedure, StatesRead
+from klamm.core.effects import Procedure, StatesRead, WriteOutcome
 from klamm.core.events import (
     AlterPartition,
     BrokerChange,
     ControlledShutdown,
-    IsrProposal,
+    PartitionProposal,
     TopicChange,
 )
 from klamm.core.metrics import gauges
 from klamm.core.procedures.dispatch import handle
-from klamm.core.procedures.failover import take_office
+from klamm.core.procedures.failover import on_controller_failover
 
 PARTITIONS_PER_TOPIC = 100
 REPLICATION_FACTOR = 3
@@ -37,7 +37,7 @@ class Bench:
     """A cluster that exists as arguments of effects only."""
 
     def __init__(self, partitions: int, brokers: int) -> None:
-        self.registered = {id: Broker(id, epoch=id) for id in range(1, brokers + 1)}
+        self.registered = {id: RegisteredBroker(id, epoch=id) for id in range(1, brokers + 1)}
         topics = partitions // PARTITIONS_PER_TOPIC
         racks = dict.fromkeys(self.registered)
         self.topics = {
@@ -53,15 +53,15 @@ class Bench:
             )
             for n in range(topics)
         }
-        self.cluster = Cluster()
+        self.cluster = ClusterState()
         self.ctx = Context(self.cluster)
         self.read_s = 0.0
 
-    def take_office(self) -> float:
-        self.cluster = Cluster()
+    def fail_over(self) -> float:
+        self.cluster = ClusterState()
         self.cluster.controller_id, self.cluster.controller_epoch = 1, 1
         self.ctx = Context(self.cluster)
-        return self.run(take_office(self.ctx))
+        return self.run(on_controller_failover(self.ctx))
 
     def run(self, procedure: Procedure[Any]) -> float:
         """Drive a procedure; returns its own seconds, without those of the interpreter here."""
@@ -80,7 +80,7 @@ class Bench:
     def perform(self, effect: effects.Effect) -> Any:
         match effect:
             case effects.WriteStates(states) | effects.CreateStates(states):
-                return np.full(len(states), Outcome.DONE, np.int8)
+                return np.full(len(states), WriteOutcome.DONE, np.int8)
             case effects.ReadStates(rows):
                 return self._states(rows)
             case effects.ReadBrokers():
@@ -103,7 +103,7 @@ class Bench:
         size = len(rows)
         return StatesRead(
             np.ones(size, np.bool_),
-            States(
+            LeaderAndIsrs(
                 rows,
                 known.replicas[rows, 0],
                 np.zeros(size, np.int32),
@@ -127,7 +127,7 @@ def measure(partitions: int, brokers: int) -> None:
         return time.perf_counter() - began
 
     def load() -> None:
-        cluster = Cluster()
+        cluster = ClusterState()
         for name, read in bench.topics.items():
             cluster.add_topic(name, read.topic_id)
         cluster.add_partitions(bench.topics)
@@ -137,7 +137,7 @@ def measure(partitions: int, brokers: int) -> None:
         return bench.run(handle(bench.ctx, BrokerChange()))
 
     def come_back() -> float:
-        bench.registered[1] = Broker(1, epoch=1000)
+        bench.registered[1] = RegisteredBroker(1, epoch=1000)
         return bench.run(handle(bench.ctx, BrokerChange()))
 
     def shut_down() -> float:
@@ -146,7 +146,7 @@ def measure(partitions: int, brokers: int) -> None:
     def change_isr() -> float:
         row = int(np.flatnonzero(bench.cluster.leader == 3)[0])
         topic, partition = bench.cluster.name(row)
-        proposal = IsrProposal(
+        proposal = PartitionProposal(
             topic,
             None,
             partition,
@@ -165,7 +165,7 @@ def measure(partitions: int, brokers: int) -> None:
 
     print(f"{partitions} partitions of {REPLICATION_FACTOR} replicas on {brokers} brokers")
     report("topics into columns", lambda: timed(load))
-    report("failover, reading left out", bench.take_office)
+    report("failover, reading left out", bench.fail_over)
     print(f"{'columns':<42} {bench.cluster.nbytes / 1e6:10.1f} MB")
     report("broker failure", fail)
     report("broker's return", come_back)

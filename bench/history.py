@@ -17,26 +17,26 @@ import numpy as np
 from klamm.controller.loop import SystemWorld
 from klamm.core import effects
 from klamm.core.assignment import assign_replicas
-from klamm.core.cluster import Broker, Cluster, States, TopicRead
+from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
 from klamm.core.context import Context
 from klamm.core.effects import Effect
 from klamm.core.elections import RECOVERED
-from klamm.core.events import BrokerChange, Queued
+from klamm.core.events import BrokerChange, QueuedEvent
 from klamm.core.procedures.brokers import on_broker_change
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.history.recorder import History
 from klamm.zookeeper import znodes
-from tests.controller.office import history_config
+from tests.support.office import history_config
 
 PARTITIONS_PER_TOPIC = 100
 BROKERS = (1, 2, 3)
 
 
-def cluster_of(partitions: int) -> Cluster:
+def cluster_of(partitions: int) -> ClusterState:
     """A healthy cluster in which every partition has a replica on each broker."""
-    cluster = Cluster()
+    cluster = ClusterState()
     cluster.controller_epoch = 1
-    cluster.brokers = {id: Broker(id, id) for id in BROKERS}
+    cluster.brokers = {id: RegisteredBroker(id, id) for id in BROKERS}
     replicas = assign_replicas(dict.fromkeys(BROKERS), partitions, 3, start=0, shift=0)
     for start in range(0, partitions, PARTITIONS_PER_TOPIC):
         name = f"topic-{start // PARTITIONS_PER_TOPIC}"
@@ -46,7 +46,9 @@ def cluster_of(partitions: int) -> Cluster:
     rows = cluster.all_rows()
     zeros = np.zeros(len(rows), np.int32)
     recovery = np.full(len(rows), RECOVERED, np.int8)
-    cluster.record_leadership(States(rows, replicas[:, 0], zeros, replicas, recovery, zeros, zeros))
+    cluster.record_leadership(
+        LeaderAndIsrs(rows, replicas[:, 0], zeros, replicas, recovery, zeros, zeros)
+    )
     cluster.state[rows] = PartitionState.ONLINE
     cluster.replica_state[rows] = ReplicaState.ONLINE
     return cluster
@@ -64,7 +66,7 @@ class Run:
     def __call__(self) -> float:
         """The seconds that the event takes."""
         start = time.perf_counter()
-        event = Queued(BrokerChange(), time.monotonic(), "bench")
+        event = QueuedEvent(BrokerChange(), time.monotonic(), "bench")
         self._record(lambda history: history.begin(event, 1, time.time()))
         procedure = on_broker_change(self.context)
         try:
@@ -95,7 +97,7 @@ class Run:
             self.recording_s += time.perf_counter() - start
 
 
-def encode(states: States) -> None:
+def encode(states: LeaderAndIsrs) -> None:
     """Make the bytes of the states' znodes."""
     for leader, epoch, isr in zip(
         states.leader.tolist(), states.leader_epoch.tolist(), states.isr.tolist(), strict=True

@@ -25,7 +25,7 @@ from klamm.core.reassignment import Assignment, Assignments
 from tests.core import test_assignment as assignment_twins
 from tests.core import test_balance as balance_twins
 from tests.core import test_elections as election_twins
-from tests.strategies import Partition, columns_of
+from tests.support.strategies import Partition, columns_of
 
 BROKERS = 30
 FACTOR = 3

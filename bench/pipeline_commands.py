@@ -33,7 +33,7 @@ from klamm.zookeeper.store import Create, Fence, Row
 def broker_rows() -> Iterator[Row]:
     for broker in range(BROKERS):
         # Nothing listens there: sizes are not asked for.
-        endpoint = znodes.Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1)
+        endpoint = znodes.RegisteredEndpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1)
         registration = znodes.BrokerRegistration(broker, (endpoint,), RACKS[broker])
         yield [Create(znodes.broker_path(broker), znodes.encode_broker(registration, 0))]
 

@@ -20,7 +20,7 @@ from klamm.protocol.codec.frames import decode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
     PartitionStates,
-    Topics,
+    RequestTopics,
     encode_leader_and_isr,
     encode_update_metadata,
 )
@@ -198,7 +198,7 @@ def control(partitions: int) -> None:
     shrunk[::3, 2] = -1
     none = np.full((partitions, 1), -1, np.int32)
     count = partitions // 100
-    topics = Topics(
+    topics = RequestTopics(
         [f"topic-{n}" for n in range(count)],
         [uuid.UUID(int=n + 1) for n in range(count)],
         np.arange(count + 1, dtype=np.int64) * 100,

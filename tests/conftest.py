@@ -7,6 +7,7 @@ are for the others.
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +19,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.broker.cluster import RealCluster
-from tests.controller.lab import Lab
+from tests.support.cluster import RealCluster
+from tests.support.lab import Lab
 
 # No deadlines: a loaded machine is not a bug.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +46,16 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
     """A real server for the whole run: each test takes a chroot of its own, and kills another."""
     with ZooKeeperServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_libs() -> Path:
+    """The folder of Apache Kafka's jars."""
+    if not shutil.which("java"):
+        pytest.skip("there is no java to run Apache Kafka with")
+    if "KAFKA_LIBS" not in os.environ:
+        pytest.skip("no jars of Apache Kafka: KAFKA_LIBS is unset, or Maven could not bring them")
+    return Path(os.environ["KAFKA_LIBS"])
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Result, run_here
-from tests.cli.test_up import free_base_port
-from tests.waiting import wait_until
+from tests.support.command_line import Result, run_here
+from tests.support.ports import free_base_port
+from tests.support.waiting import wait_until
 from tools import compatibility
 
 ROOT = Path(__file__).resolve().parent.parent

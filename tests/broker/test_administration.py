@@ -11,8 +11,9 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from tests.broker.clients import CLIENTS, Client, Record
-from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
-from tests.broker.raw import Raw, batch
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw, batch
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -89,7 +90,7 @@ def test_topics_are_created_grown_deleted_and_created_again(
         wait_until(lambda broker=broker: not (broker.log_dir / f"{topic}-0").exists(), "it is gone")
     wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, "its znode is gone")
     marker = f"/admin/delete_topics/{topic}"
-    wait_until(lambda: cluster.zookeeper.exists(marker) is None, "its deletion is complete")
+    wait_until(lambda: cluster.zk.exists(marker) is None, "its deletion is complete")
     cluster.create(topic)
     with Raw(cluster[cluster.leader(topic)].port) as raw:
         assert raw.topic_id(topic) != first_id
@@ -99,7 +100,7 @@ def test_topics_are_created_grown_deleted_and_created_again(
 
 @pytest.mark.rule("BADM-1")
 def test_only_the_controller_administers_topics(cluster: RealCluster, topic: str) -> None:
-    other = next(each for each in cluster.brokers if each != cluster.controller())
+    other = next(each for each in cluster.brokers if each != cluster.controller_id())
     with Raw(cluster[other].port) as raw:
         created = raw.ask(
             ApiKey.CREATE_TOPICS,
@@ -300,7 +301,7 @@ def test_alter_configs_replaces_everything(cluster: RealCluster, topic: str) -> 
 def test_replicas_move_and_leaders_are_elected(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic, assignment=[[1, 2]])
     cluster.produce(topic, [b"x" * 1000] * 100)
-    with Raw(cluster[cluster.controller()].port) as raw:
+    with Raw(cluster[cluster.controller_id()].port) as raw:
 
         def elect() -> int:
             answer = raw.ask(
@@ -335,7 +336,7 @@ def test_replicas_move_and_leaders_are_elected(cluster: RealCluster, topic: str)
 @pytest.mark.rule("BADM-2", "BADM-6", "BADM-7")
 def test_what_cannot_be_meant_is_refused_at_once(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic, assignment=[[1]])
-    with Raw(cluster[cluster.controller()].port) as raw:
+    with Raw(cluster[cluster.controller_id()].port) as raw:
         for kind in (-1, 2, 127):
             answer = raw.ask(
                 ApiKey.ELECT_LEADERS,

@@ -16,8 +16,9 @@ from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
-from tests.broker.cluster import RealCluster, wait_until
-from tests.broker.raw import Raw, batch, fetch_values, produce_values
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw, batch, fetch_values, produce_values
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -79,7 +80,7 @@ def test_metadata_of_all_none_named_and_unknown_topics(
         (broker.id, broker.port, rack)
         for broker, rack in zip(cluster.brokers.values(), "abc", strict=True)
     }
-    assert everything.controller_id == cluster.controller()
+    assert everything.controller_id == cluster.controller_id()
     assert everything.cluster_id == cluster.znode("/cluster/id")["id"]
     assert raw.metadata().topics == ()
     (named,) = raw.metadata(topic).topics
@@ -112,7 +113,7 @@ def test_the_cluster_is_described_by_any_broker(cluster: RealCluster, raw: Raw) 
         ApiKey.DESCRIBE_CLUSTER, include_cluster_authorized_operations=True, endpoint_type=1
     )
     assert {each.broker_id for each in answer.brokers} == {1, 2, 3}
-    assert answer.controller_id == cluster.controller()
+    assert answer.controller_id == cluster.controller_id()
     assert answer.cluster_authorized_operations > 0
     for endpoint_type, error in (
         (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),

@@ -15,8 +15,9 @@ from klamm.broker.groups.coordinator import group_partition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from tests.broker.clients import CLIENTS, Client, Record
-from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
-from tests.broker.raw import Raw
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 

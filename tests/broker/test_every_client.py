@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from klamm.broker.groups.coordinator import group_partition
-from tests.broker.cluster import RealCluster, wait_until
 from tests.broker.libraries import LIBRARIES, Administrator, Library, Load, Member
-from tests.broker.raw import Raw, batch
 from tests.broker.test_nothing_lost import read_all
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw, batch
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.real,

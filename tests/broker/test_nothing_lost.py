@@ -10,8 +10,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
-from tests.broker.raw import Raw, batch
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw, batch
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 

@@ -13,8 +13,9 @@ from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import iterate_batches
 from tests.broker.clients import CLIENTS, Client, Record
-from tests.broker.cluster import RealCluster, wait_until
-from tests.broker.raw import Raw, batch, fetch_values, produce_values
+from tests.support.cluster import RealCluster
+from tests.support.raw import Raw, batch, fetch_values, produce_values
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

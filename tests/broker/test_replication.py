@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from klamm.broker.replication.partition import Role
 from klamm.protocol.codes import ErrorCode as E
-from tests.broker.replication_model import BROKERS, MAX_LAG_MS, Broker, Cluster
+from tests.support.replication_model import BROKERS, MAX_LAG_MS, Broker, Cluster
 
 brokers = st.sampled_from(BROKERS)
 

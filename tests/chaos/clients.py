@@ -16,9 +16,9 @@ from confluent_kafka import (
 )
 
 from klamm.protocol.records import iterate_batches
-from tests.broker.raw import Raw
 from tests.chaos.recording import GroupOffset, Kept, Name, Read, Recorder, Stall, Write
 from tests.chaos.world import LEDGER, WANDERER
+from tests.support.raw import Raw
 
 _FLUSH_S: Final = 120.0
 _COMMIT_EVERY_S: Final = 0.5

@@ -8,12 +8,8 @@ from typing import Protocol
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.cli.running import Klamm, run_here
-from tests.interop.cluster import Cluster as InteropCluster
-from tests.interop.cluster import Kind
-from tests.interop.conftest import kafka_libs
-
-__all__ = ["kafka_libs"]
+from tests.support.command_line import Klamm, run_here
+from tests.support.mixed_cluster import Kind, MixedCluster
 
 
 class AnyCluster(Protocol):
@@ -29,7 +25,7 @@ class AnyCluster(Protocol):
 class KafkaCluster:
     """Three brokers of Apache Kafka."""
 
-    def __init__(self, cluster: InteropCluster) -> None:
+    def __init__(self, cluster: MixedCluster) -> None:
         self.bootstrap_servers = cluster.bootstrap
         self.zookeeper = cluster.address
 
@@ -41,7 +37,7 @@ def kafka_cluster(
     kafka_libs: Path,
 ) -> Iterator[KafkaCluster]:
     directory = tmp_path_factory.mktemp("kafka")
-    with InteropCluster(zookeeper_server.address, directory, kafka_libs) as cluster:
+    with MixedCluster(zookeeper_server.address, directory, kafka_libs) as cluster:
         cluster.add(Kind.KAFKA, 1, 2, 3, auto_create_topics_enable="false")
         yield KafkaCluster(cluster)
 

@@ -13,7 +13,7 @@ import typer
 from klamm.cli.app import app
 from klamm.cli.main import main
 from klamm.cli.processes import COMMANDS
-from tests.cli.running import run_here, run_process
+from tests.support.command_line import run_here, run_process
 
 
 def klamm(*arguments: str) -> subprocess.CompletedProcess[str]:

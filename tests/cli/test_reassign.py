@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import AnyCluster
-from tests.cli.running import Klamm, run_here
 from tests.cli.test_topics import described
-from tests.waiting import wait_until
+from tests.support.command_line import Klamm, run_here
+from tests.support.waiting import wait_until
 
 
 def plan_of(topic: str, *replicas: list[int]) -> dict:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import AnyCluster
-from tests.cli.running import Klamm, run_process
+from tests.support.command_line import Klamm, run_process
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 
 from klamm import Cluster
-from tests.cli.running import run_here
-from tests.waiting import wait_until
+from tests.support.command_line import run_here
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

@@ -1,7 +1,7 @@
 """`klamm topics`, `brokers`, `configs` and `elect`, on klamm and on Apache Kafka."""
 
-from tests.cli.running import Klamm, run_here
-from tests.waiting import wait_until
+from tests.support.command_line import Klamm, run_here
+from tests.support.waiting import wait_until
 
 
 def described(klamm: Klamm, topic: str) -> list[dict]:

@@ -17,20 +17,12 @@ from pathlib import Path
 import pytest
 
 from klamm.client.admin import Admin
-from klamm.local.network import free_ports, is_free
-from tests.cli.running import run_here, run_process
 from tests.local.test_cluster import descendants, is_alive
-from tests.waiting import wait_until
+from tests.support.command_line import run_here, run_process
+from tests.support.ports import free_base_port
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
-
-
-def free_base_port(count: int) -> int:
-    """The first of so many ports in a row that are free."""
-    while True:
-        (base,) = free_ports(1)
-        if all(is_free(port) for port in range(base, base + count)):
-            return base
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from klamm.config.broker import KEYS_WITH_EFFECT, BrokerConfig, retention_ms
 from klamm.config.broker_keys import KAFKA_KEYS, KEYS
 from klamm.config.definitions import ValueType
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.ibp import Ibp
 from klamm.errors import ConfigError
 
@@ -232,7 +232,7 @@ class TestIdentity:
 
 class TestListeners:
     def test_one_plaintext_listener_on_all_addresses_is_the_default(self):
-        assert config().listeners == (Endpoint("PLAINTEXT", "", 9092),)
+        assert config().listeners == (ListenerEndpoint("PLAINTEXT", "", 9092),)
         assert config().inter_broker_listener_name == "PLAINTEXT"
 
     def test_names_are_in_capitals_and_ipv6_is_read_and_written_in_brackets(self):
@@ -255,8 +255,8 @@ class TestListeners:
         )
         assert given.inter_broker_listener_name == "INTERNAL"
         assert given.control_plane_listener_name == "CONTROL"
-        assert given.advertised_listeners[0] == Endpoint("CLIENT", "out", 1)
-        assert given.endpoint("CLIENT") == Endpoint("CLIENT", "h", 1)
+        assert given.advertised_listeners[0] == ListenerEndpoint("CLIENT", "out", 1)
+        assert given.endpoint("CLIENT") == ListenerEndpoint("CLIENT", "h", 1)
         assert given.endpoint("OTHER") is None
 
     def test_open_hosts_and_ports_are_filled_in_for_the_registration(self):

@@ -12,7 +12,7 @@ import pytest
 from klamm.config.broker import BrokerConfig
 from klamm.config.definitions import format_value
 from klamm.config.describe import (
-    Entry,
+    DescribedConfig,
     describe_broker,
     describe_broker_defaults,
     describe_topic,
@@ -61,7 +61,7 @@ def recorded(resource: str, name: str) -> list[str]:
     return sorted(line for line in lines if line.startswith(f"{resource}\t{name}\t"))
 
 
-def shown(resource: str, name: str, entries: list[Entry]) -> list[str]:
+def shown(resource: str, name: str, entries: list[DescribedConfig]) -> list[str]:
     return sorted(
         "\t".join(
             (
@@ -80,7 +80,7 @@ def shown(resource: str, name: str, entries: list[Entry]) -> list[str]:
     )
 
 
-def _synonym(entry: Entry) -> list[str]:
+def _synonym(entry: DescribedConfig) -> list[str]:
     return [
         f"{each.name}|{'null' if each.value is None else each.value}|{_SOURCES[each.source]}"
         for each in entry.synonyms

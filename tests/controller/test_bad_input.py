@@ -12,7 +12,8 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
-from tests.controller.lab import Lab, Node, topic_znode, wait_until
+from tests.support.lab import Lab, Node, topic_znode
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -93,11 +94,11 @@ def test_a_state_of_a_newer_controller_is_left_alone(shared: Lab, node: Node):
     shared.add_brokers(8)
     shared.create_topic("newer", {0: [8, 2], 1: [8, 2]})
     path = "/brokers/topics/newer/partitions/0/state"
-    newer = shared.json(path) | {"controller_epoch": 1000}
+    newer = shared.znode(path) | {"controller_epoch": 1000}
     shared.zk.set(path, json.dumps(newer).encode())
     shared.brokers.pop(8).close()
     shared.wait_state("newer", 1, lambda s: s["leader"] == 2)
-    assert shared.json(path) == newer
+    assert shared.znode(path) == newer
 
 
 # Requests through ZooKeeper
@@ -118,7 +119,7 @@ def test_an_unreadable_reassignment_stays_and_the_next_one_is_noticed(shared: La
         {"topic": "moved", "partition": 0, "replicas": [2, 1]},
     ]
     shared.zk.create(path, json.dumps({"version": 1, "partitions": rows}).encode())
-    wait_until(lambda: shared.json("/brokers/topics/moved")["partitions"] == {"0": [2, 1]})
+    wait_until(lambda: shared.znode("/brokers/topics/moved")["partitions"] == {"0": [2, 1]})
     wait_until(lambda: not shared.zk.exists(path))
     wait_named(node, "reassignment of moved-7 fails: UNKNOWN_TOPIC_OR_PARTITION")
     wait_named(node, "reassignment of nowhere-0 fails: UNKNOWN_TOPIC_OR_PARTITION")
@@ -442,4 +443,4 @@ def test_a_broker_id_is_waited_for_while_its_owner_may_have_crashed(
     stranger.delete("/brokers/ids/61")
     wait_until(lambda: "registered with epoch" in successor.log)
     assert shared.zk.exists("/brokers/ids/61").czxid > before
-    assert successor.terminate() == 0
+    assert successor.stop() == 0

@@ -6,7 +6,8 @@ import pytest
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.controller.lab import Lab, Script, wait_until
+from tests.support.lab import Lab, Script
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

@@ -17,8 +17,9 @@ import pytest
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.killer import KillingProxy
-from tests.controller.lab import Lab, Node, wait_until
+from tests.support.killer import KillingProxy
+from tests.support.lab import Lab, Node
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -211,7 +212,7 @@ def strayed(arena: Arena, topic: str) -> None:
 
 def led(arena: Arena, topic: str, **leaders: Any) -> bool:
     """Every partition is led by its first replica, in sync with the others."""
-    partitions = arena.json(f"/brokers/topics/{topic}")["partitions"]
+    partitions = arena.znode(f"/brokers/topics/{topic}")["partitions"]
     states = {p: arena.state(topic, int(p)) for p in partitions}
     return all(
         state is not None and state["leader"] == partitions[p][0] and state["isr"] == partitions[p]
@@ -224,7 +225,7 @@ def is_created(arena: Arena, topic: str) -> bool:
 
 
 def is_expanded(arena: Arena, topic: str) -> bool:
-    return len(arena.json(f"/brokers/topics/{topic}")["partitions"]) == 4 and led(arena, topic)
+    return len(arena.znode(f"/brokers/topics/{topic}")["partitions"]) == 4 and led(arena, topic)
 
 
 def is_deleted(arena: Arena, topic: str) -> bool:
@@ -233,7 +234,7 @@ def is_deleted(arena: Arena, topic: str) -> bool:
 
 
 def has_begun_to_move(arena: Arena, topic: str) -> bool:
-    znode = arena.json(f"/brokers/topics/{topic}")
+    znode = arena.znode(f"/brokers/topics/{topic}")
     return (
         znode["partitions"]["0"] == [3, 4, 5, 1, 2]
         and znode["adding_replicas"] == {"0": [4, 5]}
@@ -244,7 +245,7 @@ def has_begun_to_move(arena: Arena, topic: str) -> bool:
 
 
 def rests_on(arena: Arena, topic: str, replicas: list[int]) -> bool:
-    znode = arena.json(f"/brokers/topics/{topic}")
+    znode = arena.znode(f"/brokers/topics/{topic}")
     state = arena.state(topic, 0)
     return (
         znode["partitions"]["0"] == replicas
@@ -288,7 +289,7 @@ OPERATIONS = {
 
 def check_brokers_know(arena: Arena, topic: str) -> None:
     """What brokers heard last about a topic is what ZooKeeper says."""
-    znode = arena.json(f"/brokers/topics/{topic}")
+    znode = arena.znode(f"/brokers/topics/{topic}")
     if znode is None:
         for broker in arena.brokers.values():
             wait_until(

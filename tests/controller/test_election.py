@@ -11,7 +11,8 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from klamm.protocol.apis import ApiKey
-from tests.controller.lab import Lab, Node, wait_until
+from tests.support.lab import Lab, Node
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -75,7 +76,7 @@ def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction
     assert lab.zk.get("/controller_epoch")[0] == b"0"
     lab.zk.delete("/controller")
     lab.wait_controller(100)
-    value = lab.json("/controller")
+    value = lab.znode("/controller")
     assert (value["version"], value["brokerid"], value["kraftControllerEpoch"]) == (2, 100, -1)
     assert value["timestamp"].isdecimal()
     content, stat = lab.zk.get("/controller_epoch")
@@ -88,7 +89,7 @@ def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction
 def test_a_second_node_does_not_compete(lab: Lab):
     holder, rival = holder_and_rival(lab)
     before = epoch(lab)
-    rival.terminate()
+    rival.stop()
     rival.restart_if_dead()
     lab.wait_registered(rival.id)
     told = lab.brokers[1].received
@@ -155,11 +156,11 @@ def test_a_controller_that_slept_through_its_session_comes_back_as_a_candidate(l
     holder, rival = holder_and_rival(lab)
     lab.create_topic("slept", {0: [1, 2]})
     before = lab.zk.exists(f"/brokers/ids/{holder.id}").czxid
-    holder.signal(signal.SIGSTOP)
+    holder.signal_group(signal.SIGSTOP)
     lab.wait_controller(rival.id)
     lab.brokers[1].leave()
     state = lab.wait_state("slept", 0, lambda s: s["leader"] == 2)
-    holder.signal(signal.SIGCONT)
+    holder.signal_group(signal.SIGCONT)
     after = wait_until(lambda: lab.zk.exists(f"/brokers/ids/{holder.id}"))
     assert after.czxid > before
     assert lab.controller_id() == rival.id
@@ -211,8 +212,8 @@ def _is_zombie(pid: int) -> bool:
 def test_an_orderly_stop_gives_up_role_and_registration_at_once(lab: Lab):
     holder, rival = holder_and_rival(lab)
     before = epoch(lab)
-    rival.terminate()
-    assert holder.terminate() == 0
+    rival.stop()
+    assert holder.stop() == 0
     assert not lab.zk.exists("/controller")
     assert not lab.zk.exists(f"/brokers/ids/{holder.id}")
     assert epoch(lab) == before

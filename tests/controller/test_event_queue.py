@@ -12,12 +12,12 @@ from klamm.core.events import (
     BrokerChange,
     ControlledShutdown,
     ListReassignments,
-    Queued,
+    QueuedEvent,
     TopicChange,
     TopicDeletion,
 )
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
+from tests.support.candidate import Node, running
 
 
 def queue_of(preempted: list[Any]) -> EventQueue:
@@ -62,7 +62,7 @@ class Diary:
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
 
-    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+    def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
         self.lines.append(("begin", type(queued.event).__name__))
 
     def end(self, outcome: str, context: Any) -> None:
@@ -94,7 +94,7 @@ def test_one_event_is_handled_to_its_end_before_the_next_begins(tmp_path: Path):
             return found
 
         node.store.children = children_while_things_change  # type: ignore[method-assign]
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: "BrokerChange" in diary.begun and "TopicChange" in diary.begun)
         await node.until(lambda: node.controller.context.cluster.topics.keys() == {"late"})
         await node.until(lambda: node.controller.context.cluster.brokers.keys() == {7, 8})
@@ -111,7 +111,7 @@ def test_in_office_every_change_becomes_its_event_again_and_again(tmp_path: Path
         diary = Diary()
         await node.register(7, port=1)
         topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7]}))
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: node.controller.context is not None)
         await node.until(lambda: [channel.broker.id for channel in node.channels] == [7])
         node.controller.observe(diary)
@@ -151,7 +151,7 @@ def test_in_office_every_change_becomes_its_event_again_and_again(tmp_path: Path
 def test_a_lost_session_preempts_what_waits_and_ends_the_term(tmp_path: Path):
     async def scenario(node: Node) -> None:
         diary = Diary()
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: node.controller.context is not None)
         node.controller.observe(diary)
         answers: list[Any] = []

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from klamm.controller.channels import Channels, Outgoing
+from klamm.controller.channels import ControllerChannels, QueuedRequest
 from klamm.controller.event_queue import EventQueue
-from klamm.core.cluster import Broker, Endpoint
+from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.context import Level
-from klamm.core.events import UpdateMetadataAnswered
+from klamm.core.events import UpdateMetadataResponseReceived
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
-from tests.controller.lab import ScriptedBroker
+from tests.support.candidate import Node, running
+from tests.support.lab import ScriptedBroker
 
 #: The prefixes of section 19, for controller 1.
 PREFIX = re.compile(
@@ -36,7 +36,7 @@ def test_every_line_says_who_speaks_and_the_milestones_are_there(
     async def scenario(node: Node) -> None:
         await node.register(7, port=1)
         topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7], 1: [7, 8]}))
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: "in office" in caplog.text)
         await node.store.create(znodes.topic_path("t"), topic)
         await node.until(lambda: "t-1" in caplog.text)
@@ -98,7 +98,7 @@ def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
 
     async def scenario(node: Node, port: int) -> None:
         await node.register(7, port)
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7], 1: [7]}))
         await node.store.create(znodes.topic_path("t"), topic)
         await node.until(lambda: "broker 7 answered LEADER_AND_ISR" in caplog.text)
@@ -123,16 +123,16 @@ def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
     assert any("broker 7 answered UPDATE_METADATA" in line for line in traced)
 
 
-def outgoing(answered: Any) -> Outgoing:
+def outgoing(answered: Any) -> QueuedRequest:
     def frame(correlation_id: int) -> list[bytes]:
         return [struct.pack(">ii", 4, correlation_id)]
 
-    return Outgoing("PING", frame, answered)
+    return QueuedRequest("PING", frame, answered)
 
 
 @pytest.mark.rule("CHAN-6")
 def test_a_request_for_a_broker_without_a_channel_is_dropped(caplog: pytest.LogCaptureFixture):
-    Channels(1, "PLAINTEXT").send(9, outgoing(lambda _: None))
+    ControllerChannels(1, "PLAINTEXT").send(9, outgoing(lambda _: None))
     assert "[Controller id=1] no channel to broker 9: PING is dropped" in caplog.text
 
 
@@ -140,8 +140,8 @@ def test_a_request_for_a_broker_without_a_channel_is_dropped(caplog: pytest.LogC
 def test_a_broker_without_the_controllers_listener_cannot_be_told(
     caplog: pytest.LogCaptureFixture,
 ):
-    channels = Channels(1, "CONTROL")
-    channels.open(Broker(9, 1, (Endpoint("PLAINTEXT", "127.0.0.1", 1),)))
+    channels = ControllerChannels(1, "CONTROL")
+    channels.open(RegisteredBroker(9, 1, (AdvertisedEndpoint("PLAINTEXT", "127.0.0.1", 1),)))
     assert list(channels) == []
     assert "broker 9 has no listener CONTROL" in caplog.text
 
@@ -161,21 +161,24 @@ def test_an_answer_becomes_an_event_and_nothing_else():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         queue = EventQueue(lambda: 0.0, lambda _: None)
-        channels = Channels(1, "CONTROL")
+        channels = ControllerChannels(1, "CONTROL")
         channels.attach(queue)
-        endpoints = (Endpoint("PLAINTEXT", "127.0.0.1", 1), Endpoint("CONTROL", "127.0.0.1", port))
-        channels.open(Broker(9, 1, endpoints))
+        endpoints = (
+            AdvertisedEndpoint("PLAINTEXT", "127.0.0.1", 1),
+            AdvertisedEndpoint("CONTROL", "127.0.0.1", port),
+        )
+        channels.open(RegisteredBroker(9, 1, endpoints))
         heard = []
 
-        def answered(answer: bytes) -> UpdateMetadataAnswered:
+        def answered(answer: bytes) -> UpdateMetadataResponseReceived:
             heard.append(answer)
-            return UpdateMetadataAnswered(9, 0)
+            return UpdateMetadataResponseReceived(9, 0)
 
         channels.send(9, outgoing(answered))
         async with asyncio.timeout(10):
             queued = await queue.take()
         assert heard == [b"!"]
-        assert queued.event == UpdateMetadataAnswered(9, 0)
+        assert queued.event == UpdateMetadataResponseReceived(9, 0)
         assert queued.cause == "answer of broker 9 to PING"
         channels.close_all()
         await has_left.wait()

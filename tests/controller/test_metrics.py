@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from klamm.controller.metrics import TIMER_OF
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.context import Context
 from klamm.core.events import (
     AutoRebalance,
     BrokerChange,
     ControllerState,
     Event,
-    Queued,
-    UpdateMetadataAnswered,
+    QueuedEvent,
+    UpdateMetadataResponseReceived,
 )
 from klamm.metrics.meters import Histogram, Meter, Timer
 from klamm.metrics.prometheus import prometheus_name
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
-from tests.controller.candidate import Node, running
-from tests.controller.office import Clock, Office
+from tests.support.candidate import Node, running
+from tests.support.office import Clock, Office
 
 CONTROLLER = "kafka_controller_KafkaController_"
 CHANNELS = "kafka_controller_ControllerChannelManager_"
@@ -43,7 +43,7 @@ def run(scenario: Callable[[Node], Awaitable[None]], directory: Path) -> None:
 def handle(node: Node, event: Event, took_s: float = 0.0, waited_s: float = 0.0) -> None:
     """One event as the loop reports it, without the loop."""
     now = node.world.monotonic()
-    node.metrics.begin(Queued(event, now - waited_s, "a test"), 1, now)
+    node.metrics.begin(QueuedEvent(event, now - waited_s, "a test"), 1, now)
     node.world.at += took_s
     node.metrics.end("done", node.controller.context)
 
@@ -64,7 +64,7 @@ def test_gauges_follow_the_controller_into_office_and_out_of_it(tmp_path: Path):
     async def scenario(node: Node) -> None:
         topic = znodes.TopicAssignment(None, {0: [7], 1: [7]})
         await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: node[f"{CONTROLLER}GlobalTopicCount"] == 1)
         assert node[f"{CONTROLLER}ActiveControllerCount"] == 1
         node.zookeeper.expire(node.store)
@@ -78,9 +78,9 @@ def test_gauges_follow_the_controller_into_office_and_out_of_it(tmp_path: Path):
 def test_gauges_are_recomputed_after_a_failed_event_too(tmp_path: Path):
     async def scenario(node: Node) -> None:
         office = Office(tmp_path / "office")
-        office.take_office()
+        office.fail_over()
         office.add_topic("orders", {0: [1, 2]})
-        node.metrics.begin(Queued(BrokerChange(), 0.0, "a test"), 1, 0.0)
+        node.metrics.begin(QueuedEvent(BrokerChange(), 0.0, "a test"), 1, 0.0)
         node.metrics.end("failed: for whatever reason", office.context)
         assert node[f"{CONTROLLER}ActiveBrokerCount"] == 3
         office.history.spool.close()
@@ -94,7 +94,7 @@ def test_the_state_gauge_shows_the_state_of_the_event_being_handled(tmp_path: Pa
         seen: list[float] = []
 
         class Spy:
-            def begin(self, queued: Queued, epoch: int, at: float) -> None:
+            def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
                 seen.append(node[f"{CONTROLLER}ControllerState"])
 
             def end(self, outcome: str, context: Context | None) -> None:
@@ -152,7 +152,7 @@ def test_an_event_is_timed_under_the_name_of_its_state(tmp_path: Path):
     async def scenario(node: Node) -> None:
         handle(node, BrokerChange(), took_s=0.25)
         handle(node, AutoRebalance(), took_s=0.5)
-        handle(node, UpdateMetadataAnswered(1, 0), took_s=9.0)
+        handle(node, UpdateMetadataResponseReceived(1, 0), took_s=9.0)
         shown = node.samples()
         timers = "kafka_controller_ControllerStats_"
         counted = {
@@ -172,7 +172,7 @@ def test_an_event_is_timed_under_the_name_of_its_state(tmp_path: Path):
 def test_unclean_elections_are_counted_once_each(tmp_path: Path):
     async def scenario(node: Node) -> None:
         name = "kafka_controller_ControllerStats_UncleanLeaderElectionsPerSec_total"
-        first, second = Context(Cluster()), Context(Cluster())
+        first, second = Context(ClusterState()), Context(ClusterState())
         steps = ((first, 2, 2), (first, 2, 2), (first, 5, 5), (second, 1, 6))
         for context, total, expected in steps:
             context.unclean_elections = total
@@ -193,7 +193,7 @@ def test_a_brokers_channel_metrics_live_as_long_as_its_channel(tmp_path: Path):
         size = f'{CHANNELS}QueueSize{{broker_id="2"}}'
         times = f'{CHANNELS}RequestRateAndQueueTimeMs_count{{broker_id="2"}}'
         assert size not in node.samples()
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: bool(writers))
         await node.register(3, port)
         # Hearing of broker 3 is one request more for broker 2, behind the one it sits on.
@@ -235,7 +235,7 @@ def test_the_latency_of_zookeeper_is_measured_with_each_answer(
 ):
     async def scenario(node: Node) -> None:
         store = await open_store(zookeeper_server.address)
-        store.on_answer = node.metrics.zookeeper_answered
+        store.on_answer = node.metrics.zookeeper_responded
         await store.exists("/")
         await store.exists("/nowhere")
         await store.close()

@@ -5,7 +5,8 @@ import json
 import pytest
 from kazoo.client import KazooClient
 
-from tests.controller.lab import Lab, wait_until
+from tests.support.lab import Lab
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

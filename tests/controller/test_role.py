@@ -15,7 +15,7 @@ from klamm.errors import KlammError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.store import Op, TransactionResult
-from tests.controller.candidate import Node, running
+from tests.support.candidate import Node, running
 
 BROKER, OTHER = 1, 2
 
@@ -94,7 +94,7 @@ async def fail_at(node: Node, meanwhile: Any) -> None:
         return await children(path, watch=watch)
 
     node.store.children = failing  # type: ignore[method-assign]
-    await node.controller.run_for_office()
+    await node.controller.enter_election()
     await failed.wait()
 
 
@@ -181,7 +181,7 @@ def test_what_is_not_the_controllers_own_is_written_without_its_licence(tmp_path
             return await children(path, watch=watch)
 
         node.store.children = fenced  # type: ignore[method-assign]
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: node.controller.is_active)
         await node.until(lambda: not node.controller.is_active)
         features = znodes.decode_features((await node.store.get(znodes.FEATURE)).data)
@@ -209,7 +209,7 @@ def test_what_cannot_be_configured_is_as_kafka_has_it(tmp_path: Path):
             return await create(path, data, **how)
 
         node.store.create = watched  # type: ignore[method-assign]
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: node.controller.context is not None)
         assert (znodes.CONTROLLER_EPOCH, b"0") in seen
 

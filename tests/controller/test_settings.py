@@ -11,7 +11,8 @@ from klamm.errors import KlammError
 from klamm.history.story import run
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
-from tests.controller.lab import Lab, Node, topic_znode, wait_until
+from tests.support.lab import Lab, Node, topic_znode
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -85,7 +86,7 @@ def test_a_broker_default_that_allows_unclean_elections_takes_effect_at_once(
     was_rescued(shared, name)
     assert alter(node, BROKER, broker, DELETE, None) == E.NONE
     wait_until(
-        lambda: UNCLEAN not in shared.json(f"/config/brokers/{broker or '<default>'}")["config"]
+        lambda: UNCLEAN not in shared.znode(f"/config/brokers/{broker or '<default>'}")["config"]
     )
     # It no longer holds for what is lost from now on.
     stranded(shared, node, f"{name}-later")
@@ -93,7 +94,7 @@ def test_a_broker_default_that_allows_unclean_elections_takes_effect_at_once(
 
 @pytest.mark.rule("ZK-11")
 def test_a_node_without_data_says_so_in_its_registration(shared: Lab, node: Node):
-    registration = shared.json("/brokers/ids/100")
+    registration = shared.znode("/brokers/ids/100")
     assert registration["klamm_roles"] == "controller"
     assert registration["endpoints"] == [f"PLAINTEXT://127.0.0.1:{node.port}"]
 
@@ -111,7 +112,7 @@ def test_placement_passes_over_a_node_without_data(shared: Lab, node: Node):
         return answer.topics[0].error_code
 
     assert create("spread", 4, 3) == E.NONE
-    lists = shared.json("/brokers/topics/spread")["partitions"].values()
+    lists = shared.znode("/brokers/topics/spread")["partitions"].values()
     assert all(sorted(replicas) == [1, 2, 3] for replicas in lists)
     assert create("too-many", 1, 4) == E.INVALID_REPLICATION_FACTOR
 
@@ -123,7 +124,7 @@ def test_a_replica_that_others_placed_on_a_node_without_data_goes_to_a_broker(
     shared.zk.create(path, topic_znode({0: [100, 1], 1: [2, 100, 3], 2: [3, 2, 1]}))
     for partition in range(3):
         shared.wait_state("misplaced", partition, lambda s: s["leader"] >= 0)
-    partitions = shared.json(path)["partitions"]
+    partitions = shared.znode(path)["partitions"]
     assert all(100 not in replicas for replicas in partitions.values())
     assert [len(partitions[str(p)]) for p in range(3)] == [2, 3, 3]
     assert partitions["0"][1] == 1
@@ -133,7 +134,7 @@ def test_a_replica_that_others_placed_on_a_node_without_data_goes_to_a_broker(
     shared.zk.set(path, topic_znode({int(p): replicas for p, replicas in grown.items()}))
     state = shared.wait_state("misplaced", 3, lambda s: s["leader"] == 1)
     assert 100 not in state["isr"]
-    assert shared.json(path)["partitions"]["3"] == state["isr"]
+    assert shared.znode(path)["partitions"]["3"] == state["isr"]
 
 
 def test_a_node_without_data_tells_clients_where_the_others_are(shared: Lab, node: Node):

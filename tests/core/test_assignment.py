@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from klamm.core.assignment import (
     AssignmentError,
-    Refusal,
+    AssignmentRefusal,
     alternate_racks,
     assign_more_replicas,
     assign_replicas,
 )
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "controller.md"
 
@@ -223,16 +223,28 @@ def test_a_negative_first_partition_counts_as_zero():
 @pytest.mark.parametrize(
     ("racks", "partitions", "factor", "kind", "message"),
     [
-        (no_racks(1), 0, 1, Refusal.INVALID_PARTITIONS, "Number of partitions must be larger"),
-        (no_racks(1), 1, 0, Refusal.INVALID_REPLICATION_FACTOR, "factor must be larger than 0"),
+        (
+            no_racks(1),
+            0,
+            1,
+            AssignmentRefusal.INVALID_PARTITIONS,
+            "Number of partitions must be larger",
+        ),
+        (
+            no_racks(1),
+            1,
+            0,
+            AssignmentRefusal.INVALID_REPLICATION_FACTOR,
+            "factor must be larger than 0",
+        ),
         (
             no_racks(1, 2),
             1,
             3,
-            Refusal.INVALID_REPLICATION_FACTOR,
+            AssignmentRefusal.INVALID_REPLICATION_FACTOR,
             r"Replication factor: 3 larger than available brokers: 2\.",
         ),
-        ({1: "a", 2: None}, 1, 1, Refusal.INCOMPLETE_RACKS, "Not all brokers have rack"),
+        ({1: "a", 2: None}, 1, 1, AssignmentRefusal.INCOMPLETE_RACKS, "Not all brokers have rack"),
     ],
 )
 def test_an_impossible_assignment_is_refused(racks, partitions, factor, kind, message):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.core.balance import is_imbalanced, needs_preferred_election
 from klamm.core.columns import NO_BROKER, padded
-from tests.strategies import broker_lists, clusters, columns_of
+from tests.support.strategies import broker_lists, clusters, columns_of
 
 # The scalar twins.
 

@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import Broker, Cluster, TopicRead
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import ClusterState, RegisteredBroker, TopicRead
 from klamm.core.columns import I32
-from klamm.core.effects import Announce
+from klamm.core.effects import SendRequestBatch
 
 ROWS = 40
 
 
-def cluster_of(brokers: tuple[int, ...] = (1, 2, 3)) -> Cluster:
-    cluster = Cluster(capacity=ROWS)
-    cluster.brokers = {id: Broker(id, id) for id in brokers}
+def cluster_of(brokers: tuple[int, ...] = (1, 2, 3)) -> ClusterState:
+    cluster = ClusterState(capacity=ROWS)
+    cluster.brokers = {id: RegisteredBroker(id, id) for id in brokers}
     cluster.add_topic("t", None)
     cluster.add_partitions({"t": TopicRead(None, {n: [1, 2, 3] for n in range(ROWS)})})
     return cluster
@@ -25,18 +25,18 @@ def column(*values: int) -> I32:
     return np.array(values, np.int32)
 
 
-def sent(batch: Batch) -> Announce | None:
+def sent(batch: BrokerRequestBatch) -> SendRequestBatch | None:
     return next(batch.send(), None)
 
 
 @pytest.mark.rule("CHAN-13")
 def test_an_empty_batch_is_not_sent() -> None:
-    assert sent(Batch(cluster_of())) is None
+    assert sent(BrokerRequestBatch(cluster_of())) is None
 
 
 @pytest.mark.rule("CHAN-16", "LEAD-2")
 def test_unknown_and_negative_brokers_are_dropped() -> None:
-    batch = Batch(cluster_of())
+    batch = BrokerRequestBatch(cluster_of())
     batch.leader_and_isr(column(0, 0, 0), column(1, 9, -1))
     batch.stop_replica(column(0), column(9), delete=True)
     batch.update_metadata(column(0), [1, 9])
@@ -49,17 +49,17 @@ def test_unknown_and_negative_brokers_are_dropped() -> None:
 
 @pytest.mark.rule("CHAN-16")
 def test_a_batch_for_nobody_is_not_sent() -> None:
-    batch = Batch(cluster_of())
+    batch = BrokerRequestBatch(cluster_of())
     batch.stop_replica(column(0), column(9), delete=True)
     assert sent(batch) is None
-    batch = Batch(cluster_of(()))
+    batch = BrokerRequestBatch(cluster_of(()))
     batch.leader_and_isr(column(0), column(1))
     assert sent(batch) is None
 
 
 @pytest.mark.rule("CHAN-15")
 def test_a_later_entry_replaces_an_earlier_one_but_new_stays_new() -> None:
-    batch = Batch(cluster_of())
+    batch = BrokerRequestBatch(cluster_of())
     batch.leader_and_isr(column(4, 3), column(1, 1), is_new=True)
     batch.leader_and_isr(column(3, 5), column(1, 1))
     announced = sent(batch)
@@ -74,7 +74,7 @@ def test_a_deletion_stays_one_and_the_last_epoch_counts() -> None:
     cluster = cluster_of()
     cluster.has_leadership[0] = True
     cluster.leader_epoch[0] = 7
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     batch.stop_replica(column(0, 1), column(2, 2), delete=True)
     cluster.leader_epoch[0] = 8
     batch.stop_replica(column(0), column(2), delete=False)
@@ -88,7 +88,7 @@ def test_a_deletion_stays_one_and_the_last_epoch_counts() -> None:
 
 @pytest.mark.rule("CHAN-17")
 def test_whoever_is_told_of_leadership_everybody_hears_the_metadata() -> None:
-    batch = Batch(cluster_of())
+    batch = BrokerRequestBatch(cluster_of())
     batch.leader_and_isr(column(2), column(1))
     batch.update_metadata(column(7), [2])
     announced = sent(batch)
@@ -107,7 +107,7 @@ entries = st.lists(
 @pytest.mark.rule("CHAN-15", "CHAN-16")
 def test_a_batch_is_what_a_dictionary_would_be(calls: list[list[tuple[int, int, bool]]]) -> None:
     expected: dict[int, dict[int, bool]] = {}
-    batch = Batch(cluster_of())
+    batch = BrokerRequestBatch(cluster_of())
     for call in calls:
         for is_new in (False, True):
             chosen = [(row, broker) for row, broker, flag in call if flag == is_new]

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.core.balance import is_imbalanced
-from klamm.core.cluster import Broker, Cluster, States, TopicRead
+from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
 from klamm.core.columns import I32, padded
 from klamm.core.invariants import violations
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 
-def cluster_of(**topics: dict[int, list[int]]) -> Cluster:
-    cluster = Cluster()
+def cluster_of(**topics: dict[int, list[int]]) -> ClusterState:
+    cluster = ClusterState()
     for name in topics:
         cluster.add_topic(name, f"id-of-{name}")
     cluster.add_partitions({name: TopicRead(None, lists) for name, lists in topics.items()})
@@ -27,7 +27,7 @@ def rows(*values: int) -> I32:
 
 
 def test_a_million_partitions_fit_into_150_megabytes() -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     layout = {number: [1, 2, 3] for number in range(1000)}
     for portion in range(10):
         names = [f"t{portion}-{n}" for n in range(100)]
@@ -77,7 +77,7 @@ def test_rows_and_indexes_of_topics_are_used_again() -> None:
 
 def test_nothing_of_a_topic_is_left() -> None:
     cluster = cluster_of(a={0: [1, 2], 1: [1]})
-    cluster.brokers = {1: Broker(1, 1)}
+    cluster.brokers = {1: RegisteredBroker(1, 1)}
     cluster.set_assignment(0, Assignment((3, 1, 2), (3,), (2,)))
     cluster.set_replica_state(rows(0), rows(1), ReplicaState.ONLINE)
     cluster.set_assignment(0, Assignment((2,)))
@@ -101,7 +101,7 @@ def test_a_topic_cannot_be_known_twice_nor_share_its_id() -> None:
 
 
 def test_moves_are_loaded_with_their_lists() -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     cluster.add_topic("a", None)
     read = TopicRead(None, {0: [1], 1: [3, 1, 2]}, {1: [3]}, {1: [2], 7: [9]})
     cluster.add_partitions({"a": read})
@@ -148,7 +148,7 @@ def test_forgetting_replicas_leaves_the_others_in_order(
 
 def test_being_online_takes_a_live_broker_and_a_good_directory() -> None:
     cluster = cluster_of(a={0: [1, 2, 3], 1: [1, 2, 4]})
-    cluster.brokers = {id: Broker(id, id) for id in (1, 2, 3)}
+    cluster.brokers = {id: RegisteredBroker(id, id) for id in (1, 2, 3)}
     cluster.shutting_down = {3}
     cluster.offline_dirs = {2: {1}}
     assert cluster.online(rows(0, 1)).tolist() == [[True, True, False], [True, False, False]]
@@ -175,7 +175,7 @@ def test_the_count_of_imbalanced_partitions_is_always_up_to_date(
     cluster = cluster_of(a=dict(enumerate(replicas)))
     size = len(replicas)
     zeros = np.zeros(size, np.int32)
-    states = States(
+    states = LeaderAndIsrs(
         np.arange(size, dtype=np.int32),
         np.array(leader, np.int32),
         zeros,
@@ -201,7 +201,7 @@ def test_the_count_of_imbalanced_partitions_is_always_up_to_date(
 
 
 def test_features_of_a_broker_have_to_include_the_clusters_levels() -> None:
-    broker = Broker(1, 1, features=(("f", 2, 4),))
+    broker = RegisteredBroker(1, 1, features=(("f", 2, 4),))
     assert broker.supports({})
     assert broker.supports({"f": 2})
     assert not broker.supports({"f": 5})

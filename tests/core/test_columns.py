@@ -16,7 +16,7 @@ from klamm.core.columns import (
     unpad,
     widen,
 )
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 rows_of_brokers = st.lists(broker_lists(), max_size=8)
 

@@ -20,7 +20,7 @@ from klamm.core.elections import (
     initialise,
     shrink_isr,
 )
-from tests.strategies import BROKERS, broker_ids, broker_lists, clusters, columns_of
+from tests.support.strategies import BROKERS, broker_ids, broker_lists, clusters, columns_of
 
 
 @dataclass(frozen=True)

@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 
 from klamm.core import events
-from klamm.core.cluster import Cluster, States
+from klamm.core.cluster import ClusterState, LeaderAndIsrs
 from klamm.core.columns import padded
 from klamm.core.invariants import regressions, violations
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.world import steady
+from tests.support.procedure_world import steady
 
 
-def healthy() -> Cluster:
+def healthy() -> ClusterState:
     world = steady([1, 2, 3], {"t": {0: [1, 2], 1: [2, 1]}, "u": {0: [3, 1]}})
     world.ask(events.ApiReassignment({("t", 0): [2, 3]}))
     assert violations(world.cluster) == []
     return world.cluster
 
 
-def _set(column: str, row: int, value: object) -> Callable[[Cluster], None]:
-    def act(cluster: Cluster) -> None:
+def _set(column: str, row: int, value: object) -> Callable[[ClusterState], None]:
+    def act(cluster: ClusterState) -> None:
         getattr(cluster, column)[row] = value
 
     return act
 
 
-WRONG: dict[str, Callable[[Cluster], object]] = {
+WRONG: dict[str, Callable[[ClusterState], object]] = {
     "an unknown broker is shutting down": lambda c: c.shutting_down.add(9),
     "an unknown broker has lost a directory": lambda c: c.offline_dirs.update({9: set()}),
     "a directory was lost with a partition": lambda c: c.offline_dirs.update({1: {50}}),
@@ -70,9 +70,9 @@ def test_an_offline_partition_may_have_no_leader() -> None:
     assert violations(cluster) == []
 
 
-def _states(leader: int, epoch: int, version: int) -> States:
+def _states(leader: int, epoch: int, version: int) -> LeaderAndIsrs:
     one = np.ones(1, np.int32)
-    return States(
+    return LeaderAndIsrs(
         np.zeros(1, np.int32),
         one * leader,
         one * epoch,
@@ -94,6 +94,6 @@ def _states(leader: int, epoch: int, version: int) -> States:
         (_states(1, 5, 4), "went back"),
     ],
 )
-def test_what_was_true_before_is_not_taken_back(after: States, words: str | None) -> None:
+def test_what_was_true_before_is_not_taken_back(after: LeaderAndIsrs, words: str | None) -> None:
     found = regressions(_states(1, 5, 5), after)
     assert found == [] if words is None else words in found[0]

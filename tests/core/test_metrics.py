@@ -4,7 +4,7 @@ import pytest
 
 from klamm.core import events
 from klamm.core.metrics import Gauges, gauges
-from tests.core.world import steady
+from tests.support.procedure_world import steady
 
 
 @pytest.mark.rule("MET-1", "EVT-9")

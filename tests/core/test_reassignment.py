@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from klamm.core.columns import padded, unpad
 from klamm.core.reassignment import Assignment, Assignments
-from tests.strategies import broker_lists
+from tests.support.strategies import broker_lists
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "controller.md"
 

@@ -11,8 +11,8 @@ from klamm.core.transitions import (
     REPLICA_LEGAL,
     PartitionState,
     ReplicaState,
-    partition_move_allowed,
-    replica_move_allowed,
+    is_valid_partition_change,
+    is_valid_replica_change,
 )
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "controller.md"
@@ -60,14 +60,14 @@ def test_one_lookup_separates_the_partitions_that_may_move():
     every = np.array(PartitionState, np.int8)
     for target in PartitionState:
         expected = [current in PARTITION_ENTERED_FROM[target] for current in PartitionState]
-        assert partition_move_allowed(every, target).tolist() == expected
+        assert is_valid_partition_change(every, target).tolist() == expected
 
 
 def test_one_lookup_separates_the_replicas_that_may_move():
     every = np.array(ReplicaState, np.int8)
     for target in ReplicaState:
         expected = [current in REPLICA_ENTERED_FROM[target] for current in ReplicaState]
-        assert replica_move_allowed(every, target).tolist() == expected
+        assert is_valid_replica_change(every, target).tolist() == expected
 
 
 def test_a_slot_without_a_replica_moves_nowhere():
@@ -77,10 +77,10 @@ def test_a_slot_without_a_replica_moves_nowhere():
 @pytest.mark.rule("VER-33")
 def test_a_paused_deletion_can_come_back_and_need_not_have_started():
     paused = np.array([ReplicaState.DELETION_INELIGIBLE], np.int8)
-    assert replica_move_allowed(paused, ReplicaState.ONLINE).all()
-    assert replica_move_allowed(paused, ReplicaState.OFFLINE).all()
+    assert is_valid_replica_change(paused, ReplicaState.ONLINE).all()
+    assert is_valid_replica_change(paused, ReplicaState.OFFLINE).all()
     offline = np.array([ReplicaState.OFFLINE], np.int8)
-    assert replica_move_allowed(offline, ReplicaState.DELETION_INELIGIBLE).all()
+    assert is_valid_replica_change(offline, ReplicaState.DELETION_INELIGIBLE).all()
 
 
 @pytest.mark.parametrize("table", [PARTITION_LEGAL, REPLICA_LEGAL])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.events import (
     AlterPartition,
     ApiReassignment,
@@ -16,17 +16,17 @@ from klamm.core.events import (
     BrokerChange,
     ControlledShutdown,
     IsrChangeNotification,
-    IsrProposal,
     PartitionModifications,
-    StopReplicaAnswered,
+    PartitionProposal,
+    StopReplicaResponseReceived,
     TopicChange,
     TopicDeletion,
 )
 from klamm.history.arrow import PART_DECISIONS_MAX, SCHEMA
 from klamm.history.spool import read_spool
 from klamm.zookeeper import znodes
-from tests.controller.candidate import running
-from tests.controller.office import Office
+from tests.support.candidate import running
+from tests.support.office import Office
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def office(tmp_path: Path):
 
 def in_office(office: Office, **topics: dict[int, list[int]]) -> Office:
     """The same office, having created topics."""
-    office.take_office()
+    office.fail_over()
     for name, replicas in topics.items():
         office.add_topic(name, replicas)
     office.handle(TopicChange(), "watch on /brokers/topics")
@@ -63,7 +63,7 @@ def decision(office: Office, seq: int) -> dict[str, Any]:
 def propose(office: Office, leader: int, isr: tuple[int, ...], leader_epoch: int = 0) -> None:
     epoch = office.registered[leader].epoch
     partition_epoch = office.states["orders", 0][5]
-    proposal = IsrProposal("orders", None, 0, leader_epoch, isr, 0, partition_epoch)
+    proposal = PartitionProposal("orders", None, 0, leader_epoch, isr, 0, partition_epoch)
     office.handle(AlterPartition(leader, epoch, 3, [proposal]), f"request of broker {leader}")
 
 
@@ -81,9 +81,9 @@ def test_a_term_begins_with_sequence_one_and_ends_with_the_resignation(office: O
 
 
 def test_each_term_counts_from_one_again(office: Office):
-    office.take_office(epoch=4)
+    office.fail_over(epoch=4)
     office.resign()
-    office.take_office(epoch=6)
+    office.fail_over(epoch=6)
     assert [(r["controller_epoch"], r["seq"]) for r in office.records()] == [(4, 1), (4, 2), (6, 1)]
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_recorded_outside_of_a_term(office: Office):
 def test_a_takeover_that_fails_halfway_is_recorded_with_its_epoch(office: Office):
     office.fails_to_announce = True
     with pytest.raises(RuntimeError):
-        office.take_office(epoch=9)
+        office.fail_over(epoch=9)
     office.history.end("failed: no way to announce", None)
     (record,) = office.records()
     assert (record["controller_epoch"], record["seq"]) == (9, 1)
@@ -127,7 +127,7 @@ def test_the_event_that_asked_for_another_is_named(office: Office):
 
 
 def test_a_failed_event_is_recorded_with_what_was_decided_before_it_failed(office: Office):
-    office.take_office()
+    office.fail_over()
     office.add_topic("orders", {0: [1, 2]})
     office.fails_to_announce = True
     office.handle(TopicChange())
@@ -209,7 +209,7 @@ def test_a_successor_says_again_who_has_no_leader(office: Office):
     in_office(office, orders={0: [1]})
     lose(office, 1)
     office.resign()
-    office.take_office(epoch=2)
+    office.fail_over(epoch=2)
     record = office.records()[-1]
     nobody = record["decisions"][-1]
     assert (nobody["kind"], nobody["old_leader"], nobody["leader"]) == ("none", -1, -1)
@@ -237,7 +237,7 @@ def test_an_unclean_election_is_flagged(office: Office):
 def test_clean_and_unclean_elections_of_one_event_are_told_apart(office: Office):
     in_office(office, orders={0: [1, 2, 3], 1: [1, 2, 3]})
     epoch = office.registered[1].epoch
-    proposal = IsrProposal("orders", None, 1, 0, (1,), 0, 0)
+    proposal = PartitionProposal("orders", None, 1, 0, (1,), 0, 0)
     office.handle(AlterPartition(1, epoch, 3, [proposal]))
     office.unclean_topics.add("orders")
     lose(office, 1)
@@ -284,7 +284,7 @@ def test_preferred_elections_and_handovers_have_their_own_kinds(office: Office):
 
 def test_a_write_that_lost_is_recorded_beside_the_one_that_won(office: Office):
     in_office(office, orders={0: [1, 2, 3]})
-    office.refusals["orders", 0] = Outcome.BAD_VERSION
+    office.refusals["orders", 0] = WriteOutcome.BAD_VERSION
     lose(office, 1)
     lost, won = decisions(office, 3)
     assert (lost["outcome"], lost["state"]) == ("bad_version", "offline")
@@ -319,7 +319,7 @@ def changes(office: Office, column: str) -> list[tuple[Any, ...]]:
 
 
 def test_broker_sessions_are_recorded_with_their_epochs(office: Office):
-    office.take_office()
+    office.fail_over()
     lose(office, 3)
     office.register(3)
     office.handle(BrokerChange())
@@ -348,7 +348,7 @@ def test_the_life_of_a_topic_is_recorded(office: Office):
     office.handle(BrokerChange())
     for broker in (1, 2):
         errors = dict.fromkeys([("orders", 0), ("orders", 1)], 0)
-        office.handle(StopReplicaAnswered(broker, 0, errors))
+        office.handle(StopReplicaResponseReceived(broker, 0, errors))
     assert changes(office, "topic_changes") == [
         (2, "orders", "created", 1),
         (3, "orders", "expanded", 1),
@@ -385,7 +385,7 @@ def test_a_reassignment_can_be_replaced_cancelled_and_found_by_a_successor(offic
     office.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
     office.handle(ApiReassignment({("orders", 0): [5, 2, 3]}))
     office.resign()
-    office.take_office(epoch=2)
+    office.fail_over(epoch=2)
     office.handle(ApiReassignment({("orders", 0): None}))
     phases = [(phase, adding) for _, _, _, phase, _, adding, _ in changes(office, "moves")]
     assert phases == [("started", [4]), ("replaced", [5]), ("present", [5]), ("cancelled", [5])]
@@ -401,7 +401,7 @@ def test_a_real_candidate_records_its_term(tmp_path: Path):
             await node.register(2, port=1)
             topic = znodes.TopicAssignment(None, {0: [2]})
             await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
-            await node.controller.run_for_office()
+            await node.controller.enter_election()
             await node.until(lambda: node.controller.context is not None)
             await node.until(lambda: len(node.controller.queue) == 0)
             await node.store.delete(znodes.broker_path(2))

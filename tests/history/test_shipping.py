@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.context import Context
-from klamm.core.events import BrokerChange, Queued
+from klamm.core.events import BrokerChange, QueuedEvent
 from klamm.errors import UnavailableError
 from klamm.history import shipping
 from klamm.history.recorder import History
 from klamm.history.shipping import POSITION_FILE, Shipper, TooLargeError
 from klamm.history.spool import Spool, spool_files
-from klamm.history.topic import TopicWriter
+from klamm.history.topic import HistoryTopicWriter
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import Request, decode_request, encode_response
 from klamm.protocol.codes import ErrorCode
@@ -31,8 +31,8 @@ from klamm.protocol.fast.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import iterate_batches, iterate_records
-from tests.controller.office import Clock, history_config
 from tests.history.test_spool import record
+from tests.support.office import Clock, history_config
 
 
 class Inbox:
@@ -301,7 +301,7 @@ class ScriptedBroker:
 
 async def send(broker: ScriptedBroker, attempts: int = 3) -> None:
     """Send one message, as often as it takes."""
-    writer = TopicWriter("127.0.0.1", broker.port, "history", "a test")
+    writer = HistoryTopicWriter("127.0.0.1", broker.port, "history", "a test")
     try:
         for attempt in range(attempts):
             try:
@@ -392,10 +392,10 @@ def test_a_history_with_a_topic_ships_what_it_records(tmp_path: Path):
                 tmp_path, **{"klamm.history.topic": "history", "listeners": listener}
             )
             history = History(config, Clock())
-            context = Context(Cluster())
+            context = Context(ClusterState())
             context.cluster.controller_epoch = 3
             for _ in range(2):
-                history.begin(Queued(BrokerChange(), 0.0, "a test"), 3, 1e9)
+                history.begin(QueuedEvent(BrokerChange(), 0.0, "a test"), 3, 1e9)
                 history.end("done", context)
             await until(lambda: sequences(broker.values) == [1, 2])
             await history.close()

@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.events import (
     AlterPartition,
     ApiReassignment,
     AutoRebalance,
     BrokerChange,
     ControlledShutdown,
-    IsrProposal,
-    StopReplicaAnswered,
+    PartitionProposal,
+    StopReplicaResponseReceived,
     TopicChange,
     TopicDeletion,
 )
@@ -24,7 +24,7 @@ from klamm.errors import ConfigError, KlammError
 from klamm.history.spool import read_spool
 from klamm.history.story import run, split_name, story
 from klamm.history.trail import Gap, read_trail
-from tests.controller.office import Office
+from tests.support.office import Office
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def told(office: Office, topic: str = "orders", partition: int = 0) -> list[str]
 
 
 def begin(office: Office, replicas: list[int]) -> None:
-    office.take_office()
+    office.fail_over()
     office.add_topic("orders", {0: replicas})
     office.handle(TopicChange())
 
@@ -56,7 +56,7 @@ def lose(office: Office, *brokers: int) -> None:
 
 def propose(office: Office, *isr: int) -> None:
     leader, leader_epoch, _, recovery, _, version = office.states["orders", 0]
-    proposal = IsrProposal("orders", None, 0, leader_epoch, isr, recovery, version)
+    proposal = PartitionProposal("orders", None, 0, leader_epoch, isr, recovery, version)
     office.handle(AlterPartition(leader, office.registered[leader].epoch, 3, [proposal]))
 
 
@@ -137,7 +137,7 @@ def test_a_move_that_is_replaced_found_and_cancelled(office: Office):
     office.handle(ApiReassignment({("orders", 0): [3, 2]}))
     office.handle(ApiReassignment({("orders", 0): [4, 2]}))
     office.resign()
-    office.take_office(epoch=2)
+    office.fail_over(epoch=2)
     office.handle(ApiReassignment({("orders", 0): None}))
     texts = told(office)
     assert texts[3].endswith("orders-0 is now to move to replicas 4,2 (adding 4, removing 1).")
@@ -155,7 +155,7 @@ def test_a_deletion(office: Office):
     office.register(2)
     office.handle(BrokerChange())
     for broker in (1, 2):
-        office.handle(StopReplicaAnswered(broker, 0, {("orders", 0): 0}))
+        office.handle(StopReplicaResponseReceived(broker, 0, {("orders", 0): 0}))
     texts = told(office)
     assert texts[3] == (
         "1 #4: the topic is to be deleted; a replica of orders-0 went offline: no leader (was 1), "
@@ -169,14 +169,14 @@ def test_a_deletion(office: Office):
 
 def test_a_write_that_was_refused_says_why(office: Office):
     begin(office, [1, 2])
-    office.refusals["orders", 0] = Outcome.BAD_VERSION
+    office.refusals["orders", 0] = WriteOutcome.BAD_VERSION
     lose(office, 1)
     refusal = "; refused: orders-0 got leader 2 (was 1), leader epoch 1, ISR 2, because ZooKeeper "
     assert refusal in told(office)[2]
 
 
 def test_an_event_that_failed_says_so(office: Office):
-    office.take_office()
+    office.fail_over()
     office.add_topic("orders", {0: [1]})
     office.fails_to_announce = True
     office.handle(TopicChange())
@@ -202,7 +202,7 @@ def test_spools_of_several_nodes_are_put_in_order_and_duplicates_dropped(tmp_pat
     first.history.spool.close()
     shutil.copytree(first.config.klamm_history_dir, tmp_path / "copy")
     second.topics, second.states = first.topics, first.states
-    second.take_office(epoch=2)
+    second.fail_over(epoch=2)
     lose(second, 1)
     second.history.spool.close()
     texts: list[str] = []
@@ -233,7 +233,7 @@ def rows(*keys: tuple[int, int, int, int], office: Office) -> list[pa.RecordBatc
 
 
 def test_gaps_are_named(office: Office):
-    office.take_office()
+    office.fail_over()
     some = rows((1, 2, 0, 1), (1, 5, 0, 1), (4, 1, 0, 1), (4, 2, 1, 2), office=office)
     trail = list(read_trail(some, "orders", 0))
     assert [entry for entry in trail if isinstance(entry, Gap)] == [
@@ -250,7 +250,7 @@ def test_gaps_are_named(office: Office):
 
 
 def test_a_partition_in_a_later_part_of_an_event_is_told_with_the_events_reason(office: Office):
-    office.take_office()
+    office.fail_over()
     office.add_topic("orders", {p: [1, 2] for p in range(5000)})
     office.handle(TopicChange())
     lose(office, 1)

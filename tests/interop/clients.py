@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.controller.lab import wait_until
-from tests.interop.cluster import PATIENCE_S
+from tests.support.mixed_cluster import PATIENCE_S
+from tests.support.waiting import wait_until
 
 Position = tuple[int, int]
 

@@ -18,9 +18,9 @@ from crc32c import crc32c
 from klamm.protocol.apis import ApiKey as K
 from klamm.protocol.records import Record, build_batch
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import wait_until
 from tests.interop.clients import create, produce
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -54,13 +54,13 @@ def ask(api: K, version: int, **body: Any) -> Question:
 @pytest.fixture(scope="module")
 def both(
     zookeeper_server: ZooKeeperServer, kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[Kind, Cluster]]:
+) -> Iterator[dict[Kind, MixedCluster]]:
     """A broker of each kind, in a cluster of its own, with a topic that has ten records."""
     directory = tmp_path_factory.mktemp("both")
     config = {"offsets_topic_replication_factor": 1}
     with (
-        Cluster(zookeeper_server.address, directory / "kafka", kafka_libs, **config) as kafka,
-        Cluster(zookeeper_server.address, directory / "klamm", kafka_libs, **config) as klamm,
+        MixedCluster(zookeeper_server.address, directory / "kafka", kafka_libs, **config) as kafka,
+        MixedCluster(zookeeper_server.address, directory / "klamm", kafka_libs, **config) as klamm,
     ):
         clusters = {Kind.KAFKA: kafka, Kind.KLAMM: klamm}
         for kind, cluster in clusters.items():
@@ -71,7 +71,7 @@ def both(
         yield clusters
 
 
-def _wait_for_coordinator(cluster: Cluster) -> None:
+def _wait_for_coordinator(cluster: MixedCluster) -> None:
     def is_there() -> bool:
         found = cluster.nodes[1].ask(K.FIND_COORDINATOR, 2, key="g", key_type=0)
         known = cluster.nodes[1].ask(K.OFFSET_FETCH, 5, group_id="g", topics=[])
@@ -81,7 +81,7 @@ def _wait_for_coordinator(cluster: Cluster) -> None:
 
 
 def answers_agree(
-    both: dict[Kind, Cluster],
+    both: dict[Kind, MixedCluster],
     questions: list[Question],
     apart_from: frozenset[str] = frozenset(),
 ) -> None:
@@ -141,7 +141,7 @@ def configured(name: str, value: str | None) -> dict[str, Any]:
     return {"configs": [{"name": name, "value": value}]}
 
 
-def test_creating_topics(both: dict[Kind, Cluster]):
+def test_creating_topics(both: dict[Kind, MixedCluster]):
     answers_agree(
         both,
         [
@@ -179,7 +179,7 @@ def test_creating_topics(both: dict[Kind, Cluster]):
     )
 
 
-def test_expanding_topics(both: dict[Kind, Cluster]):
+def test_expanding_topics(both: dict[Kind, MixedCluster]):
     def expanding(name: str, count: int, assignments: list[list[int]] | None = None) -> Question:
         rows = None if assignments is None else [{"broker_ids": ids} for ids in assignments]
         topic = {"name": name, "count": count, "assignments": rows}
@@ -203,7 +203,7 @@ def test_expanding_topics(both: dict[Kind, Cluster]):
     )
 
 
-def test_deleting_topics(both: dict[Kind, Cluster]):
+def test_deleting_topics(both: dict[Kind, MixedCluster]):
     def deleting(*names: str | None, version: int = 6) -> Question:
         topics = [{"name": name, "topic_id": None} for name in names]
         body = {"topics": topics, "topic_names": list(names), "timeout": 10_000}
@@ -226,7 +226,7 @@ def test_deleting_topics(both: dict[Kind, Cluster]):
 TOPIC, BROKER = 2, 4
 
 
-def test_configurations(both: dict[Kind, Cluster]):
+def test_configurations(both: dict[Kind, MixedCluster]):
     def altering(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Question:
         configs = [{"name": n, "config_operation": op, "value": value} for n, op, value in changes]
         resource = {"resource_type": kind, "resource_name": name, "configs": configs}
@@ -304,7 +304,7 @@ def test_configurations(both: dict[Kind, Cluster]):
     )
 
 
-def test_leaders_and_moves(both: dict[Kind, Cluster]):
+def test_leaders_and_moves(both: dict[Kind, MixedCluster]):
     def electing(topic: str, *partitions: int, kind: int = 0) -> Question:
         rows = [{"topic": topic, "partitions": list(partitions)}]
         return ask(K.ELECT_LEADERS, 2, election_type=kind, topic_partitions=rows, timeout=10_000)
@@ -339,7 +339,7 @@ def test_leaders_and_moves(both: dict[Kind, Cluster]):
     )
 
 
-def test_producing(both: dict[Kind, Cluster]):
+def test_producing(both: dict[Kind, MixedCluster]):
     def producing(
         topic: str, partition: int, records: bytes | None, acks: int = -1, version: int = 11
     ) -> Question:
@@ -418,7 +418,7 @@ def damaged(records: bytes) -> bytes:
     return records[:-1] + bytes([records[-1] ^ 1])
 
 
-def test_fetching_and_offsets(both: dict[Kind, Cluster]):
+def test_fetching_and_offsets(both: dict[Kind, MixedCluster]):
     def listing(topic: str, partition: int, timestamp: int, epoch: int = -1) -> Question:
         row = {
             "partition_index": partition,
@@ -467,7 +467,7 @@ def test_fetching_and_offsets(both: dict[Kind, Cluster]):
     )
 
 
-def test_groups(both: dict[Kind, Cluster]):
+def test_groups(both: dict[Kind, MixedCluster]):
     def joining(group: str, session_ms: int = 10_000, member: str = "", **more: Any) -> Question:
         return ask(
             K.JOIN_GROUP,
@@ -553,7 +553,7 @@ def test_groups(both: dict[Kind, Cluster]):
     )
 
 
-def test_the_cluster(both: dict[Kind, Cluster]):
+def test_the_cluster(both: dict[Kind, MixedCluster]):
     def about(*names: str, version: int = 9, create: bool = False) -> Question:
         topics = [{"name": name, "topic_id": None} for name in names]
         return ask(

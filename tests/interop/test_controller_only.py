@@ -11,9 +11,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import topic_znode, wait_until
 from tests.interop.clients import administer, consume, create, produce, settings, transact
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
+from tests.support.lab import topic_znode
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -27,8 +28,8 @@ def shared(
     zookeeper_server: ZooKeeperServer,
     kafka_libs: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
-    with Cluster(
+) -> Iterator[MixedCluster]:
+    with MixedCluster(
         zookeeper_server.address,
         tmp_path_factory.mktemp("cluster"),
         kafka_libs,
@@ -46,18 +47,18 @@ def shared(
 
 
 @pytest.fixture
-def cluster(shared: Cluster) -> Cluster:
+def cluster(shared: MixedCluster) -> MixedCluster:
     """The node rules."""
     shared.move_controller(NODE)
     return shared
 
 
-def replicas(cluster: Cluster, topic: str) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = cluster.json(f"/brokers/topics/{topic}")["partitions"]
+def replicas(cluster: MixedCluster, topic: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = cluster.znode(f"/brokers/topics/{topic}")["partitions"]
     return found
 
 
-def test_topics_that_kafkas_brokers_place_themselves_do_without_the_node(cluster: Cluster):
+def test_topics_that_kafkas_brokers_place_themselves_do_without_the_node(cluster: MixedCluster):
     for number in range(3):
         topic = f"automatic-{number}"
         produce(cluster.bootstrap, topic, [b"x"] * 20, allow_auto_create_topics=True)
@@ -66,7 +67,7 @@ def test_topics_that_kafkas_brokers_place_themselves_do_without_the_node(cluster
         cluster.wait_in_sync(topic)
 
 
-def test_its_id_in_a_new_assignment_is_replaced(cluster: Cluster):
+def test_its_id_in_a_new_assignment_is_replaced(cluster: MixedCluster):
     assignment = {0: [NODE, 1], 1: [2, NODE], 2: [1, 2]}
     cluster.zk.create("/brokers/topics/given", topic_znode(assignment))
     wait_until(lambda: len(cluster.topic("given").get("states", ())) == 3, "", PATIENCE_S)
@@ -75,7 +76,7 @@ def test_its_id_in_a_new_assignment_is_replaced(cluster: Cluster):
     produce(cluster.bootstrap, "given", [b"x"] * 10)
 
 
-def test_a_replica_that_kafkas_controller_gave_it_stays_offline(cluster: Cluster):
+def test_a_replica_that_kafkas_controller_gave_it_stays_offline(cluster: MixedCluster):
     cluster.move_controller(1)
     topic = NewTopic("misplaced", num_partitions=2, replica_assignment=[[NODE, 1], [2, NODE]])
     administer(cluster.bootstrap, lambda admin: admin.create_topics([topic]))
@@ -91,7 +92,7 @@ def test_a_replica_that_kafkas_controller_gave_it_stays_offline(cluster: Cluster
     assert len(consume(cluster.bootstrap, "misplaced", "finders", 30)) == 30
 
 
-def test_clients_can_begin_with_it(cluster: Cluster):
+def test_clients_can_begin_with_it(cluster: MixedCluster):
     node = cluster.broker(NODE).address
     create(node, "begun", [[1, 2], [2, 1]])
     produce(node, "begun", [b"x"] * 10)
@@ -105,7 +106,7 @@ def test_clients_can_begin_with_it(cluster: Cluster):
     assert config["retention.ms"].value == "604800000"
 
 
-def test_transactions_go_on_under_it(cluster: Cluster):
+def test_transactions_go_on_under_it(cluster: MixedCluster):
     create(cluster.bootstrap, "ledger", [[1, 2]])
     # The first who asks a broker of Kafka for a coordinator makes it create the topic for them.
     question = {"key": "anybody", "key_type": 1}

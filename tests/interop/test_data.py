@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import wait_until
 from tests.interop.clients import committed, consume, create, produce, transact
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
-from tests.interop.tools import Tools
+from tests.support.kafka_tools import Tools
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -22,8 +22,8 @@ OTHER = {Kind.KAFKA: Kind.KLAMM, Kind.KLAMM: Kind.KAFKA}
 @pytest.fixture
 def cluster(
     zookeeper_server: ZooKeeperServer, kafka_libs: Path, tmp_path: Path
-) -> Iterator[Cluster]:
-    with Cluster(
+) -> Iterator[MixedCluster]:
+    with MixedCluster(
         zookeeper_server.address,
         tmp_path,
         kafka_libs,
@@ -37,20 +37,20 @@ def cluster(
 
 
 @pytest.fixture
-def tools(cluster: Cluster, tmp_path: Path) -> Tools:
+def tools(cluster: MixedCluster, tmp_path: Path) -> Tools:
     return Tools(cluster.libs, tmp_path)
 
 
-def log_files(cluster: Cluster, broker_id: int, partition: str) -> list[Path]:
-    return sorted((cluster.broker(broker_id).data / partition).glob("*.log"))
+def log_files(cluster: MixedCluster, broker_id: int, partition: str) -> list[Path]:
+    return sorted((cluster.broker(broker_id).log_dir / partition).glob("*.log"))
 
 
-def log_bytes(cluster: Cluster, broker_id: int, partition: str) -> bytes:
+def log_bytes(cluster: MixedCluster, broker_id: int, partition: str) -> bytes:
     """All segments; where one ends is every replica's own affair."""
     return b"".join(path.read_bytes() for path in log_files(cluster, broker_id, partition))
 
 
-def produce_of_everything(cluster: Cluster, topic: str, partition: int) -> list[bytes]:
+def produce_of_everything(cluster: MixedCluster, topic: str, partition: int) -> list[bytes]:
     """Batches in every compression, until there are several segments."""
     written = []
     noise = random.Random(1)
@@ -71,7 +71,7 @@ def produce_of_everything(cluster: Cluster, topic: str, partition: int) -> list[
 
 @pytest.mark.parametrize("leader", Kind)
 def test_a_follower_of_the_other_kind_has_the_same_bytes(
-    cluster: Cluster, tools: Tools, leader: Kind
+    cluster: MixedCluster, tools: Tools, leader: Kind
 ):
     cluster.add(leader, 1)
     cluster.add(OTHER[leader], 2)
@@ -85,20 +85,22 @@ def test_a_follower_of_the_other_kind_has_the_same_bytes(
     )
     for broker_id in (1, 2):
         assert len(log_files(cluster, broker_id, "copied-0")) > 2
-        folder = cluster.broker(broker_id).data / "copied-0"
+        folder = cluster.broker(broker_id).log_dir / "copied-0"
         files = ",".join(str(path) for path in sorted(folder.glob("*.*index")))
         told = tools.run("kafka-dump-log", "--files", files, "--index-sanity-check")
         assert "passed sanity check" in told
         assert "Found" not in told
     epochs = [
-        (cluster.broker(id).data / "copied-0" / "leader-epoch-checkpoint").read_text()
+        (cluster.broker(id).log_dir / "copied-0" / "leader-epoch-checkpoint").read_text()
         for id in (1, 2)
     ]
     assert epochs[0] == epochs[1]
 
 
 @pytest.mark.parametrize("first", Kind)
-def test_logs_that_diverged_are_truncated_to_the_other_kinds_leader(cluster: Cluster, first: Kind):
+def test_logs_that_diverged_are_truncated_to_the_other_kinds_leader(
+    cluster: MixedCluster, first: Kind
+):
     """Both lead in turn while the other is away; the epochs say what has to go."""
     cluster.add(first, 1)
     cluster.add(OTHER[first], 2)
@@ -124,7 +126,7 @@ def test_logs_that_diverged_are_truncated_to_the_other_kinds_leader(cluster: Clu
 @pytest.mark.parametrize("stopped", ["in order", "by a crash"])
 @pytest.mark.parametrize("first", Kind)
 def test_a_directory_goes_on_under_the_other_kind(
-    cluster: Cluster, tools: Tools, first: Kind, stopped: str
+    cluster: MixedCluster, tools: Tools, first: Kind, stopped: str
 ):
     """Records, producers' states and a group's offsets are all there, and then again."""
     cluster.add(first, 1)
@@ -136,7 +138,7 @@ def test_a_directory_goes_on_under_the_other_kind(
     for kind in (OTHER[first], first):
         broker = cluster.broker(1)
         if stopped == "in order":
-            assert broker.terminate() in (0, 143)
+            assert broker.stop() in (0, 143)
         else:
             broker.kill()
         cluster.wait_gone(1)
@@ -157,7 +159,7 @@ def test_a_directory_goes_on_under_the_other_kind(
     assert "isvalid: false" not in told
 
 
-def test_klamm_serves_what_kafkas_transactions_left(cluster: Cluster):
+def test_klamm_serves_what_kafkas_transactions_left(cluster: MixedCluster):
     cluster.add(Kind.KAFKA, 1)
     create(cluster.bootstrap, "ledger", [[1]])
     transact(cluster.bootstrap, "ledger", [b"committed-1"], commit=True)

@@ -8,9 +8,9 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from klamm.protocol.records import iterate_batches, iterate_records
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import wait_until
 from tests.interop.clients import create, settings
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 @pytest.fixture
 def cluster(
     zookeeper_server: ZooKeeperServer, kafka_libs: Path, tmp_path: Path
-) -> Iterator[Cluster]:
-    with Cluster(zookeeper_server.address, tmp_path, kafka_libs) as cluster:
+) -> Iterator[MixedCluster]:
+    with MixedCluster(zookeeper_server.address, tmp_path, kafka_libs) as cluster:
         yield cluster
 
 
-def written(cluster: Cluster, partition: str) -> list[tuple[int, int, bytes]]:
+def written(cluster: MixedCluster, partition: str) -> list[tuple[int, int, bytes]]:
     """Producer epoch, sequence and value of each record that broker 1 has in its log."""
-    (path,) = (cluster.broker(1).data / partition).glob("*.log")
+    (path,) = (cluster.broker(1).log_dir / partition).glob("*.log")
     return [
         (batch.header.producer_epoch, batch.header.base_sequence + number, bytes(record.value))
         for batch in iterate_batches(memoryview(path.read_bytes()), may_end_early=True)
@@ -35,7 +35,9 @@ def written(cluster: Cluster, partition: str) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_what_a_client_sends_again_under_a_new_epoch_is_kept_twice(cluster: Cluster, kind: Kind):
+def test_what_a_client_sends_again_under_a_new_epoch_is_kept_twice(
+    cluster: MixedCluster, kind: Kind
+):
     """A refusal by one partition makes librdkafka number all partitions anew, those as well in
     which a record was written and not acknowledged. No broker can know that it is the same."""
     cluster.add(kind, 1)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import Lab, Node, wait_until
-from tests.interop.cluster import PATIENCE_S, Broker, Kind
+from tests.support.lab import Lab, Node
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedBroker
+from tests.support.waiting import wait_until
 from tests.traces.test_recorded import RECORDINGS
 from tests.traces.test_recorded_live import replay
 
@@ -31,7 +32,7 @@ class KafkaLab(Lab):
 
     def add_node(self, node_id: int = 100, **config: Any) -> Node:
         settings = {"auto.create.topics.enable": "false"}
-        node = Broker(Kind.KAFKA, self._libs, self.directory, self.address, node_id, settings)
+        node = MixedBroker(Kind.KAFKA, self._libs, self.directory, self.address, node_id, settings)
         self.nodes[node_id] = node.start()
         wait_until(lambda: self.zk.exists(f"/brokers/ids/{node_id}"), f"node {node_id}", PATIENCE_S)
         return node

@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import wait_until
 from tests.interop.clients import administer, consume, create, produce
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
-from tests.interop.tools import Tools
+from tests.support.kafka_tools import Tools
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -57,10 +57,10 @@ def composed(
     zookeeper_server: ZooKeeperServer,
     kafka_libs: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Cluster, Composition]]:
+) -> Iterator[tuple[MixedCluster, Composition]]:
     """The cluster of a composition, for all scenarios in turn."""
     composition: Composition = request.param
-    with Cluster(
+    with MixedCluster(
         zookeeper_server.address,
         tmp_path_factory.mktemp("cluster"),
         kafka_libs,
@@ -76,7 +76,7 @@ def composed(
 
 
 @pytest.fixture
-def cluster(composed: tuple[Cluster, Composition]) -> Cluster:
+def cluster(composed: tuple[MixedCluster, Composition]) -> MixedCluster:
     """The cluster, whole again, with the role where the composition wants it."""
     cluster, composition = composed
     cluster.start_brokers(*(id for id in cluster.nodes if not cluster.broker(id).is_running))
@@ -85,7 +85,7 @@ def cluster(composed: tuple[Cluster, Composition]) -> Cluster:
 
 
 @pytest.fixture
-def tools(cluster: Cluster, tmp_path: Path) -> Tools:
+def tools(cluster: MixedCluster, tmp_path: Path) -> Tools:
     return Tools(cluster.libs, tmp_path, cluster.bootstrap)
 
 
@@ -93,7 +93,7 @@ def state(leader: int, isr: list[int], *, epoch: int, version: int) -> dict[str,
     return {"version": version, "leader": leader, "leader_epoch": epoch, "isr": isr}
 
 
-def states_become(cluster: Cluster, topic: str, wanted: dict[int, dict[str, object]]) -> None:
+def states_become(cluster: MixedCluster, topic: str, wanted: dict[int, dict[str, object]]) -> None:
     """Wait for the states; the order inside of an ISR is not looked at."""
 
     def sorted_isr(states: dict[int, dict[str, object]]) -> dict[int, dict[str, object]]:
@@ -123,7 +123,7 @@ def test_a_topic_is_created(cluster):
             1: state(2, [2, 3, 1], epoch=0, version=0),
         },
     }
-    config = cluster.json("/config/topics/created")
+    config = cluster.znode("/config/topics/created")
     assert config == {"version": 1, "config": {"retention.ms": "12345"}}
 
 
@@ -165,7 +165,7 @@ def test_leaders_leave_a_killed_broker_which_rejoins(cluster):
 
 def test_a_broker_that_stops_in_order_hands_its_leaders_over_first(cluster):
     create(cluster.bootstrap, "leaving", [[2, 1, 3], [3, 2, 1]])
-    assert cluster.broker(2).terminate() in (0, 143)
+    assert cluster.broker(2).stop() in (0, 143)
     cluster.wait_gone(2)
     handed_over = {
         0: state(1, [1, 3], epoch=1, version=1),
@@ -252,7 +252,7 @@ def test_a_deleted_topic_leaves_nothing_behind(cluster):
     wait_until(lambda: not cluster.zk.exists("/admin/delete_topics/doomed"))
     wait_until(lambda: not cluster.zk.exists("/config/topics/doomed"))
     for broker_id in (1, 2, 3):
-        data = cluster.broker(broker_id).data
+        data = cluster.broker(broker_id).log_dir
         wait_until(lambda data=data: not any((data / f"doomed-{n}").exists() for n in (0, 1)))
     create(cluster.bootstrap, "doomed", [[3]])
     assert produce(cluster.bootstrap, "doomed", [b"fresh"]) == [(0, 0)]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import wait_until
 from tests.interop.clients import consume, create, produce
-from tests.interop.cluster import PATIENCE_S, Cluster, Kind
-from tests.interop.tools import Tools
+from tests.support.kafka_tools import Tools
+from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -26,7 +26,7 @@ BROKERS = (1, 2, 3)
 class Both:
     """Two clusters that are made to do the same."""
 
-    def __init__(self, clusters: dict[Kind, Cluster], directory: Path) -> None:
+    def __init__(self, clusters: dict[Kind, MixedCluster], directory: Path) -> None:
         self.clusters = clusters
         self._tools = {
             kind: Tools(cluster.libs, directory, cluster.bootstrap)
@@ -60,10 +60,10 @@ class Both:
         for cluster in self.clusters.values():
             consume(cluster.bootstrap, topic, group, count)
 
-    def _without_chance(self, cluster: Cluster, printed: str) -> str:
+    def _without_chance(self, cluster: MixedCluster, printed: str) -> str:
         for broker_id in BROKERS:
             broker = cluster.broker(broker_id)
-            printed = printed.replace(str(broker.data), f"<data of {broker_id}>")
+            printed = printed.replace(str(broker.log_dir), f"<data of {broker_id}>")
             printed = printed.replace(broker.address, f"<broker {broker_id}>")
             printed = printed.replace(f":{broker.port}", f":<port of {broker_id}>")
         printed = re.sub(r"TopicId: \S{22}", "TopicId: <id>", printed)
@@ -83,8 +83,8 @@ def both(
 ) -> Iterator[Both]:
     directory = tmp_path_factory.mktemp("both")
     with (
-        Cluster(zookeeper_server.address, directory / "kafka", kafka_libs) as kafka,
-        Cluster(zookeeper_server.address, directory / "klamm", kafka_libs) as klamm,
+        MixedCluster(zookeeper_server.address, directory / "kafka", kafka_libs) as kafka,
+        MixedCluster(zookeeper_server.address, directory / "klamm", kafka_libs) as klamm,
     ):
         kafka.add(Kind.KAFKA, *BROKERS)
         klamm.add(Kind.KLAMM, *BROKERS)
@@ -140,7 +140,7 @@ def test_configs(both: Both):
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     both.run(configs, *broker, "--alter", "--add-config", "log.retention.ms=100000")
     for cluster in both.clusters.values():
-        wait_until(lambda c=cluster: c.json("/config/brokers/1"), "", PATIENCE_S)
+        wait_until(lambda c=cluster: c.znode("/config/brokers/1"), "", PATIENCE_S)
     both.run(configs, *broker, "--describe")
     both.run(configs, *broker, "--alter", "--delete-config", "log.retention.ms")
     both.run(configs, *broker, "--alter", "--add-config", "broker.rack=a", succeeds=False)
@@ -216,14 +216,14 @@ def test_reassignment_with_a_throttle(both: Both):
     both.run(*reassign, "--execute", "--throttle", "100000000")
     for cluster in both.clusters.values():
         wait_until(
-            lambda c=cluster: c.json("/brokers/topics/moved")["removing_replicas"] == {},
+            lambda c=cluster: c.znode("/brokers/topics/moved")["removing_replicas"] == {},
             "the move to end",
             PATIENCE_S,
         )
     both.run(*reassign, "--verify")
     for cluster in both.clusters.values():
-        assert cluster.json("/config/topics/moved")["config"] == {}
-        assert cluster.json("/config/brokers/1")["config"] == {}
+        assert cluster.znode("/config/topics/moved")["config"] == {}
+        assert cluster.znode("/config/brokers/1")["config"] == {}
     both.run("kafka-topics", "--describe", "--topic", "moved")
 
 
@@ -249,9 +249,9 @@ def test_reassignment_that_is_cancelled(both: Both):
     assert left[Kind.KLAMM] == left[Kind.KAFKA]
     for cluster in both.clusters.values():
         # The old replicas, in the order that they had beside the new ones.
-        assert cluster.json("/brokers/topics/stuck")["partitions"] == {"0": [2, 1]}
-        assert cluster.json("/config/topics/stuck")["config"] == {}
-        wait_until(lambda c=cluster: not (c.broker(3).data / "stuck-0").exists())
+        assert cluster.znode("/brokers/topics/stuck")["partitions"] == {"0": [2, 1]}
+        assert cluster.znode("/config/topics/stuck")["config"] == {}
+        wait_until(lambda c=cluster: not (c.broker(3).log_dir / "stuck-0").exists())
     both.run("kafka-reassign-partitions", "--list")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.interop.clients import Traffic, create, progress, traffic
-from tests.interop.cluster import Cluster, Kind
+from tests.support.mixed_cluster import Kind, MixedCluster
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1800)]
 
@@ -21,9 +21,9 @@ def cluster(
     zookeeper_server: ZooKeeperServer,
     kafka_libs: Path,
     tmp_path: Path,
-) -> Iterator[Cluster]:
+) -> Iterator[MixedCluster]:
     """Three brokers of Apache Kafka."""
-    with Cluster(
+    with MixedCluster(
         zookeeper_server.address,
         tmp_path,
         kafka_libs,
@@ -35,7 +35,7 @@ def cluster(
         yield cluster
 
 
-def replace(cluster: Cluster, broker_id: int, kind: Kind, seen: Traffic) -> None:
+def replace(cluster: MixedCluster, broker_id: int, kind: Kind, seen: Traffic) -> None:
     """Exchange one broker's program, as a rolling upgrade does."""
     cluster.restart(broker_id, kind)
     cluster.wait_in_sync("orders")
@@ -43,7 +43,7 @@ def replace(cluster: Cluster, broker_id: int, kind: Kind, seen: Traffic) -> None
     progress(seen)
 
 
-def test_a_cluster_moves_to_klamm_and_back_broker_by_broker(cluster: Cluster):
+def test_a_cluster_moves_to_klamm_and_back_broker_by_broker(cluster: MixedCluster):
     with traffic(cluster.bootstrap, "orders") as seen:
         progress(seen)
         for kind in (Kind.KLAMM, Kind.KAFKA):
@@ -52,7 +52,7 @@ def test_a_cluster_moves_to_klamm_and_back_broker_by_broker(cluster: Cluster):
     seen.check()
 
 
-def test_a_node_that_only_leads_comes_rules_and_goes(cluster: Cluster):
+def test_a_node_that_only_leads_comes_rules_and_goes(cluster: MixedCluster):
     with traffic(cluster.bootstrap, "orders") as seen:
         progress(seen)
         cluster.add_controller_only(CONTROLLER_ONLY)
@@ -74,7 +74,7 @@ def test_a_node_that_only_leads_comes_rules_and_goes(cluster: Cluster):
     seen.check()
 
 
-def test_the_role_wanders_between_both_kinds(cluster: Cluster):
+def test_the_role_wanders_between_both_kinds(cluster: MixedCluster):
     cluster.restart(2, Kind.KLAMM)
     cluster.wait_in_sync("orders")
     with traffic(cluster.bootstrap, "orders") as seen:

@@ -7,8 +7,8 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import Script
 from tests.known_bugs.stage import Stage
+from tests.support.lab import Script
 
 
 @pytest.fixture(scope="package")

@@ -13,8 +13,9 @@ from typing import Any
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.killer import KillingProxy
-from tests.controller.lab import Lab, Node, wait_until
+from tests.support.killer import KillingProxy
+from tests.support.lab import Lab, Node
+from tests.support.waiting import wait_until
 
 NOBODY_HERE = 7
 
@@ -75,7 +76,7 @@ class Stage(Lab):
 
     def lists(self, topic: str) -> tuple[list[int], list[int], list[int]]:
         """Replicas, adding and removing replicas of its first partition."""
-        data = self.json(f"/brokers/topics/{topic}")
+        data = self.znode(f"/brokers/topics/{topic}")
         return (
             data["partitions"]["0"],
             data["adding_replicas"].get("0", []),

@@ -3,10 +3,10 @@
 import pytest
 
 from klamm.core import events
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.columns import NO_BROKER
-from tests.core.ensemble import DELETIONS, TOPICS, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, TOPICS, state_path
+from tests.support.procedure_world import World, steady
 
 T0 = ("t", 0)
 
@@ -29,7 +29,7 @@ def test_a_deletion_waits_for_an_offline_replica_and_holds_up_nothing_else(succe
     world.settle()
     assert T0 not in world.views[1].replicas
     if successor:
-        world.take_office()
+        world.fail_over()
         world.settle()
     world.request_deletion("u")
     world.settle()
@@ -78,7 +78,7 @@ def test_a_successor_finds_a_topic_of_which_a_part_is_deleted(left: list[int]) -
     world.request_deletion("t")
     for partition in {0, 1}.difference(left):
         del world.nodes[state_path("t", partition)]
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert is_gone(world)
 
@@ -99,7 +99,7 @@ def test_a_successor_does_not_wait_for_the_move_of_a_topic_of_which_a_part_is_de
     assert world.state("t")[0] == NO_BROKER
     assert not is_gone(world)
     world.silent.clear()
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert is_gone(world)
     assert not any(T0 in view.replicas for view in world.views.values())
@@ -135,8 +135,8 @@ def test_a_late_answer_about_the_deleted_topic_does_not_touch_its_namesake() -> 
     world.create_topic("t", {0: [2, 1]})
     world.settle()
     world.forget_what_happened()
-    for error in (Code.NONE, Code.KAFKA_STORAGE_ERROR):
-        world.queue.append(events.StopReplicaAnswered(1, 0, {T0: error}))
+    for error in (ControllerError.NONE, ControllerError.KAFKA_STORAGE_ERROR):
+        world.queue.append(events.StopReplicaResponseReceived(1, 0, {T0: error}))
     world.settle()
     assert world.writes == []
     assert world.state("t") == (2, 0, [2, 1])
@@ -153,7 +153,7 @@ def test_a_leader_of_the_deleted_topic_cannot_change_the_isr_of_its_namesake() -
     world.nodes[f"{TOPICS}/t"].data["topic_id"] = "another-id"
     world.settle()
     late = world.report_isr("t", [1], topic=None, topic_id="id-of-t", version=2)
-    assert late.error == Code.UNKNOWN_TOPIC_ID
+    assert late.error == ControllerError.UNKNOWN_TOPIC_ID
     assert world.state("t") == (1, 0, [1, 2])
     assert world.report_isr("t", [1], topic=None, topic_id="another-id", version=2).error == 0
 
@@ -176,7 +176,7 @@ def test_a_topic_that_was_replaced_while_nobody_was_controller_is_told_as_it_is_
     for path in [path for path in world.nodes if path.startswith(f"{TOPICS}/t")]:
         world.delete(path)
     world.create_topic("t", {0: [3, 1]})
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.state("t") == (3, 0, [3, 1])
     assert world.state("t", 1) is None

@@ -3,13 +3,13 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
-from tests.core.ensemble import state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import state_path
+from tests.support.procedure_world import World, steady
 
 T0 = ("t", 0)
 STATE = state_path("t", 0)
@@ -49,7 +49,7 @@ def test_the_proposal_of_a_leader_that_was_replaced_meanwhile_is_fenced() -> Non
     world.settle()
     assert world.state("t") == (2, 1, [2, 3])
     late = world.report_isr("t", [1, 2], broker=1, leader_epoch=0, partition_epoch=version)
-    assert late.error == Code.FENCED_LEADER_EPOCH
+    assert late.error == ControllerError.FENCED_LEADER_EPOCH
     assert world.state("t") == (2, 1, [2, 3])
     assert world.disagreements() == []
 
@@ -62,7 +62,7 @@ def test_a_follower_that_dies_before_it_is_added_does_not_come_back_into_the_isr
     # The leader has seen 3 catch up; 3 dies before the proposal is handled.
     world.lose(3)
     proposal = world.report_isr("t", [1, 2, 3])
-    assert proposal.error == Code.OPERATION_NOT_ATTEMPTED
+    assert proposal.error == ControllerError.OPERATION_NOT_ATTEMPTED
     world.settle()
     assert (world.state("t") or (0, 0, []))[2] == [1, 2]
 
@@ -74,7 +74,7 @@ def test_a_leader_that_missed_the_answer_may_ask_again(behind: int) -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
     first = world.report_isr("t", [1, 2])
     again = world.report_isr("t", [1, 2], partition_epoch=first.partition_epoch - behind)
-    assert (again.error, again.partition_epoch) == (Code.NONE, first.partition_epoch)
+    assert (again.error, again.partition_epoch) == (ControllerError.NONE, first.partition_epoch)
     assert len(world.state_writes()) == 1
 
 
@@ -83,7 +83,7 @@ def test_a_leader_that_is_ahead_of_a_stale_controller_is_told_to_look_for_anothe
     """KAFKA-14154: fenced by the stale one, it gave up leading for good."""
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
     for ahead in ({"leader_epoch": 1}, {"partition_epoch": 1}):
-        assert world.report_isr("t", [1, 2], **ahead).error == Code.NOT_CONTROLLER
+        assert world.report_isr("t", [1, 2], **ahead).error == ControllerError.NOT_CONTROLLER
     assert world.writes == []
 
 
@@ -102,7 +102,7 @@ def test_an_empty_isr_gives_no_leader_and_stops_no_other_partition() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2], 1: [1, 2]}})
     world.put_state("t", 0, leader=-1, isr=[], leader_epoch=4, version=7)
     world.lose(1)
-    world.take_office()
+    world.fail_over()
     settle_with_an_empty_isr(world)
     leader, _, isr = world.state("t") or (0, 0, [1])
     assert (leader, isr) == (-1, [])
@@ -119,7 +119,7 @@ def test_an_empty_isr_gives_no_leader_and_stops_no_other_partition() -> None:
 def test_an_empty_isr_is_ended_by_an_unclean_election_only() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}}, Settings(unclean_default=True))
     world.put_state("t", 0, leader=-1, isr=[], leader_epoch=4, version=7)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.state("t") == (1, 5, [1])
     assert world.nodes[STATE].data["leader_recovery_state"] == 1
@@ -159,7 +159,7 @@ def test_notifications_that_nobody_read_are_not_needed_by_a_successor() -> None:
         world.notify_isr_change(T0)
         world.notify_log_dir(2)
     world.forget_what_happened()
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert [path for path in world.nodes if "notification/" in path] == []
     assert world.views[2].metadata[T0]["isr"] == [1]
@@ -169,7 +169,7 @@ def test_notifications_that_nobody_read_are_not_needed_by_a_successor() -> None:
 @pytest.mark.rule("ISR-6", "PSM-16")
 def test_an_election_that_loses_every_race_but_the_last_still_ends() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
-    world.faults.refuse[STATE] = [Outcome.BAD_VERSION] * 20
+    world.faults.refuse[STATE] = [WriteOutcome.BAD_VERSION] * 20
     world.lose(1)
     world.settle()
     assert world.state("t") == (2, 1, [2, 3])
@@ -183,9 +183,9 @@ def test_a_lost_directory_is_asked_about_again_by_a_successor() -> None:
     world.notify_log_dir(1)
     world.settle()
     assert (world.state("t") or (0,))[0] == 2
-    world.take_office()
+    world.fail_over()
     world.settle()
     row = world.cluster.row("t", 0)
     assert world.cluster.offline_dirs == {1: {row}}
-    answer = world.ask(events.ElectLeaders(events.ElectionType.PREFERRED, [T0]))
-    assert answer[T0][0] == Code.PREFERRED_LEADER_NOT_AVAILABLE
+    answer = world.ask(events.ElectLeaders(events.RequestedElection.PREFERRED, [T0]))
+    assert answer[T0][0] == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE

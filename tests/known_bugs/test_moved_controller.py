@@ -13,7 +13,7 @@ from klamm.core.effects import Effect
 from klamm.core.events import ApiReassignment
 from klamm.errors import FencedError
 from tests.core.procedures.test_crashes import SCENARIOS, Scenario, catch_up
-from tests.core.world import World
+from tests.support.procedure_world import World
 
 READS = (
     effects.ReadBrokers,
@@ -53,7 +53,7 @@ def play(scenario: Scenario, step: int) -> tuple[World, bool]:
         scenario.act(world)
     assert deposed.written in (None, len(world.writes)), "a fenced controller has written"
     world.faults = type(world.faults)()
-    world.take_office(3)
+    world.fail_over(3)
     # Who got an error asks again, and asking twice does no harm.
     world.queue.extend(requests)
     world.settle()

@@ -3,10 +3,10 @@
 import pytest
 
 from klamm.core import events
-from klamm.core.codes import Code
-from klamm.core.events import ElectionType
-from tests.core.ensemble import REASSIGN
-from tests.core.world import World, steady
+from klamm.core.codes import ControllerError
+from klamm.core.events import RequestedElection
+from tests.support.procedure_store import REASSIGN
+from tests.support.procedure_world import World, steady
 
 FIVE = [1, 2, 3, 4, 5]
 T0 = ("t", 0)
@@ -24,11 +24,11 @@ def moving(target: list[int], *, isr: list[int] | None = None) -> World:
 
 def reassign(world: World, target: list[int] | None) -> None:
     _, verdicts = world.ask(events.ApiReassignment({T0: target}))
-    assert verdicts == {T0: (Code.NONE, None)}
+    assert verdicts == {T0: (ControllerError.NONE, None)}
 
 
 def elect_preferred(world: World) -> int:
-    code: int = world.ask(events.ElectLeaders(ElectionType.PREFERRED, [T0]))[T0][0]
+    code: int = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))[T0][0]
     return code
 
 
@@ -69,7 +69,7 @@ def test_a_leader_that_has_not_heard_of_the_cancellation_cannot_keep_the_replica
     version = world.version("t")
     reassign(world, None)
     late = world.report_isr("t", [1, 2, 3], leader_epoch=epoch, partition_epoch=version)
-    assert late.error == Code.FENCED_LEADER_EPOCH
+    assert late.error == ControllerError.FENCED_LEADER_EPOCH
     assert rests_on(world, 1, 2)
 
 
@@ -77,7 +77,7 @@ def test_a_leader_that_has_not_heard_of_the_cancellation_cannot_keep_the_replica
 def test_a_cancellation_survives_the_controller_that_made_it() -> None:
     world = moving([3, 4])
     reassign(world, None)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.cluster.being_reassigned == set()
     assert rests_on(world, 1, 2)
@@ -89,14 +89,14 @@ def test_a_cancellation_survives_the_controller_that_made_it() -> None:
 @pytest.mark.rule("PREF-8", "LEAD-15", "LEAD-10")
 def test_a_replica_that_is_still_catching_up_is_preferred_and_cannot_lead() -> None:
     world = moving([3, 4])
-    assert elect_preferred(world) == Code.PREFERRED_LEADER_NOT_AVAILABLE
+    assert elect_preferred(world) == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE
     assert world.state_writes() == []
 
 
 @pytest.mark.rule("PREF-6", "LEAD-15", "REASG-B3")
 def test_a_move_ends_well_after_its_new_replica_was_elected_on_the_way() -> None:
     world = moving([3, 4], isr=[1, 2, 3])
-    assert elect_preferred(world) == Code.NONE
+    assert elect_preferred(world) == ControllerError.NONE
     assert (world.state("t") or (0,))[0] == 3
     world.report_isr("t", [1, 2, 3, 4])
     assert rests_on(world, 3, 4)
@@ -141,7 +141,7 @@ def test_a_successor_that_finds_another_target_retires_what_that_does_not_need(
     # Nobody is controller while the tool writes.
     world.request_reassignment({T0: [1, 5]})
     world.forget_what_happened()
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.topic("t")["adding_replicas"] == {"0": [5]}
     assert world.topic("t")["removing_replicas"] == {"0": [2]}
@@ -156,7 +156,7 @@ def test_a_move_survives_that_its_target_and_the_controller_go_at_the_same_time(
     """KAFKA-4214: a target that was away when the controller changed ended the move."""
     world = moving([1, 3], isr=[1, 2])
     world.lose(3)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.topic("t")["adding_replicas"] == {"0": [3]}
     world.register(3)
@@ -174,7 +174,7 @@ def test_a_request_that_is_written_over_does_not_stay_behind_and_block_the_next(
     # Another tool replaces the content of the node, which nobody looks at until the move is over.
     world.nodes[REASSIGN].data["partitions"][0]["replicas"] = [1, 4]
     world.report_isr("t", [1, 2, 3])
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.topic("t")["adding_replicas"] == {"0": [4]}
     world.report_isr("t", [1, 3, 4])

@@ -6,8 +6,9 @@ import pytest
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
-from tests.controller.lab import topic_znode, wait_until
 from tests.known_bugs.stage import Stage
+from tests.support.lab import topic_znode
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -150,7 +151,7 @@ def test_what_piled_up_while_there_was_no_controller_is_worked_off(stage: Stage)
             stage.zk.create("/isr_change_notification/isr_change_", data, sequence=True)
             event = b'{"version":1,"broker":1,"event":1}'
             stage.zk.create("/log_dir_event_notification/log_dir_event_", event, sequence=True)
-        state = stage.json("/brokers/topics/shrunk/partitions/0/state")
+        state = stage.znode("/brokers/topics/shrunk/partitions/0/state")
         shrunk = json.dumps(state | {"isr": [1]}).encode()
         stage.zk.set("/brokers/topics/shrunk/partitions/0/state", shrunk)
         stage.zk.create("/brokers/topics/born", topic_znode({0: [3, 1]}))

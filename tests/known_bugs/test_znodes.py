@@ -11,9 +11,10 @@ from kazoo.client import KazooClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
 from klamm.zookeeper import znodes
-from tests.controller.candidate import Node, running
-from tests.controller.lab import topic_znode, wait_until
 from tests.known_bugs.stage import Stage
+from tests.support.candidate import Node, running
+from tests.support.lab import topic_znode
+from tests.support.waiting import wait_until
 
 NO_DATA = pytest.mark.parametrize("data", [None, b""], ids=["null", "empty"])
 
@@ -28,7 +29,7 @@ def test_a_controller_node_that_names_nobody_is_in_the_way_and_is_named(
 ):
     async def scenario(node: Node) -> None:
         await node.store.create(znodes.CONTROLLER, data)
-        await node.controller.run_for_office()
+        await node.controller.enter_election()
         await node.until(lambda: any(znodes.CONTROLLER in line for line in caplog.messages))
         assert not node.controller.is_active
         assert (await node.store.get(znodes.CONTROLLER)).data == data

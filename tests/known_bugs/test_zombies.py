@@ -8,8 +8,8 @@ from klamm.broker.replication.isr import AlterPartitionResult
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
-from tests.broker.memory_log import MemoryLog
-from tests.broker.replication_model import MAX_LAG_MS, Broker, Cluster
+from tests.support.memory_log import MemoryLog
+from tests.support.replication_model import MAX_LAG_MS, Broker, Cluster
 
 #: What a controller told broker 1 about a partition, in the order in which it decided.
 DECIDED = [

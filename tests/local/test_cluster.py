@@ -16,7 +16,7 @@ from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import ConditionNotMetError
 from klamm.local.demo.load import NumberedProducer, read_numbers
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 

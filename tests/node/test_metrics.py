@@ -14,9 +14,11 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.broker.cluster import RealCluster, free_port, wait_until
-from tests.broker.page import read_metrics
-from tests.broker.raw import Raw, batch, fetch_values, produce_values
+from tests.node.metrics_page import read_metrics
+from tests.support.cluster import RealCluster
+from tests.support.ports import free_port
+from tests.support.raw import Raw, batch, fetch_values, produce_values
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -33,10 +35,10 @@ class Observed(RealCluster):
     def __init__(self, zookeeper: ZooKeeperServer, directory: Path) -> None:
         super().__init__(zookeeper, directory, brokers=2)
         for broker in self.brokers.values():
-            broker.settings["klamm.metrics.port"] = str(free_port())
+            broker.config["klamm.metrics.port"] = str(free_port())
 
     def page(self, broker: int) -> dict[str, float]:
-        return read_metrics(int(self[broker].settings["klamm.metrics.port"]))
+        return read_metrics(int(self[broker].config["klamm.metrics.port"]))
 
     def count(self, broker: int, name: str, **labels: object) -> float:
         """One sample; 0 as long as there is none."""
@@ -94,7 +96,7 @@ def test_a_page_shows_what_kafka_shows(observed: Observed, topic: str) -> None:
     # The candidate's are on the same page.
     active = "kafka_controller_KafkaController_ActiveControllerCount"
     assert {observed.count(each, active) for each in (1, 2)} == {0, 1}
-    port = observed[1].settings["klamm.metrics.port"]
+    port = observed[1].config["klamm.metrics.port"]
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
 
@@ -180,7 +182,7 @@ def test_what_a_reassignment_moves_is_counted(observed: Observed, topic: str) ->
     records = batch(b"x" * 1000)
     with Raw(observed[1].port) as raw:
         assert raw.produce(topic, records).error_code == 0
-    with Raw(observed[observed.controller()].port) as raw:
+    with Raw(observed[observed.controller_id()].port) as raw:
         moved = [{"name": topic, "partitions": [{"partition_index": 0, "replicas": [2]}]}]
         raw.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, timeout=10_000, topics=moved)
     observed.wait_leader(topic, other_than=1)
@@ -253,7 +255,7 @@ def test_answers_are_counted_by_their_errors(observed: Observed, topic: str) -> 
     errors = f"{REQUESTS}_ErrorsPerSec_total"
 
     def count(request: str, error: str) -> float:
-        asked = observed.controller() if request == "CreateTopics" else 1
+        asked = observed.controller_id() if request == "CreateTopics" else 1
         return observed.count(asked, errors, request=request, error=error)
 
     expected = (
@@ -270,7 +272,7 @@ def test_answers_are_counted_by_their_errors(observed: Observed, topic: str) -> 
         raw.produce("no-such-topic", batch(b"x"))
         raw.fetch(raw.topic_id(topic), 99)
         raw.list_offset("no-such-topic", -1)
-    with Raw(observed[observed.controller()].port) as raw:
+    with Raw(observed[observed.controller_id()].port) as raw:
         again = {"name": topic, "num_partitions": 1, "replication_factor": 1}
         raw.ask(ApiKey.CREATE_TOPICS, topics=[again], timeout=10_000, validate_only=False)
     assert {each: count(*each) - before[each] for each in expected} == dict.fromkeys(expected, 1)

@@ -9,9 +9,11 @@ import pytest
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.broker.cluster import RealCluster, free_port, wait_until
-from tests.broker.page import read_metrics
-from tests.broker.raw import Raw, batch
+from tests.node.metrics_page import read_metrics
+from tests.support.cluster import RealCluster
+from tests.support.ports import free_port
+from tests.support.raw import Raw, batch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +38,7 @@ def test_a_second_broker_with_the_same_id_address_or_directory_fails(
     def start(**settings: str) -> str:
         changed = {key.replace("_", "."): value for key, value in settings.items()}
         merged = {
-            **cluster[1].settings,
+            **cluster[1].config,
             "log.dirs": str(tmp_path / f"of-{len(list(tmp_path.iterdir()))}"),
             "listeners": f"PLAINTEXT://127.0.0.1:{free_port()}",
             "zookeeper.session.timeout.ms": "1000",

@@ -21,10 +21,9 @@ from klamm.pipeline.planner.planner import make_plan
 from klamm.pipeline.planner.waves import make_waves
 from klamm.pipeline.snapshot.admin import snapshot_from_brokers
 from klamm.pipeline.snapshot.snapshot import Snapshot
-from tests.interop.cluster import JVM, PATIENCE_S
-from tests.interop.conftest import kafka_libs  # noqa: F401  # a fixture
-from tests.interop.tools import Tools
-from tests.waiting import wait_until
+from tests.support.kafka_tools import Tools
+from tests.support.mixed_cluster import JVM, PATIENCE_S
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -65,7 +64,7 @@ CLUSTER_ID = base64.urlsafe_b64encode(uuid.UUID(int=7 << 80 | 1 << 70 | 5).bytes
 
 
 @pytest.fixture(scope="module")
-def bootstrap(kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
+def bootstrap(kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("kraft")
     controller_port, *ports = free_ports(1 + len(RACKS))
     voter = f"1@127.0.0.1:{controller_port}"
@@ -122,7 +121,7 @@ def test_a_snapshot_is_taken_with_the_admin_protocol_alone(snapshot: Snapshot):
 def test_kafkas_own_tool_carries_a_plan_out_and_would_have_moved_more(
     bootstrap: str,
     snapshot: Snapshot,
-    kafka_libs: Path,  # noqa: F811
+    kafka_libs: Path,
     tmp_path: Path,
 ):
     planned = make_plan(snapshot.partitions, RACKS)

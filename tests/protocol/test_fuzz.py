@@ -14,7 +14,7 @@ from klamm.protocol.apis import APIS
 from klamm.protocol.codec.frames import decode_request, decode_response
 from klamm.protocol.codec.headers import decode_request_header
 from klamm.protocol.fast.control_decode import TopicStates
-from tests.protocol.exchanges import EXCHANGES, Exchange
+from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 #: Counts and lengths that no frame can hold, as int32, as int16 and as unsigned varint.
 FORGERIES = [b"\x7f\xff\xff\xff", b"\x7f\xff", b"\xff\xff\xff\xff\x07", b"\x80\x80\x80\x80\x08"]

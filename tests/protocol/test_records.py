@@ -34,7 +34,7 @@ from klamm.protocol.records import (
     scan_records,
     with_timestamps,
 )
-from tests.protocol.exchanges import EXCHANGES
+from tests.support.recorded_exchanges import EXCHANGES
 
 NOW = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Partition
 from klamm.core import effects
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import unpad
 from klamm.core.context import Context
 from klamm.core.invariants import violations
@@ -207,9 +207,9 @@ class Checks:
             for violation in violations(context.cluster):
                 self.fail(f"c{broker} after {event}: {violation}")
 
-    def on_effect(self, broker: int, cluster: Cluster, effect: Any) -> None:
+    def on_effect(self, broker: int, cluster: ClusterState, effect: Any) -> None:
         """A candidate has carried out an effect."""
-        if not isinstance(effect, effects.Announce):
+        if not isinstance(effect, effects.SendRequestBatch):
             return
         rows = {int(row) for each in effect.leader_and_isr.values() for row in each.rows}
         metadata = effect.metadata_rows

@@ -62,7 +62,7 @@ class Client:
         exchange = self._exchanges.get(broker)
         if exchange is None:
             exchange = self._exchanges[broker] = ClientConnection(self.name, _TIMEOUT_S, _TIMEOUT_S)
-        return await exchange.ask(f"b{broker}", PORT, api, _VERSIONS[api], body)
+        return await exchange.send(f"b{broker}", PORT, api, _VERSIONS[api], body)
 
     async def learn(self, topic: str | None) -> bool:
         """Ask any broker who leads what; whether that worked."""

@@ -23,7 +23,7 @@ import klamm.node.controller_link
 import klamm.node.controller_process
 import klamm.node.node
 from klamm.broker.log.manager import LogManager
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.context import Context
 from klamm.node.controller_link import ProcessLink
 from tests.simulation.loop import CURRENT, Process, ProcessExit, current
@@ -97,7 +97,7 @@ class Watcher:
         self._event = type(queued.event).__name__
         self.checks.on_controller_event(self._broker, self._event, queued.cause)
 
-    def performed(self, cluster: Cluster, effect: Any, reply: Any, elapsed_s: float) -> None:
+    def performed(self, cluster: ClusterState, effect: Any, reply: Any, elapsed_s: float) -> None:
         self.checks.on_effect(self._broker, cluster, effect)
 
     def end(self, outcome: str, context: Context | None) -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from klamm.core import events
 from klamm.core.context import Settings
-from klamm.core.events import ElectionType
+from klamm.core.events import RequestedElection
 from klamm.core.metrics import gauges
-from tests.core.world import Request, World, steady
+from tests.support.procedure_world import Request, World, steady
 
 
 def told(world: World, api: str, partition: int = 0) -> list[tuple[int, dict[str, object]]]:
@@ -34,7 +34,7 @@ def stops(world: World) -> list[tuple[int, int, bool]]:
 @pytest.mark.rule("TRACE-1", "TOPIC-5", "TOPIC-6", "TOPIC-7", "TOPIC-8", "TOPIC-9", "PSM-14")
 def test_a_topic_is_created() -> None:
     world = World([1, 2, 3, 4])
-    world.take_office(epoch=5)
+    world.fail_over(epoch=5)
     world.forget_what_happened()
     world.create_topic("T", {0: [1, 2, 3]})
     world.settle()
@@ -230,7 +230,7 @@ def test_a_topic_is_deleted() -> None:
 def test_the_controller_dies_and_was_a_leader_too() -> None:
     world = steady([1, 2, 3], {"T": {0: [1, 2, 3]}})
     world.lose(1)
-    world.take_office(2)
+    world.fail_over(2)
     world.settle()
     assert world.controller_epoch == 6
     first, second = (write.data for write in world.state_writes())
@@ -250,7 +250,7 @@ def test_leadership_goes_back_to_the_preferred_replica(by: str) -> None:
     assert (leader, isr) == (1, [1, 2])
     world.forget_what_happened()
     if by == "request":
-        world.ask(events.ElectLeaders(ElectionType.PREFERRED, [("T", 0)]))
+        world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [("T", 0)]))
     else:
         world.queue.append(events.AutoRebalance())
         world.settle()

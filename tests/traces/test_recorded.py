@@ -18,9 +18,9 @@ import pytest
 
 from klamm.core import events
 from klamm.core.context import Settings
-from klamm.core.events import ElectionType
-from tests.core.ensemble import TOPICS, Node
-from tests.core.world import Request, World
+from klamm.core.events import RequestedElection
+from tests.support.procedure_store import TOPICS, Node
+from tests.support.procedure_world import Request, World
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "data" / "traces").glob("*.json"))
 #: From this step on klamm is stricter on purpose: who is not the leader changes no ISR (ISR-21).
@@ -69,7 +69,7 @@ def _world_before(before: Mapping[str, Any]) -> World:
     if before["controller"] is not None:
         world.controller_epoch = before["controller_epoch"] - 1
         if not any(topic["znode"]["adding_replicas"] for topic in before["topics"].values()):
-            world.take_office(before["controller"])
+            world.fail_over(before["controller"])
             world.settle()
             assert world.writes == [], "the situation is steady before it begins"
     return world
@@ -123,7 +123,7 @@ def _alter_partition(
     given = re.fullmatch(r" with (.*) (\d+)", extra or "")
     if given:
         epochs[given[1]] = int(given[2])
-    proposal = events.IsrProposal(
+    proposal = events.PartitionProposal(
         None,
         f"id-of-{topic}",
         int(number),
@@ -151,7 +151,7 @@ def _alter_partition(
 
 def _elect_leaders(world: World, step: Mapping[str, Any], kind: str, names: str) -> Any:
     partitions = [_partition(name) for name in names.split(", ")]
-    answer = world.ask(events.ElectLeaders(ElectionType[kind.upper()], partitions))
+    answer = world.ask(events.ElectLeaders(RequestedElection[kind.upper()], partitions))
     by_name = {tp: error for tp, (error, _, _) in answer.items()}
     return _in_recorded_order(step, by_name)
 
@@ -195,7 +195,7 @@ def _lose_log_dir(world: World, step: Mapping[str, Any], broker: str) -> None:
 def _first_start(world: World, step: Mapping[str, Any]) -> None:
     for broker in (1, 2, 3, 4, 5, 100):
         world.register(broker)
-    world.take_office(100)
+    world.fail_over(100)
     world.register(101)
 
 
@@ -203,7 +203,7 @@ def _move_with_work_left(world: World, step: Mapping[str, Any], *_: str) -> None
     world.lose(1)
     _create_recorded(world, step, f"{TOPICS}/n", "/admin/delete_topics/d")
     _create_recorded(world, step, "/admin/preferred_replica_election")
-    world.take_office(100, epoch=3)
+    world.fail_over(100, epoch=3)
 
 
 CAUSES: dict[str, Callable[..., Any]] = {
@@ -240,9 +240,7 @@ CAUSES: dict[str, Callable[..., Any]] = {
         world, step, path.rstrip(":")
     ),
     r"log_dir_event notification from broker (\d)": _lose_log_dir,
-    r"/controller deleted; the other node takes the role": lambda world, step: world.take_office(
-        101
-    ),
+    r"/controller deleted; the other node takes the role": lambda world, step: world.fail_over(101),
     r"/controller deleted; meanwhile (.*)": _move_with_work_left,
 }
 

@@ -19,9 +19,10 @@ from kazoo.exceptions import NoNodeError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.controller.lab import Lab, Node, Received, wait_until
-from tests.core.ensemble import Node as Znode
-from tests.core.world import Request
+from tests.support.lab import Lab, Node, Received
+from tests.support.procedure_store import Node as Znode
+from tests.support.procedure_world import Request
+from tests.support.waiting import wait_until
 from tests.traces.test_recorded import (
     RECORDINGS,
     STOP_BEFORE,

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from klamm.zookeeper.memory import MemoryStore, MemoryZooKeeper
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import ZooKeeperStore, open_store
-from klamm.zookeeper.store import Event, SessionStarted, Store
+from klamm.zookeeper.store import SessionStarted, Store, StoreEvent
 from tests.zookeeper.proxy import Proxy
 
 _CHROOTS = itertools.count()
@@ -24,9 +24,9 @@ class Client:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._events: AsyncIterator[Event] = store.events()
+        self._events: AsyncIterator[StoreEvent] = store.events()
 
-    async def event(self) -> Event:
+    async def event(self) -> StoreEvent:
         """The next event."""
         async with asyncio.timeout(_DEADLINE_S):
             return await anext(self._events)

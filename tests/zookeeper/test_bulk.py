@@ -13,7 +13,6 @@ from klamm.zookeeper.memory import MemoryZooKeeper
 from klamm.zookeeper.store import (
     NO_VERSION,
     Check,
-    Code,
     Create,
     Delete,
     Fence,
@@ -22,6 +21,7 @@ from klamm.zookeeper.store import (
     RowOutcome,
     SetData,
     Store,
+    ZooKeeperCode,
 )
 from klamm.zookeeper.znodes import CONTROLLER_EPOCH
 from tests.zookeeper.conftest import ZooKeeper
@@ -44,13 +44,13 @@ class Ledger:
         self.under_way = 0
         self.under_way_max = 0
 
-    async def transact(self, ops: Sequence[Op]) -> bulk.Written:
+    async def transact(self, ops: Sequence[Op]) -> bulk.WrittenBatch:
         self.transactions.append(list(ops))
         self.under_way += 1
         self.under_way_max = max(self.under_way_max, self.under_way)
         result = await self.store.multi(ops)
         self.under_way -= 1
-        return bulk.Written.of(result)
+        return bulk.WrittenBatch.of(result)
 
     async def write(self, rows: Sequence[Row], fence: Fence | None = None) -> list[RowOutcome]:
         return await bulk.write_rows(rows, fence, self.transact)
@@ -64,11 +64,15 @@ async def test_rows_are_written_behind_the_fence_and_report_their_versions(zk: Z
     store = await controller(zk)
     rows = [[Create(f"/a{i}"), Create(f"/a{i}/state", b"%d" % i)] for i in range(2500)]
     outcomes = await store.write_many(rows, FENCE)
-    assert outcomes == [RowOutcome(Code.OK, version=0)] * 2500
+    assert outcomes == [RowOutcome(ZooKeeperCode.OK, version=0)] * 2500
     sets = [[SetData(f"/a{i}/state", b"new", 0)] for i in range(2500)]
-    assert await store.write_many(sets, FENCE) == [RowOutcome(Code.OK, version=1)] * 2500
-    assert await store.write_many([[Delete("/a0/state")]]) == [RowOutcome(Code.OK, NO_VERSION)]
-    assert await store.write_many([[SetData("/a1/state", b"")]]) == [RowOutcome(Code.OK, version=2)]
+    assert await store.write_many(sets, FENCE) == [RowOutcome(ZooKeeperCode.OK, version=1)] * 2500
+    assert await store.write_many([[Delete("/a0/state")]]) == [
+        RowOutcome(ZooKeeperCode.OK, NO_VERSION)
+    ]
+    assert await store.write_many([[SetData("/a1/state", b"")]]) == [
+        RowOutcome(ZooKeeperCode.OK, version=2)
+    ]
 
 
 @pytest.mark.rule("FENCE-4")
@@ -108,10 +112,10 @@ async def test_losers_come_back_as_values_and_hold_up_nobody(zk: ZooKeeper):
     outcomes = await store.write_many(rows, FENCE)
     lost = {i: outcome for i, outcome in enumerate(outcomes) if not outcome.ok}
     assert lost == {
-        3: RowOutcome(Code.NODE_EXISTS, failed=1),
-        700: RowOutcome(Code.BAD_VERSION, failed=0),
-        1200: RowOutcome(Code.NOT_EMPTY, failed=0),
-        1499: RowOutcome(Code.NO_NODE, failed=0),
+        3: RowOutcome(ZooKeeperCode.NODE_EXISTS, failed=1),
+        700: RowOutcome(ZooKeeperCode.BAD_VERSION, failed=0),
+        1200: RowOutcome(ZooKeeperCode.NOT_EMPTY, failed=0),
+        1499: RowOutcome(ZooKeeperCode.NO_NODE, failed=0),
     }
     # A row that lost left nothing behind, not even what came before the loss.
     assert await store.exists("/x") is None
@@ -140,7 +144,10 @@ async def test_operations_that_may_fail_do_not_cost_their_row(zk: ZooKeeper):
     rows.append([Delete("/gone", missing_ok=True), SetData("/t/1", b"", 9)])
     rows.append([Delete("/gone", missing_ok=True)])
     outcomes = await store.write_many(rows, FENCE)
-    assert [outcome.code for outcome in outcomes] == [Code.OK] * 4 + [Code.BAD_VERSION, Code.OK]
+    assert [outcome.code for outcome in outcomes] == [ZooKeeperCode.OK] * 4 + [
+        ZooKeeperCode.BAD_VERSION,
+        ZooKeeperCode.OK,
+    ]
     assert outcomes[4].failed == 1  # counted in the row as it was given
     assert sorted(await store.children("/t")) == ["0", "1", "2"]
     assert (await store.get("/t/1")).data == b"kept"
@@ -157,9 +164,9 @@ async def test_rows_about_the_same_nodes_take_effect_in_order(zk: ZooKeeper):
     rows += [[Create("/a/b")], [Delete("/a")], [Delete("/a/b")], [Delete("/a")]]
     outcomes = await store.write_many(rows, FENCE)
     assert [outcome.code for outcome in outcomes[-7:]] == [
-        *[Code.OK] * 4,
-        Code.NOT_EMPTY,
-        *[Code.OK] * 2,
+        *[ZooKeeperCode.OK] * 4,
+        ZooKeeperCode.NOT_EMPTY,
+        *[ZooKeeperCode.OK] * 2,
     ]
 
 
@@ -206,7 +213,7 @@ async def test_a_subtree_that_grows_while_it_is_deleted_is_deleted(zk: ZooKeeper
     async def grow():
         for i in range(50):
             outcome = await other.write_many([[Create("/a/x"), Create(f"/a/x/{i}")]])
-            if outcome[0].code is Code.NO_NODE:
+            if outcome[0].code is ZooKeeperCode.NO_NODE:
                 return
 
     await asyncio.gather(grow(), store.delete_recursive(["/a"]))
@@ -300,12 +307,12 @@ async def _write_alone(store: Store, row: list[Op]) -> RowOutcome:
     while left:
         result = await store.multi([op for _, op in left])
         if result.failed is None:
-            return RowOutcome(Code.OK, bulk.Written.of(result).version[-1])
+            return RowOutcome(ZooKeeperCode.OK, bulk.WrittenBatch.of(result).version[-1])
         place, op = left[result.failed]
-        may_fail = (isinstance(op, Create) and op.exist_ok and result.code is Code.NODE_EXISTS) or (
-            isinstance(op, Delete) and op.missing_ok and result.code is Code.NO_NODE
-        )
+        may_fail = (
+            isinstance(op, Create) and op.exist_ok and result.code is ZooKeeperCode.NODE_EXISTS
+        ) or (isinstance(op, Delete) and op.missing_ok and result.code is ZooKeeperCode.NO_NODE)
         if not may_fail:
             return RowOutcome(result.code, NO_VERSION, place)
         del left[result.failed]
-    return RowOutcome(Code.OK)
+    return RowOutcome(ZooKeeperCode.OK)

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from kazoo.client import KazooClient
 from klamm.errors import ConfigError, UnavailableError
 from klamm.zookeeper import java, server
 from klamm.zookeeper.java import find_java, java_version
-from klamm.zookeeper.server import ZooKeeperEnsemble, ZooKeeperServer, free_port
+from klamm.zookeeper.server import ZooKeeperEnsemble, ZooKeeperServer
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import (
     SessionExpired,
@@ -24,15 +22,10 @@ from klamm.zookeeper.store import (
     SessionStarted,
     SessionSuspended,
 )
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in time"
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -10,7 +10,7 @@ import uvloop
 
 from klamm.errors import ConfigError, LocalProtocolError, SessionLostError, UnavailableError
 from klamm.zookeeper.memory import MemoryZooKeeper
-from klamm.zookeeper.server import ZooKeeperServer, free_port
+from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store, split_connect_string
 from klamm.zookeeper.store import (
     Create,
@@ -23,6 +23,7 @@ from klamm.zookeeper.store import (
     Store,
     WatchEvent,
 )
+from tests.support.ports import free_port
 from tests.zookeeper.conftest import RealZooKeeper
 from tests.zookeeper.proxy import Proxy
 

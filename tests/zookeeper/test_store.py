@@ -10,7 +10,6 @@ from klamm.zookeeper.store import (
     NO_VERSION,
     BadVersionError,
     Check,
-    Code,
     Create,
     Delete,
     EventKind,
@@ -25,6 +24,7 @@ from klamm.zookeeper.store import (
     SessionSuspended,
     SetData,
     WatchEvent,
+    ZooKeeperCode,
 )
 from tests.zookeeper.conftest import ZooKeeper
 
@@ -173,7 +173,7 @@ async def test_an_ephemeral_node_has_no_children(zk: ZooKeeper):
     await store.create("/e", ephemeral=True)
     with pytest.raises(NodeError) as refused:
         await store.create("/e/child")
-    assert refused.value.code is Code.NO_CHILDREN_FOR_EPHEMERALS
+    assert refused.value.code is ZooKeeperCode.NO_CHILDREN_FOR_EPHEMERALS
 
 
 @pytest.mark.rule("ZK-8")
@@ -200,8 +200,8 @@ async def test_a_transaction_happens_as_a_whole(zk: ZooKeeper):
     ops = [Create("/a", b"1"), SetData("/a", b"2", 0), Delete("/old"), Check("/a", 1)]
     result = await store.multi(ops)
     assert result.ok
-    assert result.code is Code.OK
-    assert [r.code for r in result.results] == [Code.OK] * 4
+    assert result.code is ZooKeeperCode.OK
+    assert [r.code for r in result.results] == [ZooKeeperCode.OK] * 4
     assert result.results[0].path == "/a"
     node = await store.get("/a")
     assert (node.data, node.stat.version) == (b"2", 1)
@@ -226,13 +226,13 @@ async def test_a_failed_transaction_leaves_no_trace_and_names_the_culprit(zk: Zo
     result = await store.multi(ops)
     assert not result.ok
     assert result.failed == 3
-    assert result.code is Code.BAD_VERSION
+    assert result.code is ZooKeeperCode.BAD_VERSION
     assert [r.code for r in result.results] == [
-        Code.OK,
-        Code.OK,
-        Code.OK,
-        Code.BAD_VERSION,
-        Code.RUNTIME_INCONSISTENCY,
+        ZooKeeperCode.OK,
+        ZooKeeperCode.OK,
+        ZooKeeperCode.OK,
+        ZooKeeperCode.BAD_VERSION,
+        ZooKeeperCode.RUNTIME_INCONSISTENCY,
     ]
     assert await store.get("/a") == (b"1", before)
     assert await store.children("/a") == ["b"]
@@ -256,11 +256,11 @@ async def test_only_one_of_two_candidates_takes_the_controller_role(zk: ZooKeepe
     assert stat is not None
     assert stat.version == 1
     lost = await two.multi(election(2))
-    assert (lost.code, lost.failed) == (Code.NODE_EXISTS, 0)
+    assert (lost.code, lost.failed) == (ZooKeeperCode.NODE_EXISTS, 0)
     # The epoch alone would have stopped the second, too.
     await one.delete(znodes.CONTROLLER)
     late = await two.multi(election(2))
-    assert (late.code, late.failed) == (Code.BAD_VERSION, 1)
+    assert (late.code, late.failed) == (ZooKeeperCode.BAD_VERSION, 1)
     assert await two.exists(znodes.CONTROLLER) is None
 
 
@@ -270,10 +270,13 @@ async def test_a_lost_check_can_be_told_from_a_lost_write(zk: ZooKeeper):
     await store.create(znodes.CONTROLLER_EPOCH, b"0")
     await store.create("/state", b"")
     conflict = await store.multi([Check(znodes.CONTROLLER_EPOCH, 0), SetData("/state", b"x", 9)])
-    assert [r.code for r in conflict.results] == [Code.OK, Code.BAD_VERSION]
+    assert [r.code for r in conflict.results] == [ZooKeeperCode.OK, ZooKeeperCode.BAD_VERSION]
     await store.set(znodes.CONTROLLER_EPOCH, b"1")
     fenced = await store.multi([Check(znodes.CONTROLLER_EPOCH, 0), SetData("/state", b"x", 0)])
-    assert [r.code for r in fenced.results] == [Code.BAD_VERSION, Code.RUNTIME_INCONSISTENCY]
+    assert [r.code for r in fenced.results] == [
+        ZooKeeperCode.BAD_VERSION,
+        ZooKeeperCode.RUNTIME_INCONSISTENCY,
+    ]
 
 
 # --- watches --------------------------------------------------------------------------------------

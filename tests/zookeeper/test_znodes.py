@@ -14,12 +14,12 @@ from klamm.errors import MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.znodes import (
     BrokerRegistration,
-    Endpoint,
     FeatureRange,
     FinalizedFeatures,
     LogDirEvent,
-    PartitionState,
     ProducerIdBlock,
+    RegisteredEndpoint,
+    StateZnode,
     TopicAssignment,
 )
 
@@ -82,8 +82,8 @@ def test_the_epoch_is_decimal_text():
 
 # --- brokers --------------------------------------------------------------------------------------
 
-PLAIN = Endpoint("PLAINTEXT", "PLAINTEXT", "h1", 9092)
-SSL = Endpoint("SSL", "SSL", "h1", 9093)
+PLAIN = RegisteredEndpoint("PLAINTEXT", "PLAINTEXT", "h1", 9092)
+SSL = RegisteredEndpoint("SSL", "SSL", "h1", 9093)
 
 
 @pytest.mark.rule("ZK-10", "ZK-11")
@@ -133,7 +133,7 @@ def test_without_a_plaintext_endpoint_there_is_no_host_and_without_a_rack_no_rac
                 "listener_security_protocol_map": {"CLIENT": "SSL"},
                 "rack": None,
             },
-            BrokerRegistration(1, (Endpoint("CLIENT", "SSL", "::1", 9092),)),
+            BrokerRegistration(1, (RegisteredEndpoint("CLIENT", "SSL", "::1", 9092),)),
         ),
         (
             {
@@ -157,7 +157,7 @@ def test_a_registration_is_read_in_any_version(
     st.integers(0, 2**31 - 1),
     st.lists(
         st.builds(
-            Endpoint,
+            RegisteredEndpoint,
             st.sampled_from(["PLAINTEXT", "SSL", "CLIENTS", "INTER_BROKER", "X"]),
             st.sampled_from(["PLAINTEXT", "SSL", "SASL_SSL"]),
             st.sampled_from(["h1", "10.0.0.1", "::1", "fe80::1%eth0", "a-b.example.org"]),
@@ -170,7 +170,10 @@ def test_a_registration_is_read_in_any_version(
     st.dictionaries(st.text(), st.builds(FeatureRange, st.integers(0, 99), st.integers(0, 99))),
 )
 def test_a_registration_survives_the_journey(
-    broker: int, endpoints: list[Endpoint], rack: str | None, features: dict[str, FeatureRange]
+    broker: int,
+    endpoints: list[RegisteredEndpoint],
+    rack: str | None,
+    features: dict[str, FeatureRange],
 ):
     registration = BrokerRegistration(broker, tuple(endpoints), rack, features)
     assert znodes.decode_broker(broker, znodes.encode_broker(registration, 0)) == registration
@@ -282,7 +285,7 @@ def test_a_state_survives_the_journey(
     leader: int, leader_epoch: int, isr: list[int], controller_epoch: int, recovery: int
 ):
     data = znodes.encode_state(leader, leader_epoch, isr, controller_epoch, recovery)
-    expected = PartitionState(leader, leader_epoch, isr, controller_epoch, recovery)
+    expected = StateZnode(leader, leader_epoch, isr, controller_epoch, recovery)
     assert znodes.decode_state("/state", data) == expected
     assert ("leader_recovery_state" in json.loads(data)) == (recovery != 0)
 
@@ -320,7 +323,7 @@ def test_many_states_are_read_as_they_would_be_one_by_one(data: st.DataObject):
     rows = data.draw(st.lists(st.one_of(sound, unsound) if data.draw(st.booleans()) else sound))
     paths = [f"/{i}" for i in range(len(rows))]
     states = znodes.decode_states(paths, rows)
-    expected: dict[int, PartitionState] = {}
+    expected: dict[int, StateZnode] = {}
     refused: list[str] = []
     for i, (path, row) in enumerate(zip(paths, rows, strict=True)):
         try:
@@ -334,7 +337,7 @@ def test_many_states_are_read_as_they_would_be_one_by_one(data: st.DataObject):
                 # One by one it counts as no state; among many, somebody wants to hear of it.
                 refused.append(f"{path}: JSON is expected, not {row!r}")
     at, *columns, errors = states
-    assert dict(zip(at, map(PartitionState, *columns), strict=True)) == expected
+    assert dict(zip(at, map(StateZnode, *columns), strict=True)) == expected
     assert [str(error) for error in errors] == refused
 
 

@@ -33,7 +33,7 @@ class BrokerToControllerChannel:
     ) -> None:
         self._metadata = metadata
         self._listener = listener
-        self._exchange = ClientConnection(
+        self._connection = ClientConnection(
             str(broker_id), timeout_s, timeout_s, SecureClient(security)
         )
         self._turn = asyncio.Lock()
@@ -44,37 +44,37 @@ class BrokerToControllerChannel:
         return self._metadata.snapshot.controller(self._listener)
 
     async def send_once(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
-        """Ask the present controller; UnavailableError if there is none or it does not answer."""
+        """Send to the current controller; UnavailableError if none is known or none responds."""
         async with self._turn:
             node = self.controller
             if node is None:
                 raise UnavailableError("no controller is known")
-            return await self._exchange.ask(node.host, node.port, key, version, body)
+            return await self._connection.send(node.host, node.port, key, version, body)
 
-    async def ask(
+    async def send(
         self,
         key: ApiKey,
         version: int,
         body: Callable[[], Mapping[str, Any]],
         is_refused: Callable[[Any], bool],
     ) -> Any:
-        """Ask until a controller answers and does not refuse; the body is made anew each time."""
+        """Send until a controller responds and does not refuse; `body` is made anew each time."""
         while True:
             try:
-                answer = await self.send_once(key, version, body())
+                response = await self.send_once(key, version, body())
             except UnavailableError as error:
                 log.debug("%s", error)
             else:
-                if not is_refused(answer):
-                    return answer
+                if not is_refused(response):
+                    return response
             await asyncio.sleep(_PAUSE_S)
 
     def on_metadata(self) -> None:
-        """Another node may be controller now: do not wait for the answer of the old one."""
+        """Another node may be controller now: do not wait for the response of the old one."""
         node = self.controller
-        if node is not None and self._exchange.address not in (None, (node.host, node.port)):
-            self._exchange.close()
+        if node is not None and self._connection.address not in (None, (node.host, node.port)):
+            self._connection.close()
 
     def close(self) -> None:
         """Give up the connection."""
-        self._exchange.close()
+        self._connection.close()

@@ -225,7 +225,7 @@ class DataPlane:
             log.critical("all log directories have failed; this broker can do nothing more")
             os._exit(1)
         if self._identity.broker_epoch < 0:
-            return  # The answer to the first LeaderAndIsr will tell.
+            return  # The response to the first LeaderAndIsr will tell.
         task = asyncio.create_task(self._announce_failure())
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)

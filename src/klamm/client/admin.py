@@ -107,7 +107,7 @@ class Admin:
         found = [(broker.host, broker.port) for broker in list(self._brokers.values())]
         for address in dict.fromkeys([*self._bootstrap, *found]):
             try:
-                return self._connection(address).ask(api, values, self.timeout_s)
+                return self._connection(address).send(api, values, self.timeout_s)
             except UnavailableError as error:
                 refused.append(str(error))
         raise UnavailableError(
@@ -140,7 +140,7 @@ class Admin:
         self.metadata([])
         found = self._broker(broker, f"broker {broker}")
         try:
-            return self._connection((found.host, found.port)).ask(api, values, self.timeout_s)
+            return self._connection((found.host, found.port)).send(api, values, self.timeout_s)
         except UnavailableError as error:
             raise UnavailableError(f"Broker {broker} does not answer at {error}") from error
 
@@ -177,7 +177,7 @@ class Admin:
 
         def attempt() -> Any:
             broker = find()
-            answer = self._connection((broker.host, broker.port)).ask(api, values, self.timeout_s)
+            answer = self._connection((broker.host, broker.port)).send(api, values, self.timeout_s)
             if time.monotonic() < deadline:
                 for code in error_codes(answer):
                     if code in _ASK_AGAIN:

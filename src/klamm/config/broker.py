@@ -25,7 +25,7 @@ from klamm.config.broker_security import (
 )
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.config.definitions import Value
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.ibp import Ibp
 from klamm.config.layers import Layers, base_name, key_of
 from klamm.config.listeners import Listeners
@@ -56,8 +56,8 @@ class BrokerConfig:
     klamm_roles: tuple[str, ...]
     inter_broker_protocol_version: Ibp
 
-    listeners: tuple[Endpoint, ...]
-    advertised_listeners: tuple[Endpoint, ...]
+    listeners: tuple[ListenerEndpoint, ...]
+    advertised_listeners: tuple[ListenerEndpoint, ...]
     inter_broker_listener_name: str
     control_plane_listener_name: str | None
     authorizer_class_name: str
@@ -177,11 +177,11 @@ class BrokerConfig:
         """The configuration once a node without an id has been given one."""
         return replace(self, broker_id=broker_id)
 
-    def endpoint(self, name: str) -> Endpoint | None:
+    def endpoint(self, name: str) -> ListenerEndpoint | None:
         """The listener of that name, where the broker accepts connections."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == name), None)
 
-    def listener_security(self, endpoint: Endpoint) -> ListenerSecurity:
+    def listener_security(self, endpoint: ListenerEndpoint) -> ListenerSecurity:
         """How the listener at `endpoint` knows who connects."""
         return listener_security(self.layers, endpoint)
 
@@ -192,7 +192,7 @@ class BrokerConfig:
 
     def advertised_endpoints(
         self, *, hostname: str, bound_ports: Mapping[str, int]
-    ) -> tuple[Endpoint, ...]:
+    ) -> tuple[ListenerEndpoint, ...]:
         """What to register: an open host becomes `hostname`, port 0 the one that was bound."""
         return tuple(
             replace(

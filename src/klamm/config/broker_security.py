@@ -12,7 +12,7 @@ from typing import Final
 
 from klamm.config.broker_keys import KEYS
 from klamm.config.client_properties import ClientSecurity, client_security
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.jaas import JaasEntry
 from klamm.config.layers import Layers, base_name
 from klamm.config.security import (
@@ -185,7 +185,7 @@ def listener_lookup(layers: Layers, listener: str) -> Lookup:
     return lookup
 
 
-def listener_security(layers: Layers, endpoint: Endpoint) -> ListenerSecurity:
+def listener_security(layers: Layers, endpoint: ListenerEndpoint) -> ListenerSecurity:
     """How the listener at `endpoint` knows who connects."""
     lookup = listener_lookup(layers, endpoint.name)
     tls = None
@@ -215,7 +215,7 @@ def listener_security(layers: Layers, endpoint: Endpoint) -> ListenerSecurity:
     )
 
 
-def _server_tls_lookup(layers: Layers, endpoint: Endpoint, lookup: Lookup) -> Lookup:
+def _server_tls_lookup(layers: Layers, endpoint: ListenerEndpoint, lookup: Lookup) -> Lookup:
     """On SASL_SSL, `ssl.client.auth` counts only with the listener's prefix (SEC-6)."""
     if not endpoint.protocol.startswith("SASL"):
         return lookup
@@ -246,7 +246,7 @@ def _mechanism(layers: Layers, listener: str, name: str, lookup: Lookup) -> Mech
     )
 
 
-def channel_security(layers: Layers, endpoint: Endpoint) -> ClientSecurity:
+def channel_security(layers: Layers, endpoint: ListenerEndpoint) -> ClientSecurity:
     """How this broker connects to that listener of the other brokers (SEC-18)."""
     lookup = listener_lookup(layers, endpoint.name)
     mechanism = (lookup("sasl.mechanism.inter.broker.protocol") or "").strip()

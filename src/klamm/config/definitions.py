@@ -46,7 +46,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
-class Check(Protocol):
+class Validator(Protocol):
     """A limit on the value of a key, beyond its type."""
 
     def complaint(self, value: Value) -> str | None:
@@ -124,7 +124,7 @@ class Key:
     type: ValueType
     default: str | None
     mode: UpdateMode = UpdateMode.READ_ONLY
-    check: Check | None = None
+    check: Validator | None = None
     internal: bool = False
 
     def parse(self, text: str) -> Value:

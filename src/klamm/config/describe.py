@@ -9,13 +9,13 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import Key, ValueType, format_value
 from klamm.config.dynamic import is_dynamic
-from klamm.config.layers import Layers, Setting, Source, key_of
+from klamm.config.layers import ConfigSynonym, Layers, Source, key_of
 from klamm.config.topic_keys import TOPIC_KEYS, TopicKey
 from klamm.config.topics import topic_value
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DescribedConfig:
     """One key of a described resource; the type of a plug-in's key is not known."""
 
     name: str
@@ -24,15 +24,15 @@ class Entry:
     source: Source
     read_only: bool
     sensitive: bool
-    synonyms: tuple[Setting, ...]
+    synonyms: tuple[ConfigSynonym, ...]
 
 
-def describe_topic(overrides: Mapping[str, str], broker: BrokerConfig) -> list[Entry]:
+def describe_topic(overrides: Mapping[str, str], broker: BrokerConfig) -> list[DescribedConfig]:
     """Every topic key, whether the topic sets it or not."""
     return [_topic_entry(key, overrides, broker) for key in TOPIC_KEYS.values()]
 
 
-def describe_broker(broker: BrokerConfig) -> list[Entry]:
+def describe_broker(broker: BrokerConfig) -> list[DescribedConfig]:
     """Every key of the broker: Kafka's, and whatever else its layers hold."""
     layers = broker.layers
     names = {name for name, key in KAFKA_KEYS.items() if not key.internal}
@@ -40,7 +40,7 @@ def describe_broker(broker: BrokerConfig) -> list[Entry]:
     return [_broker_entry(name, layers, layers.text(name)) for name in sorted(names)]
 
 
-def describe_broker_defaults(broker: BrokerConfig) -> list[Entry]:
+def describe_broker_defaults(broker: BrokerConfig) -> list[DescribedConfig]:
     """The cluster-wide dynamic defaults, and nothing else: the broker without a name."""
     layers = Layers(static={}, dynamic_default=broker.layers.dynamic_default)
     return [
@@ -49,13 +49,15 @@ def describe_broker_defaults(broker: BrokerConfig) -> list[Entry]:
     ]
 
 
-def _topic_entry(key: TopicKey, overrides: Mapping[str, str], broker: BrokerConfig) -> Entry:
+def _topic_entry(
+    key: TopicKey, overrides: Mapping[str, str], broker: BrokerConfig
+) -> DescribedConfig:
     value = topic_value(key, overrides, broker)
     text = None if value is None else format_value(value)
     settings = _settings_from(broker.layers, key.broker_key) if key.broker_key else ()
     if key.name in overrides:
-        settings = (Setting(key.name, text, Source.TOPIC), *settings)
-    return Entry(
+        settings = (ConfigSynonym(key.name, text, Source.TOPIC), *settings)
+    return DescribedConfig(
         name=key.name,
         value=text,
         type=key.type,
@@ -66,7 +68,9 @@ def _topic_entry(key: TopicKey, overrides: Mapping[str, str], broker: BrokerConf
     )
 
 
-def _broker_entry(name: str, layers: Layers, text: str | None, only: Source | None = None) -> Entry:
+def _broker_entry(
+    name: str, layers: Layers, text: str | None, only: Source | None = None
+) -> DescribedConfig:
     key = key_of(name)
     settings = tuple(
         setting
@@ -76,8 +80,8 @@ def _broker_entry(name: str, layers: Layers, text: str | None, only: Source | No
     # What cannot be shown to be harmless is not shown: a plug-in's setting may be a password.
     sensitive = key is None or key.sensitive
     if sensitive:
-        settings = tuple(Setting(each.name, None, each.source) for each in settings)
-    return Entry(
+        settings = tuple(ConfigSynonym(each.name, None, each.source) for each in settings)
+    return DescribedConfig(
         name=name,
         value=None if sensitive else _shown(key, text),
         type=key.type if key else None,
@@ -88,7 +92,7 @@ def _broker_entry(name: str, layers: Layers, text: str | None, only: Source | No
     )
 
 
-def _settings_from(layers: Layers, name: str) -> tuple[Setting, ...]:
+def _settings_from(layers: Layers, name: str) -> tuple[ConfigSynonym, ...]:
     """What is said about `name`, from where the key itself is first named on.
 
     Synonyms that come before it are left out, as Kafka does.

@@ -19,7 +19,7 @@ _FORM: Final = re.compile(r"(.*)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ListenerEndpoint:
     """One listener; an empty host stands for every address of the machine."""
 
     name: str
@@ -50,7 +50,9 @@ def parse_protocol_map(text: str) -> dict[str, str]:
     return protocols
 
 
-def parse_endpoints(key: str, text: str, protocols: Mapping[str, str]) -> tuple[Endpoint, ...]:
+def parse_endpoints(
+    key: str, text: str, protocols: Mapping[str, str]
+) -> tuple[ListenerEndpoint, ...]:
     """Read the listeners that `key` holds; names are in capitals and occur once."""
     endpoints = []
     for item in _comma_separated(text):
@@ -70,15 +72,15 @@ def parse_endpoints(key: str, text: str, protocols: Mapping[str, str]) -> tuple[
             raise ConfigError(
                 f"Invalid value {text} for configuration {key}: port {port} is not in 0 to 65535"
             )
-        endpoints.append(Endpoint(name, host, port, protocols[name]))
+        endpoints.append(ListenerEndpoint(name, host, port, protocols[name]))
     if len({endpoint.name for endpoint in endpoints}) < len(endpoints):
         raise ConfigError(f"Each listener must have a different name, {key}: {text}")
     return tuple(endpoints)
 
 
-def check_ports(key: str, endpoints: tuple[Endpoint, ...]) -> None:
+def check_ports(key: str, endpoints: tuple[ListenerEndpoint, ...]) -> None:
     """Refuse two listeners on one port, unless one has an IPv4 and the other an IPv6 address."""
-    by_port: dict[int, list[Endpoint]] = {}
+    by_port: dict[int, list[ListenerEndpoint]] = {}
     for endpoint in endpoints:
         if endpoint.port != 0:
             by_port.setdefault(endpoint.port, []).append(endpoint)

@@ -28,7 +28,7 @@ class Source(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigSynonym:
     """One value that one layer gives for one key."""
 
     name: str
@@ -62,11 +62,11 @@ class Layers:
             name in layer for layer in (self.dynamic_broker, self.dynamic_default, self.static)
         )
 
-    def settings(self, name: str) -> tuple[Setting, ...]:
+    def settings(self, name: str) -> tuple[ConfigSynonym, ...]:
         """All that is said about `name` and its synonyms, the deciding one first."""
         names = SYNONYMS.get(name, (name,))
         found = [
-            Setting(synonym, layer[synonym], source)
+            ConfigSynonym(synonym, layer[synonym], source)
             for layer, source in (
                 (self.dynamic_broker, Source.DYNAMIC_BROKER),
                 (self.dynamic_default, Source.DYNAMIC_DEFAULT_BROKER),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from klamm.config.endpoints import Endpoint, check_ports, parse_endpoints, parse_protocol_map
+from klamm.config.endpoints import (
+    ListenerEndpoint,
+    check_ports,
+    parse_endpoints,
+    parse_protocol_map,
+)
 from klamm.config.layers import Layers
 from klamm.errors import ConfigError
 
@@ -14,8 +19,8 @@ from klamm.errors import ConfigError
 class Listeners:
     """The listeners of one broker, checked against one another."""
 
-    bound: tuple[Endpoint, ...]
-    advertised: tuple[Endpoint, ...]
+    bound: tuple[ListenerEndpoint, ...]
+    advertised: tuple[ListenerEndpoint, ...]
     inter_broker: str
     control_plane: str | None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from klamm.config.broker_keys import KEYS
-from klamm.config.definitions import Between, Check, Key, UpdateMode, Value, ValueType
+from klamm.config.definitions import Between, Key, UpdateMode, Validator, Value, ValueType
 
 _REPLICA: Final = re.compile(r"[0-9]+:[0-9]+")
 
@@ -37,7 +37,7 @@ class TopicKey(Key):
 
 
 def _follows(
-    broker_key: str, name: str, *, default: str | None = None, check: Check | None = None
+    broker_key: str, name: str, *, default: str | None = None, check: Validator | None = None
 ) -> TopicKey:
     """A topic key of its broker key's type, and of its default and check unless they differ."""
     key = KEYS[broker_key]

@@ -15,16 +15,16 @@ from uuid import UUID
 import numpy as np
 
 from klamm.config.ibp import Ibp
-from klamm.controller.channels import Channels, Outgoing
-from klamm.core.cluster import LEADER_DURING_DELETE, Cluster
+from klamm.controller.channels import ControllerChannels, QueuedRequest
+from klamm.core.cluster import LEADER_DURING_DELETE, ClusterState
 from klamm.core.columns import I32, NO_BROKER, Mask, keep, padded
 from klamm.core.context import Level
-from klamm.core.effects import Announce, ToReplicas
+from klamm.core.effects import ReplicaRequestRows, SendRequestBatch
 from klamm.core.events import (
     Event,
-    LeaderAndIsrAnswered,
-    StopReplicaAnswered,
-    UpdateMetadataAnswered,
+    LeaderAndIsrResponseReceived,
+    StopReplicaResponseReceived,
+    UpdateMetadataResponseReceived,
 )
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response
@@ -32,8 +32,8 @@ from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
     ControlRequest,
     PartitionStates,
+    RequestTopics,
     StoppedReplicas,
-    Topics,
     decode_leader_and_isr_response,
     encode_leader_and_isr,
     encode_stop_replica,
@@ -60,10 +60,12 @@ _VERSIONS: Final = (
 )
 
 
-class Announcer:
+class RequestBatchSender:
     """Encodes batches and hands them to the channels."""
 
-    def __init__(self, broker_id: int, channels: Channels, ibp: Ibp, listener: str) -> None:
+    def __init__(
+        self, broker_id: int, channels: ControllerChannels, ibp: Ibp, listener: str
+    ) -> None:
         self._broker_id = broker_id
         self._channels = channels
         self._listener = listener
@@ -74,7 +76,7 @@ class Announcer:
         self._heard = 0
         self._own_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
-    async def own_broker_is_told(self) -> None:
+    async def wait_own_broker_updated(self) -> None:
         """Wait until this node's own broker has answered all metadata announced until now."""
         if self._heard < self._told:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,7 +88,7 @@ class Announcer:
         self._heard = self._told
         self._release_waiters()
 
-    def _own_broker_answered(self) -> None:
+    def _own_broker_responded(self) -> None:
         self._heard += 1
         self._release_waiters()
 
@@ -101,7 +103,7 @@ class Announcer:
                 still.append((told, waiter))
         self._own_waiters = still
 
-    def announce(self, cluster: Cluster, batch: Announce) -> None:
+    def announce(self, cluster: ClusterState, batch: SendRequestBatch) -> None:
         """Queue the requests of a batch, each kind before the next (CHAN-12)."""
         for broker, entries in batch.leader_and_isr.items():
             self._send_leader_and_isr(cluster, broker, entries)
@@ -110,7 +112,9 @@ class Announcer:
         for broker, entries in batch.stop_replica.items():
             self._send_stop_replica(cluster, broker, entries)
 
-    def _send_leader_and_isr(self, cluster: Cluster, broker: int, entries: ToReplicas) -> None:
+    def _send_leader_and_isr(
+        self, cluster: ClusterState, broker: int, entries: ReplicaRequestRows
+    ) -> None:
         order = _by_topic(cluster, entries.rows)
         rows = entries.rows[order]
         topics, ids = _topics(cluster, rows)
@@ -130,14 +134,14 @@ class Announcer:
         names = dict(zip(ids, topics.names, strict=True))
         asked = _Named(topics, states.partition)
 
-        def answered(header: RequestHeader, frame: bytes) -> Event:
+        def on_response(header: RequestHeader, frame: bytes) -> Event:
             outcome = decode_leader_and_isr_response(header, frame)
             errors = {}
             for failed in outcome.failed:
                 name = failed.topic if isinstance(failed.topic, str) else names.get(failed.topic)
                 if name is not None:
                     errors[name, failed.partition] = failed.error_code
-            return LeaderAndIsrAnswered(broker, outcome.error_code, errors, asked)
+            return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
 
         become_leader = np.count_nonzero(states.leader == broker)
         epoch = cluster.controller_epoch
@@ -150,14 +154,14 @@ class Announcer:
             for row, is_new in zip(rows.tolist(), states.is_new.tolist(), strict=True):
                 entry = f"{cluster.describe(row)}, new {is_new}"
                 self._say(epoch, f"LeaderAndIsr to broker {broker}: {entry}", Level.TRACE)
-        self._send(cluster, broker, request, answered)
+        self._send(cluster, broker, request, on_response)
 
     def _say(self, epoch: int, text: str, level: int = Level.INFO) -> None:
         """A line of the state-change log (MET-7, MET-8)."""
         state_changes.log(level, "[Controller id=%s epoch=%s] %s", self._broker_id, epoch, text)
 
     def _endpoints(
-        self, cluster: Cluster, brokers: Sequence[int]
+        self, cluster: ClusterState, brokers: Sequence[int]
     ) -> Iterator[tuple[int, str, int]]:
         """Where brokers listen for each other (CHAN-20)."""
         for broker in brokers:
@@ -166,7 +170,9 @@ class Announcer:
                 if endpoint.listener == self._listener:
                     yield broker, endpoint.host, endpoint.port
 
-    def _send_update_metadata(self, cluster: Cluster, rows: I32, brokers: Sequence[int]) -> None:
+    def _send_update_metadata(
+        self, cluster: ClusterState, rows: I32, brokers: Sequence[int]
+    ) -> None:
         rows = rows[cluster.has_leadership[rows]]
         rows = rows[_by_topic(cluster, rows)]
         topics, _ = _topics(cluster, rows)
@@ -197,24 +203,30 @@ class Announcer:
             done = None
             if broker == self._broker_id:
                 self._told += 1
-                done = self._own_broker_answered
-            self._send(cluster, broker, request, _metadata_answered(broker), done)
+                done = self._own_broker_responded
+            self._send(cluster, broker, request, _metadata_response(broker), done)
 
-    def _send_stop_replica(self, cluster: Cluster, broker: int, entries: ToReplicas) -> None:
+    def _send_stop_replica(
+        self, cluster: ClusterState, broker: int, entries: ReplicaRequestRows
+    ) -> None:
         order = _by_topic(cluster, entries.rows)
         rows, is_deleted = entries.rows[order], entries.flag[order]
         topics, _ = _topics(cluster, rows)
         replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
         deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
 
-        def answered(header: RequestHeader, frame: bytes) -> Event | None:
-            answer = decode_response(header, frame)
+        def on_response(header: RequestHeader, frame: bytes) -> Event | None:
+            response = decode_response(header, frame)
             errors = {
                 (str(each.topic_name), int(each.partition_index)): int(each.error_code)
-                for each in answer.partition_errors
+                for each in response.partition_errors
                 if (each.topic_name, each.partition_index) in deleted
             }
-            return StopReplicaAnswered(broker, int(answer.error_code), errors) if errors else None
+            return (
+                StopReplicaResponseReceived(broker, int(response.error_code), errors)
+                if errors
+                else None
+            )
 
         epoch = cluster.controller_epoch
         self._say(epoch, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
@@ -231,14 +243,14 @@ class Announcer:
             controller_id=self._broker_id,
             controller_epoch=cluster.controller_epoch,
         ):
-            self._send(cluster, broker, request, answered)
+            self._send(cluster, broker, request, on_response)
 
     def _send(
         self,
-        cluster: Cluster,
+        cluster: ClusterState,
         broker: int,
         request: ControlRequest,
-        answered: Callable[[RequestHeader, bytes], Event | None],
+        on_response: Callable[[RequestHeader, bytes], Event | None],
         done: Callable[[], None] | None = None,
     ) -> None:
         epoch, controller_epoch = cluster.brokers[broker].epoch, cluster.controller_epoch
@@ -246,8 +258,8 @@ class Announcer:
         # The correlation id was checked by the channel, which hands over what follows it.
         header = RequestHeader(request.api_key, request.api_version, 0, client_id)
 
-        def on_answer(answer: bytes) -> Event | None:
-            event = answered(header, bytes(4) + answer)
+        def on_frame(body: bytes) -> Event | None:
+            event = on_response(header, bytes(4) + body)
             if state_changes.isEnabledFor(Level.TRACE):
                 text = f"broker {broker} answered {request.api_key.name}: {event}"
                 self._say(controller_epoch, text, Level.TRACE)
@@ -255,10 +267,10 @@ class Announcer:
 
         self._channels.send(
             broker,
-            Outgoing(
+            QueuedRequest(
                 name=request.api_key.name,
                 frame=lambda correlation_id: request.chunks(correlation_id, client_id, epoch),
-                answered=on_answer,
+                on_response=on_frame,
                 done=done,
             ),
         )
@@ -268,7 +280,7 @@ class Announcer:
 class _Named:
     """The partitions of a request, for the rare question whether one was among them."""
 
-    topics: Topics
+    topics: RequestTopics
     partition: I32
 
     def __contains__(self, wanted: object) -> bool:
@@ -280,29 +292,31 @@ class _Named:
         return False
 
 
-def _metadata_answered(broker: int) -> Callable[[RequestHeader, bytes], Event]:
-    def answered(header: RequestHeader, frame: bytes) -> Event:
-        return UpdateMetadataAnswered(broker, int(decode_response(header, frame).error_code))
+def _metadata_response(broker: int) -> Callable[[RequestHeader, bytes], Event]:
+    def on_response(header: RequestHeader, frame: bytes) -> Event:
+        return UpdateMetadataResponseReceived(
+            broker, int(decode_response(header, frame).error_code)
+        )
 
-    return answered
+    return on_response
 
 
-def _by_topic(cluster: Cluster, rows: I32) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _by_topic(cluster: ClusterState, rows: I32) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The order in which rows of a topic stand together, by partition."""
     return np.lexsort((cluster.partition[rows], cluster.topic_of[rows]))
 
 
-def _topics(cluster: Cluster, rows: I32) -> tuple[Topics, list[UUID | None]]:
+def _topics(cluster: ClusterState, rows: I32) -> tuple[RequestTopics, list[UUID | None]]:
     """The topics of rows that stand together by topic, and their ids."""
     index = cluster.topic_of[rows]
     starts = np.flatnonzero(np.r_[True, np.diff(index) != 0]) if len(rows) else np.empty(0, int)
     topics = [cluster.topic_at(i) for i in index[starts].tolist()]
     ids = [_uuid(topic.id) for topic in topics]
     bounds = np.append(starts, len(rows)).astype(np.int64)
-    return Topics([topic.name for topic in topics], ids, bounds), ids
+    return RequestTopics([topic.name for topic in topics], ids, bounds), ids
 
 
-def _states(cluster: Cluster, rows: I32, *, is_new: Mask, offline: I32) -> PartitionStates:
+def _states(cluster: ClusterState, rows: I32, *, is_new: Mask, offline: I32) -> PartitionStates:
     return PartitionStates(
         partition=cluster.partition[rows],
         controller_epoch=cluster.decided_in[rows],
@@ -334,7 +348,7 @@ def _moving(rows: I32, lists: dict[int, tuple[int, ...]]) -> I32:
     return columns
 
 
-def _live_brokers(cluster: Cluster) -> list[Values]:
+def _live_brokers(cluster: ClusterState) -> list[Values]:
     """Every broker with all its endpoints (CHAN-22)."""
     return [
         {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.controller.event_queue import EventQueue
-from klamm.core.cluster import Broker, Endpoint
+from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.events import Event
 from klamm.errors import KlammError
 from klamm.metrics.meters import Timer
@@ -28,34 +28,34 @@ log = logging.getLogger("klamm.controller.channels")
 
 RETRY_PAUSE_S: Final = 0.1
 _SIZE: Final = struct.Struct(">i")
-_ANSWER_MAX_BYTES: Final = 1 << 28
+_RESPONSE_MAX_BYTES: Final = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
+class QueuedRequest:
     """A request ready to be sent, but for its correlation id."""
 
     name: str
     #: The parts of the frame for a given correlation id, size included.
     frame: Callable[[int], Sequence[bytes | memoryview]]
     #: What an answer (without size and correlation id) means, if it means anything.
-    answered: Callable[[bytes], Event | None]
+    on_response: Callable[[bytes], Event | None]
     #: Called once the broker has answered, whatever it answered.
     done: Callable[[], None] | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
 
-class Channel:
+class ControllerChannel:
     """The requests for one broker, in order."""
 
     def __init__(
         self,
         controller_id: int,
-        broker: Broker,
-        endpoint: Endpoint,
+        broker: RegisteredBroker,
+        endpoint: AdvertisedEndpoint,
         connect_timeout_s: float,
-        answer_timeout_s: float,
-        answered: Callable[[Event, str], None],
+        request_timeout_s: float,
+        on_event: Callable[[Event, str], None],
         secure: SecureClient = INSECURE,
     ) -> None:
         self.broker = broker
@@ -66,9 +66,9 @@ class Channel:
         self._controller_id = controller_id
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
-        self._answer_timeout_s = answer_timeout_s
-        self._answered = answered
-        self._queue: deque[Outgoing] = deque()
+        self._request_timeout_s = request_timeout_s
+        self._on_event = on_event
+        self._queue: deque[QueuedRequest] = deque()
         self._arrived = asyncio.Event()
         self._correlation_id = 0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -79,7 +79,7 @@ class Channel:
         """Requests that wait, the one in flight not counted."""
         return len(self._queue)
 
-    def send(self, request: Outgoing) -> None:
+    def send(self, request: QueuedRequest) -> None:
         """Queue a request behind those that wait."""
         self._queue.append(request)
         self._arrived.set()
@@ -97,14 +97,14 @@ class Channel:
                 await self._arrived.wait()
             request = self._queue.popleft()
             self.queue_time.observe(time.monotonic() - request.queued_at)
-            answer = await self._send_until_answered(request)
-            event = request.answered(answer)
+            response = await self._send_until_response(request)
+            event = request.on_response(response)
             if event is not None:
-                self._answered(event, f"answer of broker {self.broker.id} to {request.name}")
+                self._on_event(event, f"answer of broker {self.broker.id} to {request.name}")
             if request.done is not None:
                 request.done()
 
-    async def _send_until_answered(self, request: Outgoing) -> bytes:
+    async def _send_until_response(self, request: QueuedRequest) -> bytes:
         while True:
             try:
                 return await self._exchange(request)
@@ -122,7 +122,7 @@ class Channel:
                 self._disconnect()
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _exchange(self, request: Outgoing) -> bytes:
+    async def _exchange(self, request: QueuedRequest) -> bytes:
         if self._streams is None:
             async with asyncio.timeout(self._connect_timeout_s):
                 context, host = self._secure.context, self._endpoint.host
@@ -157,16 +157,16 @@ class Channel:
         """Send one request and read its answer, without the correlation id."""
         assert self._streams is not None
         reader, writer = self._streams
-        async with asyncio.timeout(self._answer_timeout_s):
+        async with asyncio.timeout(self._request_timeout_s):
             writer.writelines(parts)
             await writer.drain()
             (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-            if not _SIZE.size <= size <= _ANSWER_MAX_BYTES:
-                raise EOFError(f"an answer of {size} bytes")
+            if not _SIZE.size <= size <= _RESPONSE_MAX_BYTES:
+                raise EOFError(f"a response of {size} bytes")
             frame = await reader.readexactly(size)
         (correlation_id,) = _SIZE.unpack_from(frame)
         if correlation_id != self._correlation_id:
-            raise EOFError(f"an answer to {correlation_id} instead of {self._correlation_id}")
+            raise EOFError(f"a response to {correlation_id} instead of {self._correlation_id}")
         return frame[_SIZE.size :]
 
     def _disconnect(self) -> None:
@@ -176,7 +176,7 @@ class Channel:
             self._streams = None
 
 
-class Channels:
+class ControllerChannels:
     """The channels of a term of office, by broker."""
 
     def __init__(
@@ -184,25 +184,25 @@ class Channels:
         controller_id: int,
         listener: str,
         connect_timeout_s: float = 30.0,
-        answer_timeout_s: float = 30.0,
+        request_timeout_s: float = 30.0,
         secure: SecureClient = INSECURE,
     ) -> None:
         self._controller_id = controller_id
         self._secure = secure
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
-        self._answer_timeout_s = answer_timeout_s
-        self._channels: dict[int, Channel] = {}
+        self._request_timeout_s = request_timeout_s
+        self._channels: dict[int, ControllerChannel] = {}
         self._queue: EventQueue | None = None
 
     def attach(self, queue: EventQueue) -> None:
         """Say where answers go."""
         self._queue = queue
 
-    def __iter__(self) -> Iterator[Channel]:
+    def __iter__(self) -> Iterator[ControllerChannel]:
         return iter(self._channels.values())
 
-    def open(self, broker: Broker) -> None:
+    def open(self, broker: RegisteredBroker) -> None:
         """Open a channel to the listener that the controller uses, if the broker has it."""
         endpoint = next((e for e in broker.endpoints if e.listener == self._listener), None)
         if endpoint is None:
@@ -215,12 +215,12 @@ class Channels:
             return
         assert self._queue is not None, "attached before the first channel opens"
         queue = self._queue
-        self._channels[broker.id] = Channel(
+        self._channels[broker.id] = ControllerChannel(
             self._controller_id,
             broker,
             endpoint,
             self._connect_timeout_s,
-            self._answer_timeout_s,
+            self._request_timeout_s,
             lambda event, cause: queue.put(event, cause=cause),
             self._secure,
         )
@@ -236,7 +236,7 @@ class Channels:
         for broker in list(self._channels):
             self.close(broker)
 
-    def send(self, broker: int, request: Outgoing) -> None:
+    def send(self, broker: int, request: QueuedRequest) -> None:
         """Queue a request; without a channel it is dropped (CHAN-6)."""
         channel = self._channels.get(broker)
         if channel is None:

@@ -13,7 +13,6 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
-    Code,
     Create,
     Delete,
     Fence,
@@ -21,6 +20,7 @@ from klamm.zookeeper.store import (
     NoNodeError,
     SetData,
     Store,
+    ZooKeeperCode,
 )
 
 log = logging.getLogger("klamm.controller")
@@ -102,7 +102,11 @@ async def elect(
         stat = result.results[-1].stat
         assert stat is not None, "a successful set has a stat"
         return Won(epoch + 1, Fence(stat.version))
-    if result.code not in (Code.NODE_EXISTS, Code.BAD_VERSION, Code.NO_NODE):
+    if result.code not in (
+        ZooKeeperCode.NODE_EXISTS,
+        ZooKeeperCode.BAD_VERSION,
+        ZooKeeperCode.NO_NODE,
+    ):
         raise ElectionError(f"the election failed with {result.code.name}")
     # The reply to an earlier attempt may have been lost: then both nodes are as we wanted them.
     holder = await read_controller(store)

@@ -16,7 +16,7 @@ from klamm.core.events import (
     IsrChangeNotification,
     LogDirEventNotification,
     PartitionModifications,
-    Queued,
+    QueuedEvent,
     ReassignmentIsrChange,
     TopicChange,
     TopicDeletion,
@@ -29,18 +29,20 @@ from klamm.zookeeper.store import EventKind, WatchEvent
 class EventQueue:
     """Unbounded, in order, for one consumer (EVT-1..5)."""
 
-    def __init__(self, clock: Callable[[], float], preempted: Callable[[Queued], None]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], preempted: Callable[[QueuedEvent], None]
+    ) -> None:
         self._clock = clock
         self._preempted = preempted
-        self._waiting: deque[Queued] = deque()
+        self._waiting: deque[QueuedEvent] = deque()
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, event: Any, *, cause: str, answer: Callable[[Any], None] | None = None) -> None:
+    def put(self, event: Any, *, cause: str, respond: Callable[[Any], None] | None = None) -> None:
         """Add an event at the end."""
-        self._waiting.append(Queued(event, self._clock(), cause, answer))
+        self._waiting.append(QueuedEvent(event, self._clock(), cause, respond))
         self._arrived.set()
 
     def clear_and_put(self, event: Any, *, cause: str) -> None:
@@ -50,7 +52,7 @@ class EventQueue:
             self._preempted(queued)
         self.put(event, cause=cause)
 
-    async def take(self) -> Queued:
+    async def take(self) -> QueuedEvent:
         """The next event, waited for."""
         while not self._waiting:
             self._arrived.clear()

@@ -13,21 +13,20 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from klamm.controller.announcements import Announcer
-from klamm.controller.channels import Channels
+from klamm.controller.announcements import RequestBatchSender
+from klamm.controller.channels import ControllerChannels
 from klamm.controller.event_queue import EventQueue
 from klamm.core import effects
-from klamm.core.cluster import Broker, Cluster, Endpoint, States
+from klamm.core.cluster import AdvertisedEndpoint, ClusterState, LeaderAndIsrs, RegisteredBroker
 from klamm.core.columns import I8, I32, I64, NO_BROKER, padded, widen
-from klamm.core.context import Context, Log
-from klamm.core.effects import Outcome, Procedure, StatesRead, TopicRead, UnreadableConfig
-from klamm.core.events import Event, Queued
+from klamm.core.context import Context, LoggerName
+from klamm.core.effects import Procedure, StatesRead, TopicRead, UnreadableConfig, WriteOutcome
+from klamm.core.events import Event, QueuedEvent
 from klamm.errors import MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     ANY_VERSION,
     NO_VERSION,
-    Code,
     Create,
     Delete,
     Fence,
@@ -36,21 +35,22 @@ from klamm.zookeeper.store import (
     Row,
     SetData,
     Store,
+    ZooKeeperCode,
 )
 
 log = logging.getLogger("klamm.controller")
 _LOGGERS: Final = {
-    Log.STATE_CHANGE: logging.getLogger("state.change.logger"),
-    Log.CONTROLLER: log,
-    Log.PARTITION_MACHINE: log,
-    Log.REPLICA_MACHINE: log,
-    Log.DELETION: log,
+    LoggerName.STATE_CHANGE: logging.getLogger("state.change.logger"),
+    LoggerName.CONTROLLER: log,
+    LoggerName.PARTITION_MACHINE: log,
+    LoggerName.REPLICA_MACHINE: log,
+    LoggerName.DELETION: log,
 }
 _OUTCOME: Final = {
-    Code.OK: Outcome.DONE,
-    Code.BAD_VERSION: Outcome.BAD_VERSION,
-    Code.NO_NODE: Outcome.NO_NODE,
-    Code.NODE_EXISTS: Outcome.EXISTS,
+    ZooKeeperCode.OK: WriteOutcome.DONE,
+    ZooKeeperCode.BAD_VERSION: WriteOutcome.BAD_VERSION,
+    ZooKeeperCode.NO_NODE: WriteOutcome.NO_NODE,
+    ZooKeeperCode.NODE_EXISTS: WriteOutcome.EXISTS,
 }
 _UNCLEAN: Final = "unclean.leader.election.enable"
 
@@ -59,7 +59,7 @@ class DecisionLog(Protocol):
     """Is told of each effect once it was carried out; the history is made from it."""
 
     def performed(
-        self, cluster: Cluster, effect: effects.Effect, reply: Any, elapsed_s: float
+        self, cluster: ClusterState, effect: effects.Effect, reply: Any, elapsed_s: float
     ) -> None:
         """The procedure has not gone on: `cluster` still holds what was true before."""
         ...
@@ -72,8 +72,8 @@ class Interpreter:
         self,
         broker_id: int,
         store: Store,
-        channels: Channels,
-        announcer: Announcer,
+        channels: ControllerChannels,
+        announcer: RequestBatchSender,
         decisions: DecisionLog,
         random_bytes: Callable[[int], bytes],
         feature_version: int | None,
@@ -89,14 +89,16 @@ class Interpreter:
         self._enqueue: Callable[[Event], None]
         self._schedule: Callable[[Event, float], None]
         self._context: Context
-        self._queued: Queued | None = None
+        self._queued: QueuedEvent | None = None
 
     def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
         """Say where events for the controller itself go."""
         self._enqueue = lambda event: queue.put(event, cause="the controller itself")
         self._schedule = schedule
 
-    async def run(self, procedure: Procedure[Any], context: Context, queued: Queued | None) -> None:
+    async def run(
+        self, procedure: Procedure[Any], context: Context, queued: QueuedEvent | None
+    ) -> None:
         """Drive a procedure to its end."""
         self._context = context
         self._queued = queued
@@ -119,13 +121,14 @@ class Interpreter:
         """Write what procedures had to say to the logs (MET-6, MET-10)."""
         if context is None:
             return
+        controller = self._broker_id
+        epoch = context.cluster.controller_epoch
         prefixes = {
-            Log.STATE_CHANGE: f"[Controller id={self._broker_id} "
-            f"epoch={context.cluster.controller_epoch}] ",
-            Log.CONTROLLER: f"[Controller id={self._broker_id}] ",
-            Log.PARTITION_MACHINE: f"[PartitionStateMachine controllerId={self._broker_id}] ",
-            Log.REPLICA_MACHINE: f"[ReplicaStateMachine controllerId={self._broker_id}] ",
-            Log.DELETION: f"[Topic Deletion Manager {self._broker_id}] ",
+            LoggerName.STATE_CHANGE: f"[Controller id={controller} epoch={epoch}] ",
+            LoggerName.CONTROLLER: f"[Controller id={controller}] ",
+            LoggerName.PARTITION_MACHINE: f"[PartitionStateMachine controllerId={controller}] ",
+            LoggerName.REPLICA_MACHINE: f"[ReplicaStateMachine controllerId={controller}] ",
+            LoggerName.DELETION: f"[Topic Deletion Manager {controller}] ",
         }
         for remark in context.remarks:
             _LOGGERS[remark.log].log(remark.level, "%s%s", prefixes[remark.log], remark.text)
@@ -144,7 +147,7 @@ class Interpreter:
         count = len(rows)
         found = np.zeros(count, np.bool_)
         width = max(cluster.width, 1)
-        states = States(
+        states = LeaderAndIsrs(
             rows,
             np.full(count, NO_BROKER, np.int32),
             np.zeros(count, np.int32),
@@ -231,7 +234,7 @@ class Interpreter:
         """Fenced writes, with what became of each row."""
         outcomes = await self._store.write_many(rows, self._licence())
         return np.fromiter(
-            (_OUTCOME.get(outcome.code, Outcome.FAILED) for outcome in outcomes),
+            (_OUTCOME.get(outcome.code, WriteOutcome.FAILED) for outcome in outcomes),
             np.int8,
             len(outcomes),
         )
@@ -279,16 +282,16 @@ class Interpreter:
         )
 
     @_perform.register
-    async def _(self, effect: effects.WriteTopic) -> Outcome:
+    async def _(self, effect: effects.WriteTopic) -> WriteOutcome:
         (outcome,) = await self._perform(effects.WriteTopics([effect]))
-        return Outcome(outcome)
+        return WriteOutcome(outcome)
 
     @_perform.register
-    async def _(self, effect: effects.WriteTopics) -> list[Outcome]:
+    async def _(self, effect: effects.WriteTopics) -> list[WriteOutcome]:
         outcomes = await self._write(
             [SetData(znodes.topic_path(t.name), _topic_data(t), ANY_VERSION)] for t in effect.topics
         )
-        return [Outcome(outcome) for outcome in outcomes.tolist()]
+        return [WriteOutcome(outcome) for outcome in outcomes.tolist()]
 
     @_perform.register
     async def _(self, effect: effects.NewTopicIds) -> list[str]:
@@ -479,7 +482,7 @@ class Interpreter:
     # Brokers and channels
 
     @_perform.register
-    async def _(self, effect: effects.ReadBrokers) -> dict[int, Broker]:
+    async def _(self, effect: effects.ReadBrokers) -> dict[int, RegisteredBroker]:
         names = await self._store.children(znodes.BROKER_IDS, watch=True)
         ids = sorted(int(name) for name in names if name.isdecimal())
         found = {}
@@ -491,10 +494,10 @@ class Interpreter:
         return found
 
     @_perform.register
-    async def _(self, effect: effects.ReadBroker) -> Broker | None:
+    async def _(self, effect: effects.ReadBroker) -> RegisteredBroker | None:
         return await self._read_broker(effect.id, watch=True)
 
-    async def _read_broker(self, broker_id: int, *, watch: bool) -> Broker | None:
+    async def _read_broker(self, broker_id: int, *, watch: bool) -> RegisteredBroker | None:
         path = znodes.broker_path(broker_id)
         try:
             node = await self._store.get(path, watch=watch)
@@ -506,11 +509,13 @@ class Interpreter:
             # What cannot be read changes nothing: neither does a broker join, nor is one lost.
             known = self._context.cluster.brokers.get(broker_id)
             return known if known and known.epoch == node.stat.czxid else None
-        return Broker(
+        return RegisteredBroker(
             id=broker_id,
             epoch=node.stat.czxid,
             endpoints=tuple(
-                Endpoint(e.listener, e.host, e.port, _PROTOCOLS.get(e.security_protocol, 0))
+                AdvertisedEndpoint(
+                    e.listener, e.host, e.port, _PROTOCOLS.get(e.security_protocol, 0)
+                )
                 for e in registration.endpoints
             ),
             rack=registration.rack,
@@ -538,7 +543,7 @@ class Interpreter:
             self._channels.open(broker)
 
     @_perform.register
-    async def _(self, effect: effects.Announce) -> None:
+    async def _(self, effect: effects.SendRequestBatch) -> None:
         self._announcer.announce(self._context.cluster, effect)
 
     # The queue and its requesters
@@ -552,16 +557,16 @@ class Interpreter:
         self._schedule(effect.event, effect.delay_s)
 
     @_perform.register
-    async def _(self, effect: effects.Answer) -> None:
-        if self._queued is not None and self._queued.answer is not None:
-            self._queued.answer(effect.value)
+    async def _(self, effect: effects.Respond) -> None:
+        if self._queued is not None and self._queued.respond is not None:
+            self._queued.respond(effect.value)
 
 
 _ABSENT: Final = object()
 _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
-def _encoded(states: States, controller_epoch: int) -> Iterator[bytes]:
+def _encoded(states: LeaderAndIsrs, controller_epoch: int) -> Iterator[bytes]:
     """The znode data of states, row by row."""
     return znodes.encode_states(
         states.leader.tolist(),
@@ -572,7 +577,9 @@ def _encoded(states: States, controller_epoch: int) -> Iterator[bytes]:
     )
 
 
-def _fill(states: States, position: I64, columns: znodes.PartitionStates, version: I32) -> States:
+def _fill(
+    states: LeaderAndIsrs, position: I64, columns: znodes.StateZnodes, version: I32
+) -> LeaderAndIsrs:
     """Put what was decoded into the columns; a long ISR makes them wider."""
     isr = padded(columns.isr)
     width = max(isr.shape[1], states.isr.shape[1])

@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from klamm.controller import election
-from klamm.controller.channels import Channels
+from klamm.controller.channels import ControllerChannels
 from klamm.controller.event_queue import EventQueue, event_for
 from klamm.controller.interpreter import Interpreter
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.context import Context, Settings
 from klamm.core.effects import Procedure
-from klamm.core.events import ControllerState, Event, Queued
-from klamm.core.procedures.dispatch import answer_when_not_active, handle
-from klamm.core.procedures.failover import take_office
+from klamm.core.events import ControllerState, Event, QueuedEvent
+from klamm.core.procedures.dispatch import handle, not_controller_response
+from klamm.core.procedures.failover import on_controller_failover
 from klamm.errors import FencedError, KlammError, SessionLostError
-from klamm.zookeeper.store import Event as StoreEvent
 from klamm.zookeeper.store import (
     EventKind,
     NoNodeError,
     SessionExpired,
     SessionStarted,
     Store,
+    StoreEvent,
     WatchEvent,
 )
 
@@ -77,7 +77,7 @@ class Shutdown(RoleEvent):
 class Recorder(Protocol):
     """Keeps a record of each event: what the history and the metrics are made from."""
 
-    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+    def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
         """An event is about to be handled."""
         ...
 
@@ -121,7 +121,7 @@ class Controller:
         broker_id: int,
         settings: Settings,
         store: Store,
-        channels: Channels,
+        channels: ControllerChannels,
         interpreter: Interpreter,
         recorder: Recorder,
         world: World,
@@ -167,11 +167,11 @@ class Controller:
 
     # Input
 
-    def submit(self, event: Event, cause: str, answer: Callable[[Any], None]) -> None:
+    def submit(self, event: Event, cause: str, respond: Callable[[Any], None]) -> None:
         """Queue a request's event; the answer comes through the callback."""
-        self.queue.put(event, cause=cause, answer=answer)
+        self.queue.put(event, cause=cause, respond=respond)
 
-    async def run_for_office(self) -> None:
+    async def enter_election(self) -> None:
         """The broker is registered: take part in the election, for the first time or again."""
         async with self._session_change:
             self.queue.put(Startup(), cause="broker registered")
@@ -217,11 +217,11 @@ class Controller:
                 with contextlib.suppress(SessionLostError):
                     return await self._store.renew()
 
-    def _preempt(self, queued: Queued) -> None:
-        if queued.answer is not None:
-            answer = answer_when_not_active(queued.event)
-            if answer is not None:
-                queued.answer(answer)
+    def _preempt(self, queued: QueuedEvent) -> None:
+        if queued.respond is not None:
+            response = not_controller_response(queued.event)
+            if response is not None:
+                queued.respond(response)
 
     def _schedule(self, event: Event, delay_s: float) -> None:
         def due() -> None:
@@ -249,7 +249,7 @@ class Controller:
                 await self._handle(queued)
             except FencedError as error:
                 outcome = f"fenced: {error}"
-                await self._on_moved()
+                await self._on_fenced()
             except SessionLostError as error:
                 # The Expire that follows cleans up.
                 outcome = f"session lost: {error}"
@@ -264,7 +264,7 @@ class Controller:
                 for callback in self._after_event:
                     callback()
 
-    async def _handle(self, queued: Queued) -> None:
+    async def _handle(self, queued: QueuedEvent) -> None:
         match queued.event:
             case Startup():
                 await election.watch_controller(self._store)
@@ -282,7 +282,7 @@ class Controller:
             case _:
                 self._preempt(queued)
 
-    async def _carry_out(self, procedure: Procedure[Any], queued: Queued | None) -> None:
+    async def _carry_out(self, procedure: Procedure[Any], queued: QueuedEvent | None) -> None:
         assert self.context is not None, "only in office"
         await self._interpreter.run(procedure, self.context, queued)
 
@@ -297,7 +297,7 @@ class Controller:
         if not self.is_active:
             await self._elect()
 
-    async def _on_moved(self) -> None:
+    async def _on_fenced(self) -> None:
         """A fence did not hold: find out who is controller now (EVT-8)."""
         with contextlib.suppress(SessionLostError):
             was_active = self.is_active
@@ -333,7 +333,7 @@ class Controller:
                 return
             self.active_id = self.broker_id
             await election.watch_controller(self._store)
-            cluster = Cluster()
+            cluster = ClusterState()
             cluster.controller_id = self.broker_id
             cluster.controller_epoch = result.epoch
             self.context = Context(cluster, self.settings)
@@ -344,7 +344,7 @@ class Controller:
                 result.epoch,
                 result.fence.version,
             )
-            await self._carry_out(take_office(self.context), None)
+            await self._carry_out(on_controller_failover(self.context), None)
         except (FencedError, SessionLostError):
             raise
         except Exception as error:

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from klamm.controller.channels import Channels
+from klamm.controller.channels import ControllerChannels
 from klamm.controller.loop import Controller, World
 from klamm.core.context import Context
-from klamm.core.events import ControllerState, Queued
+from klamm.core.events import ControllerState, QueuedEvent
 from klamm.core.metrics import Gauges, gauges
 from klamm.metrics.meters import Histogram, Meter, Timer
 from klamm.metrics.prometheus import Page
 from klamm.zookeeper.store import (
-    Event,
     SessionExpired,
     SessionResumed,
     SessionStarted,
     SessionSuspended,
+    StoreEvent,
 )
 
 #: After that long without an event the time that events waited is forgotten (EVT-11).
@@ -59,7 +59,7 @@ class SessionState(Enum):
 class ControllerMetrics:
     """Everything that section 19 lists, for one candidate."""
 
-    def __init__(self, controller: Controller, channels: Channels, world: World) -> None:
+    def __init__(self, controller: Controller, channels: ControllerChannels, world: World) -> None:
         clock = world.monotonic
         self._controller = controller
         self._channels = channels
@@ -80,7 +80,7 @@ class ControllerMetrics:
 
     # What the controller tells
 
-    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+    def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
         """An event leaves the queue."""
         self._forget_when_quiet()
         self._began = self._last_event_at = self._clock()
@@ -98,7 +98,7 @@ class ControllerMetrics:
             self._unclean_elections.mark(new)
             self._counted = (context, context.unclean_elections)
 
-    def session_event(self, event: Event) -> None:
+    def session_event(self, event: StoreEvent) -> None:
         """Something happened to the connection with ZooKeeper."""
         match event:
             case SessionStarted() | SessionResumed():
@@ -111,7 +111,7 @@ class ControllerMetrics:
                 self._session_state = SessionState.CLOSED
                 self._expires.mark()
 
-    def zookeeper_answered(self, seconds: float) -> None:
+    def zookeeper_responded(self, seconds: float) -> None:
         """A request to ZooKeeper took that long."""
         self._zookeeper_latency_ms.observe(seconds * 1000)
 

@@ -24,7 +24,7 @@ from klamm.errors import KlammError
 Racks = Mapping[int, str | None]
 
 
-class Refusal(StrEnum):
+class AssignmentRefusal(StrEnum):
     """Why there is no assignment, by the name of Kafka's error."""
 
     INVALID_PARTITIONS = "INVALID_PARTITIONS"
@@ -36,7 +36,7 @@ class Refusal(StrEnum):
 class AssignmentError(KlammError):
     """Replicas cannot be assigned; the message is the one that clients are told."""
 
-    def __init__(self, kind: Refusal, message: str) -> None:
+    def __init__(self, kind: AssignmentRefusal, message: str) -> None:
         super().__init__(message)
         self.kind: Final = kind
 
@@ -59,7 +59,7 @@ def assign_replicas(
         places = _spread(rounds, replication_factor)
     elif len(rack_of) < len(racks):
         raise AssignmentError(
-            Refusal.INCOMPLETE_RACKS,
+            AssignmentRefusal.INCOMPLETE_RACKS,
             "Not all brokers have rack information for replica rack aware assignment.",
         )
     else:
@@ -107,15 +107,16 @@ def alternate_racks(rack_of: Mapping[int, str]) -> list[int]:
 def _check_counts(brokers: int, partitions: int, replication_factor: int) -> None:
     if partitions <= 0:
         raise AssignmentError(
-            Refusal.INVALID_PARTITIONS, "Number of partitions must be larger than 0."
+            AssignmentRefusal.INVALID_PARTITIONS, "Number of partitions must be larger than 0."
         )
     if replication_factor <= 0:
         raise AssignmentError(
-            Refusal.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0."
+            AssignmentRefusal.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0.",
         )
     if replication_factor > brokers:
         raise AssignmentError(
-            Refusal.INVALID_REPLICATION_FACTOR,
+            AssignmentRefusal.INVALID_REPLICATION_FACTOR,
             f"Replication factor: {replication_factor} larger than available brokers: {brokers}.",
         )
 

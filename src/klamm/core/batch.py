@@ -11,22 +11,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from klamm.core.cluster import EPOCH_DURING_DELETE, NO_EPOCH, Cluster
+from klamm.core.cluster import EPOCH_DURING_DELETE, NO_EPOCH, ClusterState
 from klamm.core.columns import I32, Mask, is_one_of
-from klamm.core.effects import Announce, Procedure, ToReplicas
+from klamm.core.effects import Procedure, ReplicaRequestRows, SendRequestBatch
 
 #: Rows, the broker of each, its flag, and its leader epoch.
 Entries = list[tuple[I32, I32, Mask, I32]]
 
 
-class Batch:
+class BrokerRequestBatch:
     """One batch of LeaderAndIsr, UpdateMetadata and StopReplica requests.
 
     A batch belongs to the call that fills it and is dropped with it, so that none is ever found
     half full by the next (CHAN-11, CHAN-14).
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._leader_and_isr: Entries = []
         self._stop_replica: Entries = []
@@ -65,7 +65,7 @@ class Batch:
     def send(self) -> Procedure[None]:
         """Yield the announcement, unless there is nobody to be told anything."""
         known = self._cluster.brokers
-        announcement = Announce(
+        announcement = SendRequestBatch(
             leader_and_isr=_by_broker(self._leader_and_isr, known),
             metadata_rows=self._distinct_metadata_rows(),
             metadata_brokers=sorted(self._metadata_brokers & known.keys()),
@@ -89,7 +89,7 @@ class Batch:
         return np.flatnonzero(is_named).astype(np.int32)
 
 
-def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ToReplicas]:
+def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ReplicaRequestRows]:
     """For each known broker its entries by row; the last of a row counts, with its flags or-ed."""
     if not entries or not known:
         return {}
@@ -109,7 +109,7 @@ def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ToReplicas
     return found
 
 
-def _merged(row: I32, flag: Mask, epoch: I32) -> ToReplicas:
+def _merged(row: I32, flag: Mask, epoch: I32) -> ReplicaRequestRows:
     """Entries of one broker in the order of rows, one for each."""
     if not (np.diff(row) > 0).all():
         order = np.argsort(row, kind="stable")
@@ -117,4 +117,4 @@ def _merged(row: I32, flag: Mask, epoch: I32) -> ToReplicas:
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         last = np.append(starts[1:], len(row)) - 1
         row, flag, epoch = row[last], np.logical_or.reduceat(flag, starts), epoch[last]
-    return ToReplicas(row, flag, epoch)
+    return ReplicaRequestRows(row, flag, epoch)

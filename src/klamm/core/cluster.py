@@ -41,7 +41,7 @@ TopicPartition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class AdvertisedEndpoint:
     """Where a broker listens, under which name, with which security protocol (0 is PLAINTEXT)."""
 
     listener: str
@@ -51,12 +51,12 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class RegisteredBroker:
     """A registration in ZooKeeper; `epoch` is the czxid of its znode."""
 
     id: int
     epoch: int
-    endpoints: tuple[Endpoint, ...] = ()
+    endpoints: tuple[AdvertisedEndpoint, ...] = ()
     rack: str | None = None
     features: tuple[tuple[str, int, int], ...] = ()
     #: A node that only competes for the controller's role: placement skips it.
@@ -124,7 +124,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class States:
+class LeaderAndIsrs:
     """Leadership of many partitions, as read from their `state` znodes or as decided."""
 
     row: I32
@@ -139,11 +139,11 @@ class States:
     def __len__(self) -> int:
         return len(self.row)
 
-    def at(self, chosen: Mask | I32) -> "States":
+    def at(self, chosen: Mask | I32) -> "LeaderAndIsrs":
         """The given rows only, chosen by mask or by position."""
         if chosen.dtype == np.bool_ and chosen.all():
             return self
-        return States(
+        return LeaderAndIsrs(
             self.row[chosen],
             self.leader[chosen],
             self.leader_epoch[chosen],
@@ -153,25 +153,25 @@ class States:
             self.version[chosen],
         )
 
-    def decided_in(self, controller_epoch: int) -> "States":
+    def decided_in(self, controller_epoch: int) -> "LeaderAndIsrs":
         """The same leaders and ISRs as decided by the controller with that epoch."""
         return replace(
             self, controller_epoch=np.full(len(self), controller_epoch, self.controller_epoch.dtype)
         )
 
-    def accepted(self) -> "States":
+    def accepted(self) -> "LeaderAndIsrs":
         """The states as ZooKeeper has them once it has accepted them: one version further."""
         return replace(self, version=self.version + 1)
 
 
-class Cluster:
+class ClusterState:
     """Everything the controller has in memory; a new one is made for each term of office."""
 
     def __init__(self, width: int = 3, capacity: int = 64) -> None:
         self.controller_id = NO_BROKER
         self.controller_epoch = 0
         #: Live and shutting-down brokers, by id.
-        self.brokers: dict[int, Broker] = {}
+        self.brokers: dict[int, RegisteredBroker] = {}
         self.shutting_down: set[int] = set()
         #: For each broker the rows it last called KAFKA_STORAGE_ERROR.
         self.offline_dirs: dict[int, set[int]] = {}
@@ -525,9 +525,9 @@ class Cluster:
 
     # Leadership
 
-    def leadership(self, rows: I32) -> States:
+    def leadership(self, rows: I32) -> LeaderAndIsrs:
         """What is cached about the rows; only rows that have leadership make sense."""
-        return States(
+        return LeaderAndIsrs(
             rows,
             self.leader[rows],
             self.leader_epoch[rows],
@@ -537,7 +537,7 @@ class Cluster:
             self.partition_epoch[rows],
         )
 
-    def record_leadership(self, states: States) -> None:
+    def record_leadership(self, states: LeaderAndIsrs) -> None:
         """Cache what ZooKeeper holds, be it read or just written."""
         row = states.row
         self._ensure_width(states.isr.shape[1])

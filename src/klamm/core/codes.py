@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class Code(IntEnum):
+class ControllerError(IntEnum):
     """An error of Kafka's protocol, as far as a decision can end in one."""
 
     UNKNOWN_SERVER_ERROR = -1

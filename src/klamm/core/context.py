@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32
 
 #: The rule of REBAL-1 for the first check after taking office.
@@ -22,7 +22,7 @@ class Level(IntEnum):
     ERROR = 40
 
 
-class Log(IntEnum):
+class LoggerName(IntEnum):
     """Which log a remark belongs to (MET-6, MET-10)."""
 
     STATE_CHANGE = 0
@@ -36,7 +36,7 @@ class Log(IntEnum):
 class Remark:
     """One line for a log, in the order it came up."""
 
-    log: Log
+    log: LoggerName
     level: Level
     text: str
 
@@ -60,18 +60,18 @@ class Settings:
 class Context:
     """The state that procedures read and record into, and what they wish to have said."""
 
-    cluster: Cluster
+    cluster: ClusterState
     settings: Settings = field(default_factory=Settings)
     remarks: list[Remark] = field(default_factory=list)
     #: How many leaders came from outside the ISR (LEAD-7).
     unclean_elections: int = 0
 
-    def say(self, log: Log, level: Level, text: str) -> None:
+    def say(self, log: LoggerName, level: Level, text: str) -> None:
         """Leave a remark; the interpreter writes it to the log."""
         self.remarks.append(Remark(log, level, text))
 
     def say_of(
-        self, log: Log, level: Level, rows: I32, text: str, *, with_leaders: bool = False
+        self, log: LoggerName, level: Level, rows: I32, text: str, *, with_leaders: bool = False
     ) -> None:
         """Leave one remark about partitions, if there are any: the first ones are named.
 

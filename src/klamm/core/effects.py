@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from klamm.core.cluster import Broker, States, TopicPartition
+from klamm.core.cluster import LeaderAndIsrs, RegisteredBroker, TopicPartition
 from klamm.core.cluster import TopicRead as TopicRead
 from klamm.core.columns import I8, I32, Mask
 from klamm.core.reassignment import Assignment
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Procedure = Generator["Effect", Any, T]
 
 
-class Outcome(IntEnum):
+class WriteOutcome(IntEnum):
     """What became of one row of a write."""
 
     DONE = 0
@@ -57,17 +57,17 @@ class StatesRead:
     """`found` is false where the znode is missing or cannot be read as a state."""
 
     found: Mask
-    states: States
+    states: LeaderAndIsrs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteStates(Effect):
     """Set `state` znodes, each on condition of `states.version`.
 
-    Reply: `Outcome` codes (int8), aligned. A row that is DONE has version + 1 now.
+    Reply: `WriteOutcome` codes (int8), aligned. A row that is DONE has version + 1 now.
     """
 
-    states: States
+    states: LeaderAndIsrs
     #: For the history: which decision this is, e.g. `offline election`, `isr shrink`.
     why: str
 
@@ -76,13 +76,13 @@ class WriteStates(Effect):
 class CreateStates(Effect):
     """Create `partitions`, `partitions/P` and `partitions/P/state`; the last one's fate counts.
 
-    Reply: `Outcome` codes (int8), aligned.
+    Reply: `WriteOutcome` codes (int8), aligned.
     """
 
-    states: States
+    states: LeaderAndIsrs
 
 
-Outcomes = I8
+WriteOutcomes = I8
 
 
 # Topics
@@ -102,7 +102,7 @@ class ReadTopics(Effect):
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic(Effect):
-    """Set `/brokers/topics/T` as version 3, whatever its data version. Reply: `Outcome`."""
+    """Set `/brokers/topics/T` as version 3, whatever its data version. Reply: `WriteOutcome`."""
 
     name: str
     topic_id: str | None
@@ -111,7 +111,7 @@ class WriteTopic(Effect):
 
 @dataclass(frozen=True, slots=True)
 class WriteTopics(Effect):
-    """The same for many topics, in bulk. Reply: `list[Outcome]`."""
+    """The same for many topics, in bulk. Reply: `list[WriteOutcome]`."""
 
     topics: Sequence[WriteTopic]
 
@@ -268,7 +268,7 @@ class ReadBrokers(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReadBroker(Effect):
-    """One registration, with a data watch. Reply: `Broker | None`."""
+    """One registration, with a data watch. Reply: `RegisteredBroker | None`."""
 
     id: int
 
@@ -291,12 +291,12 @@ class ForgetBrokerWatch(Effect):
 class ChangeChannels(Effect):
     """Close the channels of `close` (their queues are lost), then open those of `open`."""
 
-    open: Sequence[Broker] = ()
+    open: Sequence[RegisteredBroker] = ()
     close: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ToReplicas:
+class ReplicaRequestRows:
     """Entries of one request to one broker: the rows, each with a flag, and a leader epoch."""
 
     rows: I32
@@ -307,18 +307,18 @@ class ToReplicas:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Announce(Effect):
+class SendRequestBatch(Effect):
     """Send one batch: LeaderAndIsr, then UpdateMetadata, then StopReplica (CHAN-12).
 
     Contents are taken from the cluster's columns at once, before the procedure goes on (CHAN-8).
     Reply: None; nobody waits for the answers.
     """
 
-    leader_and_isr: Mapping[int, ToReplicas]
+    leader_and_isr: Mapping[int, ReplicaRequestRows]
     #: Partitions told of, and brokers that are told; no brokers means no UpdateMetadata.
     metadata_rows: I32
     metadata_brokers: Sequence[int]
-    stop_replica: Mapping[int, ToReplicas]
+    stop_replica: Mapping[int, ReplicaRequestRows]
 
 
 # Time, answers, and the queue
@@ -340,7 +340,7 @@ class Schedule(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Effect):
+class Respond(Effect):
     """Give the requester its answer now, before the procedure goes on. Reply: None.
 
     The first answer counts: what fails after it does not reach the requester.

@@ -149,7 +149,7 @@ class TopicUncleanElectionEnabled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderAndIsrAnswered(Event):
+class LeaderAndIsrResponseReceived(Event):
     """A broker's answer: a top-level error, and errors by partition (those without are left out).
 
     `answered` says whether a partition was in the answer at all, with an error or without. It is
@@ -164,7 +164,7 @@ class LeaderAndIsrAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StopReplicaAnswered(Event):
+class StopReplicaResponseReceived(Event):
     """A broker's answer about partitions it was told to delete: errors by partition, 0 is none."""
 
     broker: int
@@ -174,7 +174,7 @@ class StopReplicaAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateMetadataAnswered(Event):
+class UpdateMetadataResponseReceived(Event):
     """A broker's answer to an UpdateMetadata."""
 
     broker: int
@@ -195,7 +195,7 @@ class ControlledShutdown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class IsrProposal:
+class PartitionProposal:
     """What a leader proposes for one partition; the topic is named, or given by id."""
 
     topic: str | None
@@ -208,10 +208,10 @@ class IsrProposal:
 
 
 @dataclass(frozen=True, slots=True)
-class IsrAnswer:
+class ProposalResult:
     """The answer to one proposal: an error, or the state as it is now."""
 
-    proposal: IsrProposal
+    proposal: PartitionProposal
     error: int
     leader: int = -1
     leader_epoch: int = -1
@@ -222,12 +222,12 @@ class IsrAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartition(Event):
-    """A leader proposes ISRs. Answer: `(top-level error, list[IsrAnswer])`."""
+    """A leader proposes ISRs. Answer: `(top-level error, list[ProposalResult])`."""
 
     broker: int
     broker_epoch: int
     version: int
-    proposals: Sequence[IsrProposal]
+    proposals: Sequence[PartitionProposal]
     state = ControllerState.ISR_CHANGE
 
 
@@ -250,7 +250,7 @@ class ListReassignments(Event):
     state = ControllerState.LIST_PARTITION_REASSIGNMENT
 
 
-class ElectionType(IntEnum):
+class RequestedElection(IntEnum):
     """The two kinds that an administrator can ask for."""
 
     PREFERRED = 0
@@ -265,7 +265,7 @@ class ElectLeaders(Event):
     Without a message it is the error's own.
     """
 
-    kind: ElectionType
+    kind: RequestedElection
     partitions: Sequence[TopicPartition] | None
     state = ControllerState.MANUAL_LEADER_BALANCE
 
@@ -303,10 +303,10 @@ class UpdateFeatures(Event):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Queued:
+class QueuedEvent:
     """An event that waits: when it came, why, and who wants its answer, if anybody does."""
 
     event: Any
     enqueued_at: float
     cause: str
-    answer: Callable[[Any], None] | None = None
+    respond: Callable[[Any], None] | None = None

@@ -9,12 +9,12 @@ from itertools import chain
 
 import numpy as np
 
-from klamm.core.cluster import NO_TOPIC, Cluster, States
+from klamm.core.cluster import NO_TOPIC, ClusterState, LeaderAndIsrs
 from klamm.core.columns import I32, NO_BROKER, any_slot, contains, count
 from klamm.core.transitions import PartitionState, ReplicaState
 
 
-def violations(cluster: Cluster) -> list[str]:
+def violations(cluster: ClusterState) -> list[str]:
     """Everything that is wrong with the cluster, in words; nothing, one hopes."""
     return [
         *_of_sets(cluster),
@@ -24,7 +24,7 @@ def violations(cluster: Cluster) -> list[str]:
     ]
 
 
-def regressions(before: States, after: States) -> list[str]:
+def regressions(before: LeaderAndIsrs, after: LeaderAndIsrs) -> list[str]:
     """What a later leadership of the same rows takes back of an earlier one."""
     went_back = (after.version < before.version) | (after.leader_epoch < before.leader_epoch)
     same_epoch = after.leader_epoch == before.leader_epoch
@@ -35,7 +35,7 @@ def regressions(before: States, after: States) -> list[str]:
     ]
 
 
-def _of_sets(cluster: Cluster) -> Iterator[str]:
+def _of_sets(cluster: ClusterState) -> Iterator[str]:
     rows = set(cluster.all_rows().tolist())
     if not cluster.shutting_down <= cluster.brokers.keys():
         yield "an unknown broker is shutting down"
@@ -57,7 +57,7 @@ def _of_sets(cluster: Cluster) -> Iterator[str]:
         yield f"replicas were left behind on their way out: {cluster.leaving}"
 
 
-def _of_topics(cluster: Cluster) -> Iterator[str]:
+def _of_topics(cluster: ClusterState) -> Iterator[str]:
     ids = {topic.id: name for name, topic in cluster.topics.items() if topic.id is not None}
     if ids != cluster.topic_names:
         yield "topic ids and names do not match"
@@ -76,7 +76,7 @@ def _of_topics(cluster: Cluster) -> Iterator[str]:
         yield "there are rows without a topic"
 
 
-def _of_assignments(cluster: Cluster) -> Iterator[str]:
+def _of_assignments(cluster: ClusterState) -> Iterator[str]:
     rows = cluster.all_rows()
     replicas = cluster.replicas[rows]
     yield from _of_lists(cluster, rows, replicas, "replicas")
@@ -91,7 +91,7 @@ def _of_assignments(cluster: Cluster) -> Iterator[str]:
             yield f"{cluster.name(row)}: a replica comes or goes that is not in the list"
 
 
-def _of_leadership(cluster: Cluster) -> Iterator[str]:
+def _of_leadership(cluster: ClusterState) -> Iterator[str]:
     rows = cluster.all_rows()
     online = rows[cluster.state[rows] == PartitionState.ONLINE]
     for row in online[~cluster.has_leadership[online]].tolist():
@@ -112,7 +112,7 @@ def _of_leadership(cluster: Cluster) -> Iterator[str]:
         yield "the count of imbalanced partitions is off"
 
 
-def _of_lists(cluster: Cluster, rows: I32, lists: I32, what: str) -> Iterator[str]:
+def _of_lists(cluster: ClusterState, rows: I32, lists: I32, what: str) -> Iterator[str]:
     filled = lists != NO_BROKER
     gaps = (~filled[:, :-1] & filled[:, 1:]).any(axis=1)
     ordered = np.sort(lists, axis=1)

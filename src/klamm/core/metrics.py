@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import NO_BROKER
 from klamm.core.transitions import PartitionState, ReplicaState
 
@@ -26,7 +26,7 @@ class Gauges:
     fenced_broker_count: int = 0
 
 
-def gauges(cluster: Cluster | None) -> Gauges:
+def gauges(cluster: ClusterState | None) -> Gauges:
     """Count; without a cluster, that is out of office, there is nothing to count."""
     if cluster is None:
         return Gauges()

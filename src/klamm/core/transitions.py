@@ -79,13 +79,13 @@ PARTITION_LEGAL: Final = _dense(PARTITION_ENTERED_FROM)
 REPLICA_LEGAL: Final = _dense(REPLICA_ENTERED_FROM)
 
 
-def partition_move_allowed(current: I8, target: PartitionState) -> Mask:
+def is_valid_partition_change(current: I8, target: PartitionState) -> Mask:
     """Which of the partitions with these states may move to `target`."""
     allowed: Mask = PARTITION_LEGAL[current, target]
     return allowed
 
 
-def replica_move_allowed(current: I8, target: ReplicaState) -> Mask:
+def is_valid_replica_change(current: I8, target: ReplicaState) -> Mask:
     """Which of the replicas with these states may move to `target`."""
     allowed: Mask = REPLICA_LEGAL[current, target]
     return allowed

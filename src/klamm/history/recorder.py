@@ -15,12 +15,19 @@ import numpy as np
 
 from klamm.config.broker import BrokerConfig
 from klamm.core import effects
-from klamm.core.cluster import NO_EPOCH, Cluster, States
+from klamm.core.cluster import NO_EPOCH, ClusterState, LeaderAndIsrs
 from klamm.core.columns import I8, I32, NO_BROKER, Mask, contains, widen
 from klamm.core.context import Context
-from klamm.core.effects import Effect, Outcome
+from klamm.core.effects import Effect, WriteOutcome
 from klamm.core.elections import RECOVERING
-from klamm.core.events import IsrChangeNotification, Queued, ReassignmentIsrChange
+from klamm.core.events import (
+    IsrChangeNotification,
+    LeaderAndIsrResponseReceived,
+    QueuedEvent,
+    ReassignmentIsrChange,
+    StopReplicaResponseReceived,
+    UpdateMetadataResponseReceived,
+)
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState
 from klamm.history.records import (
@@ -37,7 +44,7 @@ from klamm.history.records import (
     BrokerChanged,
     Decisions,
     EventRecord,
-    Move,
+    ReassignmentChange,
     TopicChanged,
 )
 from klamm.history.spool import Spool
@@ -85,7 +92,15 @@ _WRITES: Final = (
 )
 
 
-class Clock(Protocol):
+#: Events whose name in written histories is not the name of their class.
+_WRITTEN_KIND: Final[dict[type, str]] = {
+    LeaderAndIsrResponseReceived: "LeaderAndIsrAnswered",
+    StopReplicaResponseReceived: "StopReplicaAnswered",
+    UpdateMetadataResponseReceived: "UpdateMetadataAnswered",
+}
+
+
+class RecorderClock(Protocol):
     """Both kinds of time, in seconds."""
 
     def now(self) -> float:
@@ -104,7 +119,7 @@ class History:
     a missing number a gap.
     """
 
-    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, clock: RecorderClock) -> None:
         self._controller = config.broker_id
         self._clock = clock
         self.spool = Spool(config.klamm_history_dir, config.klamm_history_retention_bytes)
@@ -120,7 +135,7 @@ class History:
 
     # Recorder
 
-    def begin(self, queued: Queued, epoch: int, at: float) -> None:
+    def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
         """An event is about to be handled; `epoch` is 0 outside of a term of office."""
         if self._shipping is not None:
             self._shipping.begin()
@@ -131,7 +146,7 @@ class History:
             controller=self._controller,
             controller_epoch=epoch,
             seq=0,
-            kind=type(event).__name__,
+            kind=_WRITTEN_KIND.get(type(event), type(event).__name__),
             cause=queued.cause,
             caused_by=self._term.asked_for.pop(id(event), (None, None))[1],
             queued=_us(self._began - queued.enqueued_at),
@@ -171,7 +186,9 @@ class History:
 
     # DecisionLog
 
-    def performed(self, cluster: Cluster, effect: Effect, reply: Any, elapsed_s: float) -> None:
+    def performed(
+        self, cluster: ClusterState, effect: Effect, reply: Any, elapsed_s: float
+    ) -> None:
         """An effect was carried out, and its procedure has not gone on yet."""
         event = self._event
         if event is None:
@@ -187,7 +204,7 @@ class History:
                 self._decided(cluster, states, reply, _KIND_OF.get(why, why.replace(" ", "_")))
             case effects.CreateStates(states=states):
                 self._decided(cluster, states, reply, CREATED)
-            case effects.Announce():
+            case effects.SendRequestBatch():
                 event.announcing += elapsed
                 event.announced_after = _us(self._clock.monotonic() - self._began)
             case effects.ReadStates() if self._is_isr_event:
@@ -214,30 +231,32 @@ class History:
 
     # What an event has changed
 
-    def _decided(self, cluster: Cluster, states: States, outcomes: I8, kind: str) -> None:
+    def _decided(
+        self, cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind: str
+    ) -> None:
         if self._event is not None and len(states):
             decisions = _decisions(cluster, states, outcomes, kind)
             self._event.decisions.append(decisions)
             if kind == CREATED:
                 self._event.topic_changes += _created(cluster, decisions)
 
-    def _isr_seen(self, cluster: Cluster, reply: effects.StatesRead) -> None:
+    def _isr_seen(self, cluster: ClusterState, reply: effects.StatesRead) -> None:
         """Leaders have written states themselves; the controller learns of it by reading them."""
         seen = reply.states.at(reply.found)
         known = cluster.leadership(seen.row)
         width = max(seen.isr.shape[1], known.isr.shape[1])
         differs = (widen(seen.isr, width) != widen(known.isr, width)).any(axis=1)
         seen = seen.at(differs)
-        done = np.full(len(seen), Outcome.DONE, np.int8)
+        done = np.full(len(seen), WriteOutcome.DONE, np.int8)
         self._decided(cluster, seen, done, ISR_CHANGED)
 
-    def _compare(self, event: EventRecord, cluster: Cluster) -> None:
+    def _compare(self, event: EventRecord, cluster: ClusterState) -> None:
         """Note what is different from the end of the event before."""
         term = self._term
         took_office = event.term is not None
         event.broker_changes += term.brokers_changed(cluster, took_office=took_office)
         event.topic_changes += term.deletions_changed(cluster)
-        event.moves += term.moves_changed(cluster, None if took_office else self._touched)
+        event.moves += term.reassignments_changed(cluster, None if took_office else self._touched)
         if (leaderless := term.newly_leaderless(cluster)).size:
             event.decisions.append(_nobody_elected(cluster, leaderless, event.decisions))
 
@@ -261,7 +280,9 @@ class _Term:
         self.seq += 1
         return self.seq
 
-    def brokers_changed(self, cluster: Cluster, *, took_office: bool) -> Iterator[BrokerChanged]:
+    def brokers_changed(
+        self, cluster: ClusterState, *, took_office: bool
+    ) -> Iterator[BrokerChanged]:
         """Brokers that came, went, came back as others, or began to shut down."""
         before, now = self.brokers, {b.id: b.epoch for b in cluster.brokers.values()}
         if before != now:
@@ -279,7 +300,7 @@ class _Term:
                 yield BrokerChanged(broker, "shutting_down", now.get(broker, NO_EPOCH))
             self.shutting_down = set(cluster.shutting_down)
 
-    def deletions_changed(self, cluster: Cluster) -> Iterator[TopicChanged]:
+    def deletions_changed(self, cluster: ClusterState) -> Iterator[TopicChanged]:
         """Topics whose deletion was accepted, began or was put on hold."""
         if not (cluster.queued_for_deletion or self.deletions):
             return
@@ -297,7 +318,9 @@ class _Term:
                 yield TopicChanged(name, now[name], 0 if topic is None else len(topic.rows))
         self.deletions = now
 
-    def moves_changed(self, cluster: Cluster, touched: Iterable[str] | None) -> Iterator[Move]:
+    def reassignments_changed(
+        self, cluster: ClusterState, touched: Iterable[str] | None
+    ) -> Iterator[ReassignmentChange]:
         """Reassignments of the touched topics that began, changed or ended; None: all there are."""
         if touched is None:
             phase = "present"
@@ -316,7 +339,7 @@ class _Term:
                     yield _ended(cluster, name, partition, before[partition])
                 elif now[partition] != before.get(partition):
                     move = now[partition]
-                    yield Move(
+                    yield ReassignmentChange(
                         name,
                         partition,
                         "replaced" if partition in before else phase,
@@ -325,7 +348,7 @@ class _Term:
                         tuple(move.removing),
                     )
 
-    def newly_leaderless(self, cluster: Cluster) -> I32:
+    def newly_leaderless(self, cluster: ClusterState) -> I32:
         """Partitions that wait for a leader now and did not after the event before."""
         # Most events change no state, and comparing bytes is the cheapest way to see that.
         before, self.states = self.states, cluster.state.tobytes()
@@ -354,7 +377,7 @@ def _name_subjects(event: Any, record: EventRecord) -> None:
         record.topics.append(topic)
 
 
-def _topics_of(cluster: Cluster, rows: I32) -> tuple[list[str], I32]:
+def _topics_of(cluster: ClusterState, rows: I32) -> tuple[list[str], I32]:
     """Names of the rows' topics, and for each row the position of its own among them."""
     index = cluster.topic_of[rows]
     # A table instead of a sort, since there are far more rows than topics.
@@ -365,7 +388,7 @@ def _topics_of(cluster: Cluster, rows: I32) -> tuple[list[str], I32]:
     return [cluster.topic_at(topic).name for topic in present.tolist()], position[index]
 
 
-def _known(cluster: Cluster, rows: I32) -> States:
+def _known(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
     """What is cached about rows; where nothing is, there is no leader, no epoch and no ISR."""
     known = cluster.leadership(rows)
     blank = np.flatnonzero(~cluster.has_leadership[rows])
@@ -375,7 +398,7 @@ def _known(cluster: Cluster, rows: I32) -> States:
     return known
 
 
-def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Decisions:
+def _decisions(cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind: str) -> Decisions:
     """What is about to replace what the cluster holds."""
     row = states.row
     topics, topic = _topics_of(cluster, row)
@@ -385,7 +408,7 @@ def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Dec
     code = np.zeros(len(row), np.int8)
     state = old_state
     if kind in _ELECTIONS:
-        state = np.where(outcomes == Outcome.DONE, np.int8(PartitionState.ONLINE), old_state)
+        state = np.where(outcomes == WriteOutcome.DONE, np.int8(PartitionState.ONLINE), old_state)
     if kind == CLEAN:
         kinds = (CLEAN, UNCLEAN)
         outsider = ~contains(known.isr, states.leader[:, None])[:, 0]
@@ -413,7 +436,7 @@ def _decisions(cluster: Cluster, states: States, outcomes: I8, kind: str) -> Dec
     )
 
 
-def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -> Decisions:
+def _nobody_elected(cluster: ClusterState, rows: I32, earlier: Sequence[Decisions]) -> Decisions:
     """Partitions that the event leaves without a leader, compared with how it found them."""
     found, left = _known(cluster, rows), _known(cluster, rows)
     # From the last to the first, so that the first one's past is what stays.
@@ -433,7 +456,7 @@ def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -
         topic=topic,
         partition=cluster.partition[rows],
         kind=np.zeros(len(rows), np.int8),
-        outcome=np.full(len(rows), Outcome.DONE, np.int8),
+        outcome=np.full(len(rows), WriteOutcome.DONE, np.int8),
         old_leader=found.leader,
         old_leader_epoch=found.leader_epoch,
         old_isr=found.isr,
@@ -446,9 +469,9 @@ def _nobody_elected(cluster: Cluster, rows: I32, earlier: Sequence[Decisions]) -
     )
 
 
-def _created(cluster: Cluster, decisions: Decisions) -> Iterator[TopicChanged]:
+def _created(cluster: ClusterState, decisions: Decisions) -> Iterator[TopicChanged]:
     """Topics that have got their first, or more, partitions."""
-    done = decisions.topic[decisions.outcome == Outcome.DONE]
+    done = decisions.topic[decisions.outcome == WriteOutcome.DONE]
     counts = np.bincount(done, minlength=len(decisions.topics)).tolist()
     for name, count in zip(decisions.topics, counts, strict=True):
         if count:
@@ -456,7 +479,7 @@ def _created(cluster: Cluster, decisions: Decisions) -> Iterator[TopicChanged]:
             yield TopicChanged(name, "created" if is_whole else "expanded", count)
 
 
-def _moves_of(cluster: Cluster, name: str) -> dict[int, Assignment]:
+def _moves_of(cluster: ClusterState, name: str) -> dict[int, Assignment]:
     topic = cluster.topics.get(name)
     if topic is None:
         return {}
@@ -467,7 +490,9 @@ def _moves_of(cluster: Cluster, name: str) -> dict[int, Assignment]:
     }
 
 
-def _ended(cluster: Cluster, name: str, partition: int, move: Assignment) -> Move:
+def _ended(
+    cluster: ClusterState, name: str, partition: int, move: Assignment
+) -> ReassignmentChange:
     """The end of a reassignment: whether it reached its target shows in the replicas."""
     row = cluster.row(name, partition)
     if row is None:
@@ -476,4 +501,6 @@ def _ended(cluster: Cluster, name: str, partition: int, move: Assignment) -> Mov
         replicas = tuple(cluster.assignment(row).replicas)
         reached = set(replicas) == set(move.replicas) - set(move.removing)
         phase = "completed" if reached else "cancelled"
-    return Move(name, partition, phase, replicas, tuple(move.adding), tuple(move.removing))
+    return ReassignmentChange(
+        name, partition, phase, replicas, tuple(move.adding), tuple(move.removing)
+    )

@@ -71,7 +71,7 @@ class TopicChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReassignmentChange:
     """A phase of a reassignment: present, started, replaced, completed, cancelled or dropped."""
 
     topic: str
@@ -108,5 +108,5 @@ class EventRecord:
     topics: list[str] = field(default_factory=list)
     broker_changes: list[BrokerChanged] = field(default_factory=list)
     topic_changes: list[TopicChanged] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[ReassignmentChange] = field(default_factory=list)
     decisions: list[Decisions] = field(default_factory=list)

@@ -34,7 +34,7 @@ class TooLargeError(KlammError):
     """The topic does not take messages of this size."""
 
 
-class Position(NamedTuple):
+class SpoolPosition(NamedTuple):
     """Up to where a spool has been shipped."""
 
     file: str = ""
@@ -82,10 +82,10 @@ class Shipper:
             reads = read_file(path, offset)
             while (read := await asyncio.to_thread(_next, reads)) is not None:
                 await self._send_batch(read.batch)
-                self._move_to(Position(path.name, read.end))
+                self._move_to(SpoolPosition(path.name, read.end))
             if is_last:
                 return
-            self._move_to(Position(files[1].name, 0))
+            self._move_to(SpoolPosition(files[1].name, 0))
 
     async def _send_batch(self, batch: "pa.RecordBatch") -> None:
         from klamm.history.arrow import encode_stream
@@ -113,17 +113,17 @@ class Shipper:
     def _files(self) -> Sequence[Path]:
         return spool_files(self._directory)
 
-    def _read_position(self) -> Position:
+    def _read_position(self) -> SpoolPosition:
         """Where to go on; from the beginning if that is unknown or was about another topic."""
         try:
             kept = json.loads((self._directory / POSITION_FILE).read_text())
             if kept["topic"] == self._topic:
-                return Position(str(kept["file"]), int(kept["offset"]))
+                return SpoolPosition(str(kept["file"]), int(kept["offset"]))
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        return Position()
+        return SpoolPosition()
 
-    def _move_to(self, position: Position) -> None:
+    def _move_to(self, position: SpoolPosition) -> None:
         self._position = position
         path = self._directory / POSITION_FILE
         new = path.with_suffix(".new")

@@ -38,7 +38,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
 
 
-class TopicWriter:
+class HistoryTopicWriter:
     """Sends messages to partition 0 of a topic, one at a time, and creates the topic if need be."""
 
     def __init__(
@@ -70,7 +70,7 @@ class TopicWriter:
             ],
         }
         try:
-            answer = await self._producing.ask(
+            answer = await self._producing.send(
                 *self._leader, ApiKey.PRODUCE, _PRODUCE_VERSION, request
             )
         except UnavailableError:
@@ -98,7 +98,7 @@ class TopicWriter:
         code = ErrorCode.NONE
         # A topic that was just created has no leader yet, or is not known everywhere.
         for pause_s in (*_LEADER_PAUSES_S, 0.0):
-            answer = await self._asking.ask(
+            answer = await self._asking.send(
                 *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
             )
             nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
@@ -121,7 +121,7 @@ class TopicWriter:
                 ],
                 "timeout": _REQUEST_TIMEOUT_MS,
             }
-            answer = await self._asking.ask(
+            answer = await self._asking.send(
                 *controller, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, request
             )
             code = ErrorCode.of(answer.topics[0].error_code)
@@ -144,7 +144,9 @@ class TopicShipping:
         )
         client_id = f"klamm-history-{config.broker_id}"
         security = config.channel_security(config.inter_broker_listener_name)
-        self._writer = TopicWriter(own.host or "localhost", own.port, topic, client_id, security)
+        self._writer = HistoryTopicWriter(
+            own.host or "localhost", own.port, topic, client_id, security
+        )
         self._shipper = Shipper(spool.directory, topic, self._writer.send)
         self._spool = spool
         self._task: asyncio.Task[None] | None = None

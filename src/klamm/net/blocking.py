@@ -45,8 +45,8 @@ class BlockingConnection:
         self._versions: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
 
-    def ask(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
-        """The body of the answer."""
+    def send(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
+        """The body of the response."""
         with self._lock:
             try:
                 if self._socket is None:
@@ -59,7 +59,7 @@ class BlockingConnection:
                 reason = error.strerror or str(error) or type(error).__name__
                 raise UnavailableError(f"{self.host}:{self.port} ({reason})") from error
             except BaseException:
-                # Half an answer may be left on the connection.
+                # Half a response may be left on the connection.
                 self._close()
                 raise
 
@@ -80,9 +80,9 @@ class BlockingConnection:
         )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = self._secure.wrap(self._socket, self.host)
-        answer = self._exchange(ApiKey.API_VERSIONS, 0, {}, timeout_s)
+        response = self._exchange(ApiKey.API_VERSIONS, 0, {}, timeout_s)
         self._versions = {
-            each.api_key: (each.min_version, each.max_version) for each in answer.api_keys
+            each.api_key: (each.min_version, each.max_version) for each in response.api_keys
         }
         if self._secure.logs_in:
             self._log_in(timeout_s)
@@ -118,7 +118,7 @@ class BlockingConnection:
         self._socket.sendall(encode_request(header, values))
         (size,) = _SIZE.unpack(self._read(_SIZE.size))
         if not 0 <= size <= _ANSWER_BYTES_MAX:
-            raise OSError("what answers there is not a Kafka broker")
+            raise OSError("the peer is not a Kafka broker")
         return decode_response(header, self._read(size))
 
     def _read(self, size: int) -> bytes:

@@ -1,6 +1,6 @@
 """A connection to another node on which one request at a time is asked and answered.
 
-An answer is read straight into a buffer of its own size: a follower appends what it fetches from
+A response is read straight into a buffer of its own size: a follower appends what it fetches from
 there, without another copy.
 """
 
@@ -18,7 +18,7 @@ from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 
 _SIZE: Final = struct.Struct(">i")
-#: Larger than any answer that a broker gives to another.
+#: Larger than any response that a broker gives to another.
 _ANSWER_MAX_BYTES: Final = 1 << 30
 
 
@@ -42,12 +42,12 @@ class ClientConnection:
         #: Where the connection leads to, None if there is none.
         self.address: tuple[str, int] | None = None
 
-    async def ask(
+    async def send(
         self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
     ) -> Any:
-        """The answer's body; UnavailableError if the connection fails, which is then closed."""
+        """The response's body; UnavailableError if the connection fails, which is then closed."""
         try:
-            return await self._ask(host, port, key, version, body)
+            return await self._send(host, port, key, version, body)
         except (OSError, TimeoutError, RemoteProtocolError, LoginError) as error:
             self.close()
             raise UnavailableError(f"{key.name} to {host}:{port} failed: {error!r}") from error
@@ -55,7 +55,7 @@ class ClientConnection:
             self.close()
             raise
 
-    async def _ask(
+    async def _send(
         self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
     ) -> Any:
         if self._wire is None or self._wire.is_closed or self.address != (host, port):
@@ -84,8 +84,8 @@ class ClientConnection:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         header = RequestHeader(key, version, self._correlation_id, self._client_id)
         async with asyncio.timeout(self._timeout_s):
-            answer = await wire.ask(encode_request(header, body))
-        return decode_response(header, answer)
+            response = await wire.send(encode_request(header, body))
+        return decode_response(header, response)
 
     async def _connect(self, host: str, port: int) -> "_Wire":
         loop = asyncio.get_running_loop()
@@ -113,13 +113,13 @@ class _Wire(asyncio.BufferedProtocol):
         self._head = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
         self._filled = 0
-        self._answer: asyncio.Future[memoryview] | None = None
+        self._respond: asyncio.Future[memoryview] | None = None
 
-    async def ask(self, frame: bytes) -> memoryview:
+    async def send(self, frame: bytes) -> memoryview:
         assert self._transport is not None, "connected before anything is asked"
-        self._answer = asyncio.get_running_loop().create_future()
+        self._respond = asyncio.get_running_loop().create_future()
         self._transport.write(frame)
-        return await self._answer
+        return await self._respond
 
     def close(self) -> None:
         self.is_closed = True
@@ -139,20 +139,20 @@ class _Wire(asyncio.BufferedProtocol):
             if self._filled == _SIZE.size:
                 (size,) = _SIZE.unpack(self._head)
                 if not 0 < size <= _ANSWER_MAX_BYTES:
-                    self._fail(ConnectionError(f"an answer of {size} bytes"))
+                    self._fail(ConnectionError(f"a response of {size} bytes"))
                     return
                 self._frame, self._filled = bytearray(size), 0
         elif self._filled == len(self._frame):
             frame, self._frame, self._filled = self._frame, None, 0
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(memoryview(frame))
+            if self._respond is not None and not self._respond.done():
+                self._respond.set_result(memoryview(frame))
             else:
-                self._fail(ConnectionError("an answer that nobody asked for"))
+                self._fail(ConnectionError("a response that nobody asked for"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(exc or ConnectionResetError("the connection was closed"))
 
     def _fail(self, error: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._respond is not None and not self._respond.done():
+            self._respond.set_exception(error)
         self.close()

@@ -1,4 +1,4 @@
-"""Sockets: frames come in, answers go out, one request of a connection at a time (FRM-1..3, 8).
+"""Sockets: frames come in, responses go out, one request of a connection at a time (FRM-1..3, 8).
 
 Reading goes through the event loop's transport, into one buffer shared by all connections unless a
 frame is too large for it: an idle connection holds no memory of its own to speak of. Writing goes
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
 
@@ -63,7 +63,7 @@ MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
 class CloseConnection(Exception):
-    """The connection is to be closed without an answer; the reason goes to the log."""
+    """The connection is to be closed without a response; the reason goes to the log."""
 
 
 Dispatch: TypeAlias = Callable[
@@ -91,7 +91,7 @@ class Listener:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client. `dispatch` is not called again before its last answer has been handed over."""
+    """One client. `dispatch` is not called again before its last response has been handed over."""
 
     def __init__(self, server: "Server", listener: Listener) -> None:
         self.listener = listener.name
@@ -186,15 +186,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return False
         try:
-            answer = self._dispatch(self, frame)
+            response = self._dispatch(self, frame)
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return False
-        if inspect.isawaitable(answer):
+        if inspect.isawaitable(response):
             self._pause()
-            self._task = asyncio.ensure_future(self._await(answer))
+            self._task = asyncio.ensure_future(self._await(response))
             return False
-        parts, meter, unsent = answer
+        parts, meter, unsent = response
         if parts is not None and not self._send(parts):
             self._pause()
             self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
@@ -216,9 +216,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         await asyncio.sleep(seconds)
         self._go_on()
 
-    async def _await(self, answer: Awaitable[MeasuredResponse]) -> None:
+    async def _await(self, response: Awaitable[MeasuredResponse]) -> None:
         try:
-            parts, meter, unsent = await answer
+            parts, meter, unsent = await response
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return
@@ -266,7 +266,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Writing
 
     def _send(self, parts: Sequence[Part]) -> bool:
-        """Hand an answer to the socket; whether all of it went at once."""
+        """Hand a response to the socket; whether all of it went at once."""
         self._outbox.extend(parts)
         try:
             return self._flush()
@@ -285,7 +285,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             try:
                 if isinstance(part, bytes | memoryview):
                     size = len(part)
-                    # The head of an answer is not worth a packet of its own.
+                    # The head of a response is not worth a packet of its own.
                     more = socket.MSG_MORE if len(self._outbox) > 1 else 0
                     rest = memoryview(part)[self._sent :] if self._sent else part
                     self._sent += self._socket.send(rest, more)
@@ -338,7 +338,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.close()
 
     def close(self) -> None:
-        """Close now; an answer under way is lost."""
+        """Close now; a response under way is lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -585,7 +585,7 @@ class Server:
         self._servers: list[asyncio.Server | TlsAcceptor] = []
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def listen(self, endpoint: Endpoint, listener: Listener | None = None) -> int:
+    async def listen(self, endpoint: ListenerEndpoint, listener: Listener | None = None) -> int:
         """Open one listener; the port it got, which matters if any would do.
 
         Without a `listener` there is neither TLS nor authentication.

@@ -67,7 +67,7 @@ class BrokerServer:
             self._no_data = NoData(config, identity, self.metadata)
         plane = self.data or self._no_data
         assert plane is not None
-        self._creation = AutoTopicCreation(config, candidate.ask)
+        self._creation = AutoTopicCreation(config, candidate.request)
         cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )

@@ -72,7 +72,7 @@ class ProcessLink:
         """The same with a JSON body."""
         self.tell(kind, orjson.dumps(value))
 
-    async def ask(self, kind: MessageKind, body: bytes) -> bytes:
+    async def request(self, kind: MessageKind, body: bytes) -> bytes:
         """Send a request and wait for its answer; ConnectionError if the other end goes away."""
         if self._writer.is_closing():
             raise ConnectionError("the other process is gone")
@@ -178,7 +178,7 @@ class ControllerLink:
             raise UnavailableError("the controller's process could not answer")
         return answer
 
-    async def ask(self, request: Any) -> Any:
+    async def request(self, request: Any) -> Any:
         """A request of the broker's own."""
         return orjson.loads(await self._ask(MessageKind.REQUEST, orjson.dumps(request)))
 
@@ -210,7 +210,7 @@ class ControllerLink:
         if self._link is None:
             raise UnavailableError("the controller's process is not running")
         try:
-            return await self._link.ask(kind, body)
+            return await self._link.request(kind, body)
         except ConnectionError as error:
             raise UnavailableError(str(error)) from error
 

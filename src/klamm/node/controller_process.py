@@ -22,8 +22,8 @@ import orjson
 import uvloop
 
 from klamm.config.broker import BrokerConfig
-from klamm.controller.announcements import Announcer
-from klamm.controller.channels import Channels
+from klamm.controller.announcements import RequestBatchSender
+from klamm.controller.channels import ControllerChannels
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller, Shutdown, SystemWorld
 from klamm.controller.metrics import ControllerMetrics
@@ -43,7 +43,7 @@ log = logging.getLogger("klamm.controller")
 _EPOCH: Final = struct.Struct(">q")
 
 
-class Candidate:
+class ControllerProcess:
     """The wiring of one candidate, and its conversation with the broker."""
 
     def __init__(self, link: ProcessLink, config: BrokerConfig, store: Store) -> None:
@@ -55,7 +55,7 @@ class Candidate:
         ibp = config.inter_broker_protocol_version
         world = SystemWorld()
         listener = config.control_plane_listener_name or config.inter_broker_listener_name
-        channels = Channels(
+        channels = ControllerChannels(
             config.broker_id,
             listener,
             config.controller_socket_timeout_ms / 1000,
@@ -63,7 +63,9 @@ class Candidate:
             SecureClient(config.channel_security(listener)),
         )
         self._history = History(config, world)
-        announcer = Announcer(config.broker_id, channels, ibp, config.inter_broker_listener_name)
+        announcer = RequestBatchSender(
+            config.broker_id, channels, ibp, config.inter_broker_listener_name
+        )
         interpreter = Interpreter(
             config.broker_id,
             store,
@@ -130,7 +132,7 @@ class Candidate:
                 self._start(self._answer_broker(number, orjson.loads(body)))
             case MessageKind.REGISTERED:
                 (self._tied_to,) = _EPOCH.unpack(body)
-                self._start(self.controller.run_for_office())
+                self._start(self.controller.enter_election())
             case MessageKind.SESSION_LOST:
                 # Unless the own session went first.
                 if self._tied_to == _EPOCH.unpack(body)[0]:
@@ -206,8 +208,8 @@ async def run_candidate(link: ProcessLink) -> None:
         settings["broker_id"]
     )
     store = await open_store(config.zookeeper_connect, config.zookeeper_session_timeout_ms)
-    candidate = Candidate(link, config, store)
-    store.on_answer = candidate.metrics.zookeeper_answered
+    candidate = ControllerProcess(link, config, store)
+    store.on_answer = candidate.metrics.zookeeper_responded
     await candidate.run()
 
 

@@ -72,14 +72,14 @@ class MetricsEndpoint:
             writer.close()
 
     async def _page(self) -> str:
-        """The broker's metrics, and below them the candidate's, if that is there to ask."""
+        """The broker's metrics, followed by the controller process's if that is running."""
         candidates = ""
         errors = self._broker.meters.requests.errors()
         with contextlib.suppress(UnavailableError):
             # Requests that were relayed are answered over there.
-            answered = await self._candidate.ask({"errors": True}) or []
+            answered = await self._candidate.request({"errors": True}) or []
             errors += Counter({(name, code): count for name, code, count in answered})
-            candidates = str(await self._candidate.ask({"metrics": True}) or "")
+            candidates = str(await self._candidate.request({"metrics": True}) or "")
         page = Page()
         render_broker(page, self._broker, errors)
         if self._broker.data is not None:

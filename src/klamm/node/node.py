@@ -146,7 +146,7 @@ class Node:
         )
         return znodes.BrokerRegistration(
             self._identity.broker_id,
-            tuple(znodes.Endpoint(e.name, e.protocol, e.host, e.port) for e in endpoints),
+            tuple(znodes.RegisteredEndpoint(e.name, e.protocol, e.host, e.port) for e in endpoints),
             rack=self.config.broker_rack,
             controller_only="broker" not in self.config.klamm_roles,
         )

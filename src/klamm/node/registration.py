@@ -11,17 +11,17 @@ import os
 import time
 import uuid
 
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
-    Code,
     Create,
     NodeExistsError,
     NoNodeError,
     SetData,
     Stat,
     Store,
+    ZooKeeperCode,
 )
 
 log = logging.getLogger("klamm.broker")
@@ -57,7 +57,9 @@ async def generate_broker_id(store: Store, reserved_max: int) -> int:
     return reserved_max + stat.version
 
 
-async def check_endpoints(store: Store, broker: int, endpoints: tuple[Endpoint, ...]) -> None:
+async def check_endpoints(
+    store: Store, broker: int, endpoints: tuple[ListenerEndpoint, ...]
+) -> None:
     """Refuse to start on an address that another live broker has registered (LIFE-5)."""
     ours = {(endpoint.host, endpoint.port) for endpoint in endpoints}
     names = await store.children(znodes.BROKER_IDS)
@@ -104,7 +106,7 @@ async def register(
             stat = result.results[1].stat
             assert stat is not None, "a successful set has a stat"
             return stat.czxid
-        if result.code is not Code.NODE_EXISTS:
+        if result.code is not ZooKeeperCode.NODE_EXISTS:
             raise ConfigError(f"{path} cannot be created: {result.code.name}")
         present = await store.exists(path)
         if present is None:

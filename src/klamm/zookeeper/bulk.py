@@ -19,7 +19,6 @@ from klamm.errors import FencedError
 from klamm.zookeeper.store import (
     NO_VERSION,
     Check,
-    Code,
     Create,
     Delete,
     Fence,
@@ -29,6 +28,7 @@ from klamm.zookeeper.store import (
     SetData,
     Store,
     TransactionResult,
+    ZooKeeperCode,
 )
 
 #: A transaction is closed when it has reached one of these; the server's limit is 1 MB.
@@ -43,15 +43,15 @@ _WINDOW: Final = 8
 _PIECES: Final = 8
 
 
-class Written(NamedTuple):
+class WrittenBatch(NamedTuple):
     """What became of a transaction, as far as bulk writes want to know."""
 
-    code: Code
+    code: ZooKeeperCode
     failed: int | None  # index of the operation that made it fail
     version: list[int]  # after each operation: of the data set or created, else NO_VERSION
 
     @classmethod
-    def of(cls, result: TransactionResult) -> "Written":
+    def of(cls, result: TransactionResult) -> "WrittenBatch":
         """The same, from the full results."""
         version = [
             r.stat.version if r.stat else NO_VERSION if r.path is None else 0
@@ -60,7 +60,7 @@ class Written(NamedTuple):
         return cls(result.code, result.failed, version)
 
 
-Transact: TypeAlias = Callable[[Sequence[Op]], Coroutine[None, None, Written]]
+Transact: TypeAlias = Callable[[Sequence[Op]], Coroutine[None, None, WrittenBatch]]
 
 _T = TypeVar("_T")
 
@@ -111,7 +111,7 @@ class _Writer:
         self._outcomes: list[RowOutcome] = []
         #: To be sent next, before anything new: what is left of failed transactions.
         self._again: deque[_Batch] = deque()
-        self._under_way: deque[tuple[_Batch, asyncio.Task[Written]]] = deque()
+        self._under_way: deque[tuple[_Batch, asyncio.Task[WrittenBatch]]] = deque()
         #: The nodes of what is under way, each of which is there once.
         self._busy: set[str] = set()
         #: By row, the places of operations that were left out because they may fail.
@@ -178,7 +178,7 @@ class _Writer:
         self._under_way.append((batch, start(self._transact(ops))))
         self._busy |= batch.nodes
 
-    def _settle(self, batch: _Batch, written: Written) -> None:
+    def _settle(self, batch: _Batch, written: WrittenBatch) -> None:
         skip = len(self._fence)
         if written.failed is None:
             at = skip - 1
@@ -193,7 +193,7 @@ class _Writer:
         else:
             self._lose(batch, written.failed - skip, written.code)
 
-    def _lose(self, batch: _Batch, failed: int, code: Code) -> None:
+    def _lose(self, batch: _Batch, failed: int, code: ZooKeeperCode) -> None:
         """Take the row to blame out, or only its operation if that may fail, and go on."""
         at = 0
         while failed >= len(batch.rows[at]):
@@ -225,13 +225,13 @@ class _Writer:
 
 @lru_cache(maxsize=1024)
 def _won(version: int) -> RowOutcome:
-    return RowOutcome(Code.OK, version)
+    return RowOutcome(ZooKeeperCode.OK, version)
 
 
-def _may_fail(op: Op, code: Code) -> bool:
+def _may_fail(op: Op, code: ZooKeeperCode) -> bool:
     if type(op) is Create:
-        return op.exist_ok and code is Code.NODE_EXISTS
-    return type(op) is Delete and op.missing_ok and code is Code.NO_NODE
+        return op.exist_ok and code is ZooKeeperCode.NODE_EXISTS
+    return type(op) is Delete and op.missing_ok and code is ZooKeeperCode.NO_NODE
 
 
 async def delete_subtrees(store: Store, roots: Iterable[str], fence: Fence | None) -> None:

@@ -27,14 +27,14 @@ from kazoo.retry import KazooRetry
 from klamm.errors import LocalProtocolError, SessionLostError
 from klamm.zookeeper import wire
 from klamm.zookeeper.store import (
-    Code,
-    Event,
     EventKind,
     SessionExpired,
     SessionResumed,
     SessionStarted,
     SessionSuspended,
+    StoreEvent,
     WatchEvent,
+    ZooKeeperCode,
     node_error,
 )
 from klamm.zookeeper.wire import Opcode
@@ -49,7 +49,7 @@ _KAZOO_LOG.setLevel(logging.ERROR)
 _SET_WATCHES_BYTES: Final = 512 * 1024
 
 
-class Connection:
+class ZooKeeperConnection:
     """A session from its first connection to its end; there is no life after that.
 
     `on_event` is called on the event loop. The last event of a session that was not closed by us
@@ -62,7 +62,7 @@ class Connection:
         chroot: str,
         session_timeout_ms: int,
         max_in_flight: int,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[StoreEvent], None],
         on_answer: Callable[[float], None],
     ) -> None:
         self.chroot = chroot
@@ -131,7 +131,7 @@ class Connection:
                     raise self._lost() from None
                 except KazooException as error:
                     raise node_error(
-                        Code(getattr(error, "code", Code.SYSTEM_ERROR)), path
+                        ZooKeeperCode(getattr(error, "code", ZooKeeperCode.SYSTEM_ERROR)), path
                     ) from None
                 finally:
                     self._unanswered.discard(reply)
@@ -156,7 +156,7 @@ class Connection:
     def _lost(self) -> SessionLostError:
         return SessionLostError(f"ZooKeeper session {self.session_id:#x} is gone.")
 
-    def _publish(self, event: Event) -> None:
+    def _publish(self, event: StoreEvent) -> None:
         if self._ended:
             return
         match event:
@@ -311,7 +311,7 @@ class _Reply:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ZooKeeperConnection,
         future: "asyncio.Future[bytes | None]",
         path: str,
         watch: EventKind | None,

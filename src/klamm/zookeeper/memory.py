@@ -21,14 +21,11 @@ from klamm.zookeeper.store import (
     Check,
     ChildrenChunk,
     Chunk,
-    Code,
     Create,
     Created,
     Delete,
-    Event,
     EventKind,
     Fence,
-    Node,
     NodeError,
     NodeExistsError,
     Op,
@@ -41,8 +38,11 @@ from klamm.zookeeper.store import (
     SessionSuspended,
     SetData,
     Stat,
+    StoreEvent,
     TransactionResult,
     WatchEvent,
+    Znode,
+    ZooKeeperCode,
     node_error,
 )
 
@@ -158,13 +158,13 @@ class MemoryZooKeeper:
         failed = None
         for op in ops:
             if failed is not None:
-                results.append(OpResult(Code.RUNTIME_INCONSISTENCY))
+                results.append(OpResult(ZooKeeperCode.RUNTIME_INCONSISTENCY))
                 continue
             try:
                 results.append(transaction.apply(op))
             except NodeError as error:
                 failed = len(results)
-                results = [OpResult(Code.OK) for _ in results]
+                results = [OpResult(ZooKeeperCode.OK) for _ in results]
                 results.append(OpResult(error.code))
         self.zxid += 1  # a failed transaction has its number too
         if failed is not None:
@@ -198,35 +198,35 @@ class _Transaction:
     def apply(self, op: Op) -> OpResult:
         match op:
             case Create():
-                return OpResult(Code.OK, self._create(op))
+                return OpResult(ZooKeeperCode.OK, self._create(op))
             case SetData():
-                return OpResult(Code.OK, None, self._set(op))
+                return OpResult(ZooKeeperCode.OK, None, self._set(op))
             case Delete():
                 self._delete(op)
             case Check():
                 self._expect(op.path, op.version)
-        return OpResult(Code.OK)
+        return OpResult(ZooKeeperCode.OK)
 
     def _expect(self, path: str, version: int) -> _Znode:
         node = self._nodes.get(path)
         if node is None:
-            raise node_error(Code.NO_NODE, path)
+            raise node_error(ZooKeeperCode.NO_NODE, path)
         if version not in (ANY_VERSION, node.version):
-            raise node_error(Code.BAD_VERSION, path)
+            raise node_error(ZooKeeperCode.BAD_VERSION, path)
         return node
 
     def _create(self, op: Create) -> str:
         parent_path, _, name = op.path.rpartition("/")
         parent = self._nodes.get(parent_path or "/")
         if parent is None:
-            raise node_error(Code.NO_NODE, op.path)
+            raise node_error(ZooKeeperCode.NO_NODE, op.path)
         if op.sequential:
             name += f"{parent.children_created:010d}"
         path = f"{parent_path}/{name}"
         if path in self._nodes:
-            raise node_error(Code.NODE_EXISTS, op.path)
+            raise node_error(ZooKeeperCode.NODE_EXISTS, op.path)
         if parent.ephemeral_owner:
-            raise node_error(Code.NO_CHILDREN_FOR_EPHEMERALS, op.path)
+            raise node_error(ZooKeeperCode.NO_CHILDREN_FOR_EPHEMERALS, op.path)
         zxid = self._zxid
         owner = self._session_id if op.ephemeral else 0
         self._nodes[path] = _Znode(op.data, zxid, zxid, zxid, owner)
@@ -259,7 +259,7 @@ class _Transaction:
     def _delete(self, op: Delete) -> None:
         node = self._expect(op.path, op.version)
         if node.children:
-            raise node_error(Code.NOT_EMPTY, op.path)
+            raise node_error(ZooKeeperCode.NOT_EMPTY, op.path)
         parent_path, _, name = op.path.rpartition("/")
         parent = self._nodes[parent_path or "/"]
         self._touch(parent_path or "/", parent)
@@ -291,7 +291,7 @@ class MemoryStore:
         self.session_timeout_ms = session_timeout_ms
         self._zookeeper = zookeeper
         self._chroot = chroot
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
         self._connected = asyncio.Event()
         self._start()
 
@@ -319,7 +319,7 @@ class MemoryStore:
     def session_id(self) -> int:
         return self._session_id
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[StoreEvent]:
         while (event := await self._events.get()) is not None:
             yield event
 
@@ -376,11 +376,11 @@ class MemoryStore:
 
     # --- single operations ---
 
-    async def get(self, path: str, *, watch: bool = False) -> Node:
+    async def get(self, path: str, *, watch: bool = False) -> Znode:
         node = await self._find(path)
         if watch:
             self._watches.data[self._full(path)] = None
-        return await self._answer(Node(node.data, node.stat()))
+        return await self._answer(Znode(node.data, node.stat()))
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
         await self._turn()
@@ -473,8 +473,8 @@ class MemoryStore:
             self._catch_up(path, since_zxid)
 
     async def write_many(self, rows: Iterable[Row], fence: Fence | None = None) -> list[RowOutcome]:
-        async def transact(ops: Sequence[Op]) -> bulk.Written:
-            return bulk.Written.of(await self.multi(ops))
+        async def transact(ops: Sequence[Op]) -> bulk.WrittenBatch:
+            return bulk.WrittenBatch.of(await self.multi(ops))
 
         return await bulk.write_rows(rows, fence, transact)
 
@@ -490,7 +490,7 @@ class MemoryStore:
         await self._turn()
         node = self._zookeeper._nodes.get(self._full(path))
         if node is None:
-            raise node_error(Code.NO_NODE, path)
+            raise node_error(ZooKeeperCode.NO_NODE, path)
         return node
 
     async def _turn(self) -> None:

@@ -1,7 +1,7 @@
 """The store on a real ZooKeeper.
 
 `open_store` connects; `ZooKeeperStore` puts the operations of the `Store` protocol into requests,
-for one `Connection` after another, one per session.
+for one `ZooKeeperConnection` after another, one per session.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Final, TypeVar
 
 from klamm.errors import ConfigError, UnavailableError
 from klamm.zookeeper import bulk, wire
-from klamm.zookeeper.connection import Connection
+from klamm.zookeeper.connection import ZooKeeperConnection
 from klamm.zookeeper.store import (
     ANY_VERSION,
     ChildrenChunk,
     Chunk,
-    Code,
     Created,
-    Event,
     EventKind,
     Fence,
-    Node,
     NodeExistsError,
     NoNodeError,
     Op,
     Row,
     RowOutcome,
     Stat,
+    StoreEvent,
     TransactionResult,
+    Znode,
+    ZooKeeperCode,
 )
 from klamm.zookeeper.wire import Opcode
 
@@ -89,10 +89,10 @@ class ZooKeeperStore:
     ) -> None:
         #: Told how many seconds each answer took.
         self.on_answer: Callable[[float], None] | None = None
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
         self._chroot = chroot
         self._session_timeout_ms = session_timeout_ms
-        self._new_connection: Callable[[], Connection] = lambda: Connection(
+        self._new_connection: Callable[[], ZooKeeperConnection] = lambda: ZooKeeperConnection(
             hosts,
             chroot,
             session_timeout_ms,
@@ -121,7 +121,7 @@ class ZooKeeperStore:
     def session_timeout_ms(self) -> int:
         return self._session_timeout_ms
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[StoreEvent]:
         while (event := await self._events.get()) is not None:
             yield event
 
@@ -136,7 +136,7 @@ class ZooKeeperStore:
 
     # --- single operations ---
 
-    async def get(self, path: str, *, watch: bool = False) -> Node:
+    async def get(self, path: str, *, watch: bool = False) -> Znode:
         reply = await self._read(Opcode.GET_DATA, path, EventKind.CHANGED if watch else None)
         return wire.decode_node(reply)
 
@@ -237,12 +237,12 @@ class ZooKeeperStore:
         await self._connection.watch_data(list(paths), since_zxid)
 
     async def write_many(self, rows: Iterable[Row], fence: Fence | None = None) -> list[RowOutcome]:
-        async def transact(ops: Sequence[Op]) -> bulk.Written:
+        async def transact(ops: Sequence[Op]) -> bulk.WrittenBatch:
             reply = await self._transact(ops)
             version = wire.decode_multi_versions(reply)
             if version is None:
-                return bulk.Written.of(wire.decode_multi(reply, self._chroot))
-            return bulk.Written(Code.OK, None, version)
+                return bulk.WrittenBatch.of(wire.decode_multi(reply, self._chroot))
+            return bulk.WrittenBatch(ZooKeeperCode.OK, None, version)
 
         return await bulk.write_rows(rows, fence, transact)
 

@@ -30,7 +30,7 @@ ANY_VERSION: Final = -1
 NO_VERSION: Final = -1
 
 
-class Code(IntEnum):
+class ZooKeeperCode(IntEnum):
     """ZooKeeper's result codes, as far as klamm meets them."""
 
     OK = 0
@@ -55,14 +55,14 @@ class Code(IntEnum):
     SESSION_MOVED = -118
 
     @classmethod
-    def _missing_(cls, value: object) -> "Code":
+    def _missing_(cls, value: object) -> "ZooKeeperCode":
         return cls.SYSTEM_ERROR
 
 
 class NodeError(KlammError):
     """A single operation was refused; `code` says why, `path` about which node."""
 
-    def __init__(self, code: Code, path: str) -> None:
+    def __init__(self, code: ZooKeeperCode, path: str) -> None:
         super().__init__(f"{path}: {code.name}")
         self.code = code
         self.path = path
@@ -85,14 +85,14 @@ class NotEmptyError(NodeError):
 
 
 _ERRORS: Final = {
-    Code.NO_NODE: NoNodeError,
-    Code.NODE_EXISTS: NodeExistsError,
-    Code.BAD_VERSION: BadVersionError,
-    Code.NOT_EMPTY: NotEmptyError,
+    ZooKeeperCode.NO_NODE: NoNodeError,
+    ZooKeeperCode.NODE_EXISTS: NodeExistsError,
+    ZooKeeperCode.BAD_VERSION: BadVersionError,
+    ZooKeeperCode.NOT_EMPTY: NotEmptyError,
 }
 
 
-def node_error(code: Code, path: str) -> NodeError:
+def node_error(code: ZooKeeperCode, path: str) -> NodeError:
     """The exception that stands for `code` when a single operation fails."""
     return _ERRORS.get(code, NodeError)(code, path)
 
@@ -113,7 +113,7 @@ class Stat(NamedTuple):
     pzxid: int
 
 
-class Node(NamedTuple):
+class Znode(NamedTuple):
     """A node as read. `data` is None where the node was created without any."""
 
     data: bytes | None
@@ -174,7 +174,7 @@ class OpResult(NamedTuple):
     operations before the failed one (they were undone) and RUNTIME_INCONSISTENCY for those after.
     """
 
-    code: Code
+    code: ZooKeeperCode
     path: str | None = None
     stat: Stat | None = None
 
@@ -191,9 +191,9 @@ class TransactionResult(NamedTuple):
         return self.failed is None
 
     @property
-    def code(self) -> Code:
+    def code(self) -> ZooKeeperCode:
         """OK, or the code of the operation that made it fail."""
-        return Code.OK if self.failed is None else self.results[self.failed].code
+        return ZooKeeperCode.OK if self.failed is None else self.results[self.failed].code
 
 
 class Fence(NamedTuple):
@@ -210,14 +210,14 @@ class RowOutcome(NamedTuple):
     delete, or when the row lost); `failed` is the index in the row of the operation that lost.
     """
 
-    code: Code
+    code: ZooKeeperCode
     version: int = NO_VERSION
     failed: int | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the row was written."""
-        return self.code is Code.OK
+        return self.code is ZooKeeperCode.OK
 
 
 # --- bulk reads -----------------------------------------------------------------------------------
@@ -288,7 +288,9 @@ class SessionExpired:
     session_id: int
 
 
-Event: TypeAlias = WatchEvent | SessionStarted | SessionSuspended | SessionResumed | SessionExpired
+StoreEvent: TypeAlias = (
+    WatchEvent | SessionStarted | SessionSuspended | SessionResumed | SessionExpired
+)
 
 
 # --- the store ------------------------------------------------------------------------------------
@@ -311,7 +313,7 @@ class Store(Protocol):
         """How long a session that shows no sign of life was asked to last."""
         ...
 
-    def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[StoreEvent]:
         """Everything that happens to the session and its watches, in order, for one consumer.
 
         Begins with `SessionStarted`; ends when the store is closed.
@@ -330,7 +332,7 @@ class Store(Protocol):
         """End the session, so that its ephemeral nodes go at once."""
         ...
 
-    async def get(self, path: str, *, watch: bool = False) -> Node:
+    async def get(self, path: str, *, watch: bool = False) -> Znode:
         """Read a node. The watch sees its next change or deletion; a missing node gets none."""
         ...
 

@@ -12,17 +12,17 @@ from typing import Final
 
 from klamm.zookeeper.store import (
     Check,
-    Code,
     Create,
     Created,
     Delete,
     EventKind,
-    Node,
     Op,
     OpResult,
     SetData,
     Stat,
     TransactionResult,
+    Znode,
+    ZooKeeperCode,
 )
 
 #: The server's limit for one request (jute.maxbuffer), unless its operator changed it.
@@ -178,13 +178,13 @@ def decode_stat(reply: bytes, offset: int = _BODY) -> Stat:
     return Stat._make(_STAT.unpack_from(reply, offset))
 
 
-def decode_node(reply: bytes) -> Node:
+def decode_node(reply: bytes) -> Znode:
     """The reply to getData."""
     (length,) = _INT.unpack_from(reply, _BODY)
     start = _BODY + 4
     if length < 0:
-        return Node(None, decode_stat(reply, start))
-    return Node(reply[start : start + length], decode_stat(reply, start + length))
+        return Znode(None, decode_stat(reply, start))
+    return Znode(reply[start : start + length], decode_stat(reply, start + length))
 
 
 def decode_children(reply: bytes) -> list[str]:
@@ -247,8 +247,8 @@ def decode_multi_children(reply: bytes) -> list[list[str] | None]:
     return children
 
 
-_DONE: Final = OpResult(Code.OK)
-_NOT_TRIED: Final = OpResult(Code.RUNTIME_INCONSISTENCY)
+_DONE: Final = OpResult(ZooKeeperCode.OK)
+_NOT_TRIED: Final = OpResult(ZooKeeperCode.RUNTIME_INCONSISTENCY)
 
 
 def decode_multi(reply: bytes, chroot: str) -> TransactionResult:
@@ -260,21 +260,21 @@ def decode_multi(reply: bytes, chroot: str) -> TransactionResult:
         opcode = _INT.unpack_from(reply, offset)[0]
         offset += _OP_HEADER.size
         if opcode == Opcode.SET_DATA:
-            results.append(OpResult(Code.OK, None, decode_stat(reply, offset)))
+            results.append(OpResult(ZooKeeperCode.OK, None, decode_stat(reply, offset)))
             offset += _STAT.size
         elif opcode == Opcode.CREATE:
             path, offset = _decode_text(reply, offset)
-            results.append(OpResult(Code.OK, path[len(chroot) :]))
+            results.append(OpResult(ZooKeeperCode.OK, path[len(chroot) :]))
         elif opcode == -1:
             error = _INT.unpack_from(reply, offset)[0]
             offset += 4
-            if error == Code.OK:
+            if error == ZooKeeperCode.OK:
                 results.append(_DONE)
-            elif error == Code.RUNTIME_INCONSISTENCY:
+            elif error == ZooKeeperCode.RUNTIME_INCONSISTENCY:
                 results.append(_NOT_TRIED)
             else:
                 failed = len(results)
-                results.append(OpResult(Code(error)))
+                results.append(OpResult(ZooKeeperCode(error)))
         else:  # delete and check have nothing to tell
             results.append(_DONE)
     return TransactionResult(results, failed)

@@ -158,7 +158,7 @@ def decode_controller_epoch(data: bytes | None) -> int:
 # --- brokers --------------------------------------------------------------------------------------
 
 
-class Endpoint(NamedTuple):
+class RegisteredEndpoint(NamedTuple):
     """Where one of a broker's listeners is reached."""
 
     listener: str
@@ -178,7 +178,7 @@ class BrokerRegistration(NamedTuple):
     """What a broker says about itself."""
 
     broker: int
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[RegisteredEndpoint, ...]
     rack: str | None = None
     features: Mapping[str, FeatureRange] = {}
     jmx_port: int = -1
@@ -229,7 +229,9 @@ def decode_broker(broker: int, data: bytes | None) -> BrokerRegistration:
         malformed(path, f"rack is expected to be a string, not {rack!r}")
     if version == 1:
         host, port = text_at(path, json, "host"), integer_at(path, json, "port")
-        endpoints: tuple[Endpoint, ...] = (Endpoint("PLAINTEXT", "PLAINTEXT", host, port),)
+        endpoints: tuple[RegisteredEndpoint, ...] = (
+            RegisteredEndpoint("PLAINTEXT", "PLAINTEXT", host, port),
+        )
     else:
         endpoints = tuple(_decode_endpoints(path, json))
     features = {
@@ -242,7 +244,7 @@ def decode_broker(broker: int, data: bytes | None) -> BrokerRegistration:
     return BrokerRegistration(broker, endpoints, rack, features, jmx_port, controller_only)
 
 
-def _decode_endpoints(path: str, json: Json) -> Iterable[Endpoint]:
+def _decode_endpoints(path: str, json: Json) -> Iterable[RegisteredEndpoint]:
     texts = json.get("endpoints")
     if not isinstance(texts, list):
         malformed(path, f"endpoints is expected to be a list, not {texts!r}")
@@ -256,7 +258,7 @@ def _decode_endpoints(path: str, json: Json) -> Iterable[Endpoint]:
         protocol = protocols.get(listener) if protocols else listener
         if not isinstance(protocol, str):
             malformed(path, f"listener {listener} has no security protocol")
-        yield Endpoint(listener, protocol, host, int(port))
+        yield RegisteredEndpoint(listener, protocol, host, int(port))
 
 
 def _features_at(path: str, json: Json, default: Json | None) -> Iterable[tuple[str, Json]]:
@@ -345,7 +347,7 @@ def new_topic_id(random_bytes: Callable[[int], bytes]) -> uuid.UUID:
             return topic_id
 
 
-class PartitionState(NamedTuple):
+class StateZnode(NamedTuple):
     """Who leads a partition, as decided by the controller of `controller_epoch` (ZK-17)."""
 
     leader: int
@@ -390,12 +392,12 @@ def encode_states(
         ).encode()
 
 
-def decode_state(path: str, data: bytes | None) -> PartitionState | None:
+def decode_state(path: str, data: bytes | None) -> StateZnode | None:
     """A partition's state; None, no leadership info, for data that is not JSON (ZK-16)."""
     json = object_if_json(path, data)
     if json is None:
         return None
-    return PartitionState(
+    return StateZnode(
         integer_at(path, json, "leader"),
         integer_at(path, json, "leader_epoch"),
         brokers(path, json.get("isr"), "isr"),
@@ -404,7 +406,7 @@ def decode_state(path: str, data: bytes | None) -> PartitionState | None:
     )
 
 
-class PartitionStates(NamedTuple):
+class StateZnodes(NamedTuple):
     """Many states as columns; `at` says which of the given rows have leadership info."""
 
     at: list[int]
@@ -416,9 +418,9 @@ class PartitionStates(NamedTuple):
     errors: list[MalformedZnodeError]
 
 
-def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> PartitionStates:
+def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> StateZnodes:
     """Many states, for columns. What cannot be read comes back in `errors`."""
-    states = PartitionStates([], [], [], [], [], [], [])
+    states = StateZnodes([], [], [], [], [], [], [])
     at, leader, leader_epoch, isr, controller_epoch, recovery, _ = states
     # A million of these are read at failover, nearly all of them sound. So they are taken for
     # sound, their types are checked by column, and only if that fails one looks at each.
@@ -440,10 +442,8 @@ def decode_states(paths: Sequence[str], data: Sequence[bytes | None]) -> Partiti
     return _decode_states_one_by_one(paths, data)
 
 
-def _decode_states_one_by_one(
-    paths: Sequence[str], data: Sequence[bytes | None]
-) -> PartitionStates:
-    found: list[tuple[int, PartitionState]] = []
+def _decode_states_one_by_one(paths: Sequence[str], data: Sequence[bytes | None]) -> StateZnodes:
+    found: list[tuple[int, StateZnode]] = []
     errors: list[MalformedZnodeError] = []
     for i, (path, content) in enumerate(zip(paths, data, strict=True)):
         try:
@@ -455,7 +455,7 @@ def _decode_states_one_by_one(
                 found.append((i, state))
             elif (not_json := flaw(path, content)) is not None:
                 errors.append(not_json)
-    return PartitionStates(
+    return StateZnodes(
         [i for i, _ in found],
         [state.leader for _, state in found],
         [state.leader_epoch for _, state in found],

@@ -13,7 +13,7 @@ from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Parti
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 T0 = 1_000_000

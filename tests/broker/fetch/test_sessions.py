@@ -54,7 +54,7 @@ class Server:
             result(requested, **changed.get(requested.partition, {}))
             for requested in context.partitions
         ]
-        answer, included = context.answer(fetched, self.now_ms)
+        answer, included = context.response(fetched, self.now_ms)
         return answer, [requested.partition for requested, _ in included]
 
 
@@ -189,7 +189,7 @@ def test_an_answer_that_the_client_did_not_wait_for_is_an_error():
     server.fetch(0, 0, want(0))
     waiting = server.open(100, 1)
     server.open(100, 2)
-    answer, included = waiting.answer([result(want(0))], T0)
+    answer, included = waiting.response([result(want(0))], T0)
     assert (answer, included) == (SessionResponse(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
 
 

@@ -30,7 +30,7 @@ from klamm.protocol.codec.frames import (
 )
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import Driver
-from tests.protocol.exchanges import EXCHANGES, Exchange
+from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 SIZE_BYTES = 4
 

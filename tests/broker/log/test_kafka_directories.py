@@ -21,8 +21,9 @@ from klamm.broker.log.settings import LogConfig
 from klamm.config.properties import read_properties
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import Record, build_batch
-from klamm.zookeeper.server import ZooKeeperServer, free_port
+from klamm.zookeeper.server import ZooKeeperServer
 from tests.broker.log.making import stored_records
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.interop,

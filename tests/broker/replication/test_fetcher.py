@@ -25,7 +25,7 @@ from klamm.protocol.fast.fetch import (
     FetchResponse,
     FetchTopicResponse,
 )
-from tests.broker.memory_log import Batch, MemoryLog
+from tests.support.memory_log import Batch, MemoryLog
 
 T0 = 1_000_000
 BACKOFF_MS = 1000

@@ -30,7 +30,7 @@ def test_one_request_is_under_way_and_the_rest_goes_into_the_next():
     assert line.next_batch(7, T0) == (7, (one, two))
     line.submit(three)
     assert line.next_batch(7, T0) is None
-    answered = line.on_answers({one.partition: OK, two.partition: OK}, T0)
+    answered = line.on_response({one.partition: OK, two.partition: OK}, T0)
     assert answered == [(one, OK), (two, OK)]
     assert line.next_batch(7, T0) == (7, (three,))
 
@@ -50,7 +50,7 @@ def test_a_partition_that_is_missing_from_the_answer_is_sent_again():
     line.submit(one)
     line.submit(two)
     line.next_batch(7, T0)
-    assert line.on_answers({two.partition: OK}, T0) == [(two, OK)]
+    assert line.on_response({two.partition: OK}, T0) == [(two, OK)]
     assert line.next_batch(7, T0) == (7, (one,))
 
 
@@ -77,7 +77,7 @@ def test_another_controller_is_tried_at_once_and_the_same_one_after_a_pause(how)
     if how == "top level":
         line.on_error(E.NOT_CONTROLLER, T0)
     elif how == "in a partition":
-        assert line.on_answers({one.partition: AlterPartitionResult(E.NOT_CONTROLLER)}, T0) == []
+        assert line.on_response({one.partition: AlterPartitionResult(E.NOT_CONTROLLER)}, T0) == []
     else:
         line.on_disconnect(T0)
     assert line.next_batch(7, T0) is None
@@ -103,7 +103,7 @@ def test_a_newer_proposal_survives_the_answer_to_an_older_one():
     line.submit(old)
     line.next_batch(7, T0)
     line.submit(new)
-    assert line.on_answers({old.partition: OK}, T0) == [(old, OK)]
+    assert line.on_response({old.partition: OK}, T0) == [(old, OK)]
     assert line.next_batch(7, T0) == (7, (new,))
 
 

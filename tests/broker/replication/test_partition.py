@@ -10,7 +10,7 @@ from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Parti
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 NAME = TopicPartition("orders", 0)
 ID, OTHER_ID = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -33,8 +33,8 @@ class Leader:
             replica_lag_time_max_ms=MAX_LAG_MS,
             min_insync_replicas=min_isr,
         )
-        self.order = LeaderAndIsrPartitionState(1, epoch, isr, 10, replicas)
-        self.partition.become_leader(self.order, self.log, T0)
+        self.state = LeaderAndIsrPartitionState(1, epoch, isr, 10, replicas)
+        self.partition.become_leader(self.state, self.log, T0)
 
     def append(self, count=1, now_ms=T0):
         self.log.append_as_leader(b"new", self.partition.leader_epoch, count)
@@ -62,8 +62,8 @@ class TestOrders:
     @pytest.mark.rule("LISR-2", "FENCE-12")
     def test_a_topic_id_that_differs_from_the_log_is_refused_before_anything_else(self):
         partition = new_partition(log=MemoryLog(ID))
-        order = LeaderAndIsrPartitionState(1, 0, (1,), 0, (1,))
-        assert partition.decide(order, OTHER_ID) == (E.INCONSISTENT_TOPIC_ID, Step.NOTHING)
+        state = LeaderAndIsrPartitionState(1, 0, (1,), 0, (1,))
+        assert partition.decide(state, OTHER_ID) == (E.INCONSISTENT_TOPIC_ID, Step.NOTHING)
 
     @pytest.mark.rule("LISR-2")
     @pytest.mark.parametrize(("stored", "sent"), [(None, ID), (ID, None), (ID, ID), (None, None)])
@@ -101,7 +101,7 @@ class TestOrders:
     def test_an_equal_epoch_may_give_an_id_to_a_log_without_one(self):
         leader = Leader()
         leader.log.topic_id = None
-        assert leader.partition.decide(leader.order, ID) == (E.NONE, Step.ASSIGN_TOPIC_ID)
+        assert leader.partition.decide(leader.state, ID) == (E.NONE, Step.ASSIGN_TOPIC_ID)
 
     @pytest.mark.rule("LISR-7")
     def test_an_older_partition_epoch_is_skipped_silently(self):
@@ -119,8 +119,8 @@ class TestOrders:
     @pytest.mark.parametrize("leader", [9, -1])
     def test_following_waits_until_the_leader_is_known_to_be_alive(self, leader):
         partition = new_partition()
-        order = LeaderAndIsrPartitionState(leader, 3, (2,), 0, (1, 2, leader))
-        assert partition.decide(order, ID) == (E.NONE, Step.OPEN_LOG)
+        state = LeaderAndIsrPartitionState(leader, 3, (2,), 0, (1, 2, leader))
+        assert partition.decide(state, ID) == (E.NONE, Step.OPEN_LOG)
         assert partition.leader_epoch == -1
 
     @pytest.mark.rule("LISR-9")
@@ -175,8 +175,8 @@ class TestHighWatermark:
         leader = Leader(isr=(1, 2, 3), replicas=(1, 3))
         leader.append(5)
         assert not leader.fetch(3, 5).high_watermark_rose
-        order = leader.order._replace(leader_epoch=6, isr=(1, 3), partition_epoch=11)
-        assert leader.partition.become_leader(order, leader.log, T0).high_watermark_rose
+        state = leader.state._replace(leader_epoch=6, isr=(1, 3), partition_epoch=11)
+        assert leader.partition.become_leader(state, leader.log, T0).high_watermark_rose
         assert leader.log.high_watermark == 5
 
     @pytest.mark.rule("HW-1")
@@ -415,11 +415,11 @@ class TestInSyncReplicas:
     @pytest.mark.rule("BMET-12")
     def test_replicas_being_added_are_not_missed(self):
         leader = Leader(isr=(1, 2))
-        order = LeaderAndIsrPartitionState(1, 6, (1, 2), 11, (1, 2, 4), adding=(4,), removing=())
-        leader.partition.become_leader(order, leader.log, T0)
+        state = LeaderAndIsrPartitionState(1, 6, (1, 2), 11, (1, 2, 4), adding=(4,), removing=())
+        leader.partition.become_leader(state, leader.log, T0)
         assert not leader.partition.is_under_replicated
         assert leader.partition.is_reassigning
-        leader.partition.become_leader(order._replace(adding=()), leader.log, T0)
+        leader.partition.become_leader(state._replace(adding=()), leader.log, T0)
         assert leader.partition.is_under_replicated
 
     @pytest.mark.rule("BMET-12")

@@ -11,7 +11,7 @@ from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.replica_log import ReplicaLog
 from tests.broker.log.making import NOW, Home, batch_of
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 offsets = st.integers(0, 15)
 steps = st.lists(

@@ -20,7 +20,7 @@ class Controller:
         self._may_answer = asyncio.Semaphore(0)
         self._has_answered = asyncio.Event()
 
-    async def ask(
+    async def send(
         self,
         key: ApiKey,
         version: int,

@@ -9,7 +9,8 @@ import pytest
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
-from tests.controller.lab import Lab, Node, wait_until
+from tests.support.lab import Lab, Node
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -82,14 +83,14 @@ def test_a_created_topic_is_written_elected_and_described_in_the_answer(shared: 
     wanted = {"name": "made", "num_partitions": 2, "replication_factor": 3}
     made = create(node, wanted | config("retention.ms", "1000"))["made"]
     assert (made.error_code, made.num_partitions, made.replication_factor) == (E.NONE, 2, 3)
-    znode = shared.json("/brokers/topics/made")
+    znode = shared.znode("/brokers/topics/made")
     assert set(znode) == {
         "version", "topic_id", "partitions", "adding_replicas", "removing_replicas"
     }  # fmt: skip
     assert (znode["version"], len(znode["topic_id"])) == (3, 22)
     assert not znode["topic_id"].startswith("-")
     assert set(znode["partitions"]["0"]) < {1, 2, 3, 4}
-    assert shared.json("/config/topics/made") == {"version": 1, "config": {"retention.ms": "1000"}}
+    assert shared.znode("/config/topics/made") == {"version": 1, "config": {"retention.ms": "1000"}}
     assert shared.zk.get_children("/config/changes") == []
     for partition in (0, 1):
         state = shared.state("made", partition)
@@ -183,7 +184,7 @@ def test_validating_only_checks_everything_and_writes_nothing(shared: Lab, node:
     shared.create_topic("same", {0: [1]})
     would_grow = expand(node, {"name": "same", "count": 3}, validate_only=True)["same"]
     assert would_grow.error_code == E.NONE
-    assert list(shared.json("/brokers/topics/same")["partitions"]) == ["0"]
+    assert list(shared.znode("/brokers/topics/same")["partitions"]) == ["0"]
 
 
 @pytest.mark.rule("ADM-1", "ADM-17", "ADM-24", "BADM-1", "EVT-7", "PREF-2", "REASG-5", "SHUT-2")
@@ -236,7 +237,7 @@ def test_an_automatic_topic_is_written_by_the_broker_that_was_asked(shared: Lab)
         return answer.topics[0]
 
     described = wait_until(lambda: (found := describe()).error_code == E.NONE and found)
-    replicas = shared.json("/brokers/topics/automatic")["partitions"]["0"]
+    replicas = shared.znode("/brokers/topics/automatic")["partitions"]["0"]
     assert list(described.partitions[0].replica_nodes) == replicas
     # Nodes without data are passed over.
     assert len(set(replicas) & {1, 2, 3, 4}) == 3
@@ -257,7 +258,7 @@ def test_expansion_is_checked_written_and_elected(shared: Lab, node: Node):
     assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     assert answers["twice"].error_code == E.INVALID_REQUEST
     # Start = shift = the place of broker 2, counted on from partition 1.
-    partitions = shared.json("/brokers/topics/grown")["partitions"]
+    partitions = shared.znode("/brokers/topics/grown")["partitions"]
     assert partitions == {"0": [2, 3], "1": [3, 1], "2": [4, 2]}
     assert shared.state("grown", 2)["leader"] == 4
     assert expand(node, {"name": "grown", "count": 3})["grown"].error_code == E.INVALID_PARTITIONS
@@ -297,7 +298,7 @@ def test_an_expansion_that_cannot_be_placed_is_refused(shared: Lab, node: Node):
     assert {answer.error_code for answer in answers.values()} == {E.UNKNOWN_SERVER_ERROR}
     refused = create(node, {"name": "rackless"})["rackless"]
     assert refused.error_code == E.UNKNOWN_SERVER_ERROR
-    assert list(shared.json("/brokers/topics/narrow")["partitions"]) == ["0"]
+    assert list(shared.znode("/brokers/topics/narrow")["partitions"]) == ["0"]
     shared.brokers.pop(9).close()
     wait_until(lambda: expand(node, {"name": "narrow", "count": 2})["narrow"].error_code == E.NONE)
 
@@ -305,7 +306,7 @@ def test_an_expansion_that_cannot_be_placed_is_refused(shared: Lab, node: Node):
 @pytest.mark.rule("ADM-26", "ADM-28", "DEL-34", "DEL-15", "DEL-19", "BADM-5")
 def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, node: Node):
     create(node, {"name": "gone", "replication_factor": 2})
-    first_id = shared.json("/brokers/topics/gone")["topic_id"]
+    first_id = shared.znode("/brokers/topics/gone")["topic_id"]
     answers = delete(node, "gone", "missing")
     assert answers["gone"].error_code == E.NONE
     assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
@@ -313,7 +314,7 @@ def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, n
     wait_until(lambda: not shared.zk.get_children("/admin/delete_topics"))
     assert not shared.zk.exists("/config/topics/gone")
     assert create(node, {"name": "gone"})["gone"].error_code == E.NONE
-    assert shared.json("/brokers/topics/gone")["topic_id"] != first_id
+    assert shared.znode("/brokers/topics/gone")["topic_id"] != first_id
     late = delete(node, "gone", timeout=0)["gone"]
     assert late.error_code == E.REQUEST_TIMED_OUT
     wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
@@ -399,9 +400,9 @@ def test_features_are_updated_as_far_as_this_broker_knows_them(lab: Lab):
     assert higher.results[0].error_code == E.INVALID_REQUEST
     assert higher.results[0].error_message.endswith("the provided feature is not supported.")
     assert update(0, allow_downgrade=False).results[0].error_code == E.INVALID_REQUEST
-    assert lab.json("/feature") == finalized
+    assert lab.znode("/feature") == finalized
     assert update(0, allow_downgrade=True).results[0].error_code == E.NONE
-    assert lab.json("/feature") == finalized | {"features": {}}
+    assert lab.znode("/feature") == finalized | {"features": {}}
 
 
 @pytest.mark.rule("ADM-45", "ADM-46", "ADM-47", "ZK-21", "FENCE-14", "IDEM-3")
@@ -417,7 +418,7 @@ def test_producer_ids_come_in_blocks_that_never_repeat(shared: Lab, node: Node):
     assert [(b.producer_id_start, b.producer_id_len) for b in blocks] == [
         (0, 1000), (1000, 1000), (2000, 1000),
     ]  # fmt: skip
-    assert shared.json("/latest_producer_id_block") == {
+    assert shared.znode("/latest_producer_id_block") == {
         "version": 1, "broker": 1, "block_start": "2000", "block_end": "2999",
     }  # fmt: skip
     assert allocate(broker=9).error_code == E.BROKER_ID_NOT_REGISTERED
@@ -432,7 +433,7 @@ def test_producer_ids_come_in_blocks_that_never_repeat(shared: Lab, node: Node):
     }
     shared.zk.set(path, json.dumps(last).encode())
     assert allocate().error_code == E.UNKNOWN_SERVER_ERROR
-    assert shared.json(path) == last
+    assert shared.znode(path) == last
 
 
 @pytest.mark.rule("ISR-17", "ISR-18", "ISR-19", "ISR-21", "PREF-5", "PREF-10", "PREF-11")
@@ -504,10 +505,10 @@ def test_a_reassignment_is_started_listed_cancelled_and_completed(shared: Lab, n
     assert moving() == [([2, 3, 4, 1], [4], [1])]
     assert move(node, "moved", None) == E.NONE
     assert moving() == []
-    assert shared.json("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 1]
+    assert shared.znode("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 1]
     assert move(node, "moved", [2, 3, 4]) == E.NONE
     assert shared.alter_partition(node, "moved", 0, [1, 2, 3, 4]).error_code == E.NONE
-    wait_until(lambda: shared.json("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 4])
+    wait_until(lambda: shared.znode("/brokers/topics/moved")["partitions"]["0"] == [2, 3, 4])
     state = shared.state("moved", 0)
     assert (state["leader"], state["isr"]) == (2, [2, 3, 4])
     stopped = wait_until(lambda: shared.brokers[1].told(ApiKey.STOP_REPLICA, "moved", 0))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from klamm.controller.requests.topic_checks import Refused
+from klamm.controller.requests.topic_checks import TopicRefusedError
 from klamm.controller.requests.topics import TopicAdmin
 from klamm.core.assignment import assign_replicas
 from klamm.protocol.codes import ErrorCode
-from tests.controller.office import history_config
+from tests.support.office import history_config
 
 BROKERS: dict[int, str | None] = {1: None, 2: None, 3: None, 4: None}
 
@@ -67,6 +67,6 @@ def test_what_cannot_be_placed_is_refused_with_the_code_for_it(tmp_path: Path):
         (1, 5, BROKERS, ErrorCode.INVALID_REPLICATION_FACTOR),
         (1, 1, BROKERS | {5: "r"}, ErrorCode.UNKNOWN_SERVER_ERROR),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(TopicRefusedError) as refused:
             topics.place(racks, count, factor)
         assert refused.value.code == code

@@ -2,16 +2,16 @@
 
 import pytest
 
-from klamm.controller.requests.topic_checks import Refused, check_expansion, check_name
-from klamm.core.cluster import Broker, Cluster
+from klamm.controller.requests.topic_checks import TopicRefusedError, check_expansion, check_name
+from klamm.core.cluster import ClusterState, RegisteredBroker
 from klamm.protocol.codes import ErrorCode
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    cluster = Cluster()
+def cluster() -> ClusterState:
+    cluster = ClusterState()
     for broker in (1, 2, 3):
-        cluster.brokers[broker] = Broker(broker, epoch=broker)
+        cluster.brokers[broker] = RegisteredBroker(broker, epoch=broker)
     return cluster
 
 
@@ -35,7 +35,7 @@ def cluster() -> Cluster:
     ],
 )
 def test_partitions_that_cannot_be_added_are_named(cluster, added, more, message):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(TopicRefusedError) as refused:
         check_expansion(cluster, added, more, factor=2)
     assert (refused.value.code, str(refused.value)) == (
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -49,7 +49,7 @@ def test_partitions_like_the_first_can_be_added(cluster):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])
 def test_names_that_no_topic_can_have_are_refused(name):
-    with pytest.raises(Refused, match="Topic name is invalid: ") as refused:
+    with pytest.raises(TopicRefusedError, match="Topic name is invalid: ") as refused:
         check_name(name)
     assert refused.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
 

@@ -3,10 +3,10 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.cluster import Endpoint
+from klamm.core.cluster import AdvertisedEndpoint
 from klamm.core.metrics import gauges
 from klamm.core.transitions import ReplicaState
-from tests.core.world import World, steady
+from tests.support.procedure_world import World, steady
 
 THREE = {"t": {0: [1, 2, 3], 1: [2, 3, 1]}}
 
@@ -44,7 +44,7 @@ def test_channels_are_changed_before_anything_is_told() -> None:
     world.register(4)
     world.settle()
     kinds = [type(effect) for effect in world.performed]
-    assert kinds.index(effects.ChangeChannels) < kinds.index(effects.Announce)
+    assert kinds.index(effects.ChangeChannels) < kinds.index(effects.SendRequestBatch)
     assert 1 not in {r.to for r in world.requests}
 
 
@@ -183,7 +183,7 @@ def test_otherwise_what_is_told_of_partitions_tells_of_brokers_too() -> None:
 @pytest.mark.rule("BRK-20", "BRK-21")
 def test_a_new_endpoint_is_passed_on_without_a_new_channel() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
-    moved = (Endpoint("PLAINTEXT", "elsewhere", 9999),)
+    moved = (AdvertisedEndpoint("PLAINTEXT", "elsewhere", 9999),)
     world.reregister(1, endpoints=moved)
     world.settle()
     assert world.cluster.brokers[1].endpoints == moved
@@ -195,7 +195,7 @@ def test_a_new_endpoint_is_passed_on_without_a_new_channel() -> None:
 def test_a_bounce_is_noticed_although_the_new_registration_was_seen_before() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
     world.lose(1)
-    world.register(1, endpoints=(Endpoint("PLAINTEXT", "elsewhere", 9999),))
+    world.register(1, endpoints=(AdvertisedEndpoint("PLAINTEXT", "elsewhere", 9999),))
     world.queue.appendleft(events.BrokerModifications(1))
     world.settle()
     assert world.state("t") == (2, 1, [2])
@@ -228,7 +228,7 @@ def test_a_broker_without_the_features_of_the_cluster_is_left_out() -> None:
     world.features = {"f": 2}
     world.reregister(1, features=(("f", 1, 3),))
     world.register(2, features=(("f", 1, 1),))
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.cluster.live == {1}
     world.register(3)
@@ -244,7 +244,7 @@ def test_a_broker_that_comes_back_without_the_features_is_lost() -> None:
     world.features = {"f": 2}
     for broker in (1, 2):
         world.reregister(broker, features=(("f", 1, 3),))
-    world.take_office()
+    world.fail_over()
     world.create_topic("t", {0: [1, 2]})
     world.settle()
     world.lose(1)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from klamm.core import events
-from tests.core.ensemble import DELETIONS, PREFERRED, REASSIGN, TOPICS, Crash
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, PREFERRED, REASSIGN, TOPICS, Crash
+from tests.support.procedure_world import World, steady
 
 T = {"t": {0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1]}}
 T0 = ("t", 0)
@@ -154,7 +154,7 @@ SCENARIOS = {
     "taking office after a failure": Scenario(
         lambda: after(steady([1, 2, 3], T), lambda w: w.lose(1)),
         lambda world: rid_of(world, 1),
-        lambda world: world.take_office(2),
+        lambda world: world.fail_over(2),
     ),
     "preferred election": Scenario(
         lambda: after(
@@ -182,7 +182,7 @@ def play(scenario: Scenario, crash_after: int | None) -> tuple[World, int]:
     try:
         scenario.act(world)
     except Crash:
-        world.take_office(3)
+        world.fail_over(3)
     writes = len(world.writes)
     world.settle()
     catch_up(world)

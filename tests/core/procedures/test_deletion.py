@@ -6,8 +6,8 @@ from klamm.core import effects, events
 from klamm.core.context import Settings
 from klamm.core.metrics import gauges
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.ensemble import DELETIONS, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import DELETIONS, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 R = ReplicaState
 TWO = {"t": {0: [1, 2]}}
@@ -27,7 +27,7 @@ def begun(world: World) -> World:
 
 
 def answer(world: World, broker: int, error: int = 0, *, top: int = 0) -> None:
-    world.queue.append(events.StopReplicaAnswered(broker, top, {("t", 0): error}))
+    world.queue.append(events.StopReplicaResponseReceived(broker, top, {("t", 0): error}))
     world.settle()
 
 
@@ -176,7 +176,7 @@ def test_a_bounce_of_the_failed_broker_retries_it_alone() -> None:
 @pytest.mark.rule("DEL-24")
 def test_an_answer_without_partitions_changes_nothing() -> None:
     world = begun(steady([1, 2], TWO))
-    world.queue.append(events.StopReplicaAnswered(1, 11, {}))
+    world.queue.append(events.StopReplicaResponseReceived(1, 11, {}))
     world.settle()
     assert states(world) == [R.DELETION_STARTED] * 2
     assert world.cluster.ineligible_for_deletion == set()
@@ -201,7 +201,7 @@ def test_a_successor_finishes_what_a_crash_left_of_a_deletion() -> None:
         del world.nodes[path]
     world.nodes["/config/topics/t"] = Node({"config": {}})
     world.request_deletion("t")
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert "/config/topics/t" not in world.nodes
     assert f"{DELETIONS}/t" not in world.nodes
@@ -215,7 +215,7 @@ def test_a_topic_that_never_came_online_is_deleted_too() -> None:
     world.create_topic("empty", {})
     world.request_deletion("t")
     world.request_deletion("empty")
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert "empty" not in world.cluster.topics
     assert world.cluster.ineligible_for_deletion == {"t"}
@@ -231,7 +231,7 @@ def test_at_failover_topics_that_move_or_miss_a_replica_wait() -> None:
     world.ask(events.ApiReassignment({("t", 0): [1, 3]}))
     for topic in ("t", "u", "v"):
         world.request_deletion(topic)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.cluster.ineligible_for_deletion == {"t", "u"}
     assert sorted(world.cluster.topics) == ["t", "u"]
@@ -242,7 +242,7 @@ def test_at_failover_requests_are_dropped_where_deletion_is_disabled() -> None:
     world = World([1], Settings(delete_topics=False))
     world.create_topic("t", {0: [1]})
     world.request_deletion("t")
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert f"{DELETIONS}/t" not in world.nodes
     assert world.state("t") == (1, 0, [1])

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import Code
-from klamm.core.events import ElectionType, Event
-from klamm.core.procedures.dispatch import answer_when_not_active, answer_when_preempted, handle
+from klamm.core.codes import ControllerError
+from klamm.core.events import Event, RequestedElection
+from klamm.core.procedures.dispatch import handle, not_controller_response, preempted_response
 from klamm.errors import FencedError, UnavailableError
-from tests.core.world import steady
+from tests.support.procedure_world import steady
 
 T0, T1 = ("t", 0), ("t", 1)
 REQUESTS: dict[str, Event] = {
     "shutdown": events.ControlledShutdown(1, 1),
     "reassign": events.ApiReassignment({T0: [1]}),
     "list": events.ListReassignments(None),
-    "elect": events.ElectLeaders(ElectionType.PREFERRED, [T0, T1]),
-    "elect all": events.ElectLeaders(ElectionType.PREFERRED, None),
+    "elect": events.ElectLeaders(RequestedElection.PREFERRED, [T0, T1]),
+    "elect all": events.ElectLeaders(RequestedElection.PREFERRED, None),
     "alter": events.AlterPartition(1, 1, 2, []),
     "features": events.UpdateFeatures([]),
     "change": events.BrokerChange(),
@@ -28,16 +28,16 @@ EVENTS = [
     for kind in vars(events).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 ]
-NOT_CONTROLLER = (Code.NOT_CONTROLLER, None, -1)
+NOT_CONTROLLER = (ControllerError.NOT_CONTROLLER, None, -1)
 
 
 @pytest.mark.rule("EVT-6", "EVT-4")
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("shutdown", (Code.STALE_CONTROLLER_EPOCH, [])),
-        ("reassign", (Code.NOT_CONTROLLER, {})),
-        ("list", (Code.NOT_CONTROLLER, {})),
+        ("shutdown", (ControllerError.STALE_CONTROLLER_EPOCH, [])),
+        ("reassign", (ControllerError.NOT_CONTROLLER, {})),
+        ("list", (ControllerError.NOT_CONTROLLER, {})),
         ("elect", {T0: NOT_CONTROLLER, T1: NOT_CONTROLLER}),
         ("elect all", {}),
         ("alter", None),
@@ -46,24 +46,24 @@ NOT_CONTROLLER = (Code.NOT_CONTROLLER, None, -1)
     ],
 )
 def test_answers_of_events_that_were_preempted(name: str, answer: object) -> None:
-    assert answer_when_preempted(REQUESTS[name]) == answer
+    assert preempted_response(REQUESTS[name]) == answer
 
 
 @pytest.mark.rule("EVT-7", "SHUT-2", "REASG-5", "PREF-2", "ISR-8")
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("shutdown", (Code.STALE_CONTROLLER_EPOCH, [])),
-        ("reassign", (Code.NOT_CONTROLLER, {})),
-        ("list", (Code.NOT_CONTROLLER, {})),
+        ("shutdown", (ControllerError.STALE_CONTROLLER_EPOCH, [])),
+        ("reassign", (ControllerError.NOT_CONTROLLER, {})),
+        ("list", (ControllerError.NOT_CONTROLLER, {})),
         ("elect", {T0: NOT_CONTROLLER, T1: NOT_CONTROLLER}),
-        ("alter", (Code.NOT_CONTROLLER, [])),
-        ("features", (Code.NOT_CONTROLLER, {})),
+        ("alter", (ControllerError.NOT_CONTROLLER, [])),
+        ("features", (ControllerError.NOT_CONTROLLER, {})),
         ("change", None),
     ],
 )
 def test_answers_of_who_is_not_controller(name: str, answer: object) -> None:
-    assert answer_when_not_active(REQUESTS[name]) == answer
+    assert not_controller_response(REQUESTS[name]) == answer
 
 
 def _example(kind: type[Event]) -> Event:
@@ -79,7 +79,7 @@ def _example(kind: type[Event]) -> Event:
         "proposals": [],
         "targets": {},
         "partitions": [],
-        "kind": ElectionType.PREFERRED,
+        "kind": RequestedElection.PREFERRED,
         "updates": [],
         "validate_only": False,
     }
@@ -117,6 +117,6 @@ def test_a_requester_is_answered_even_if_its_event_fails(name: str, error: Excep
         world.run(handle(world.ctx, event))
     answer = world.answers[-1][1]
     if isinstance(error, FencedError):
-        assert answer == answer_when_not_active(event)
+        assert answer == not_controller_response(event)
     else:
         assert "UNKNOWN_SERVER_ERROR" in repr(answer)

@@ -5,8 +5,8 @@ import pytest
 from klamm.core import effects, events
 from klamm.core.transitions import ReplicaState
 from klamm.errors import UnavailableError
-from tests.core.ensemble import LOG_DIRS
-from tests.core.world import World, steady
+from tests.support.procedure_store import LOG_DIRS
+from tests.support.procedure_world import World, steady
 
 T0, T1 = ("t", 0), ("t", 1)
 LOST = 56
@@ -18,7 +18,7 @@ def two() -> World:
 
 def answer(world: World, broker: int, *lost: tuple[str, int], top: int = 0, **other: int) -> None:
     errors = dict.fromkeys(lost, LOST) | {("t", int(n[1:])): code for n, code in other.items()}
-    world.queue.append(events.LeaderAndIsrAnswered(broker, top, errors, [T0, T1]))
+    world.queue.append(events.LeaderAndIsrResponseReceived(broker, top, errors, [T0, T1]))
     world.settle()
 
 
@@ -41,7 +41,7 @@ def test_notifications_go_even_if_handling_them_failed() -> None:
     world = two()
 
     def fail(effect: effects.Effect) -> None:
-        if isinstance(effect, effects.Announce):
+        if isinstance(effect, effects.SendRequestBatch):
             raise UnavailableError("no")
 
     world.faults.before = fail
@@ -120,7 +120,7 @@ def test_other_errors_leave_things_as_they_were() -> None:
 def test_a_partition_that_was_not_in_the_answer_stays_lost() -> None:
     world = two()
     answer(world, 1, T0)
-    world.queue.append(events.LeaderAndIsrAnswered(1, 0, {}, [T1]))
+    world.queue.append(events.LeaderAndIsrResponseReceived(1, 0, {}, [T1]))
     world.settle()
     assert world.cluster.offline_dirs == {1: {world.cluster.row("t", 0)}}
 
@@ -145,15 +145,15 @@ def test_a_restart_forgets_what_was_lost() -> None:
     world.settle()
     assert world.cluster.offline_dirs == {}
     answer(world, 1, T0)
-    world.take_office()
+    world.fail_over()
     assert world.cluster.offline_dirs == {}
 
 
 @pytest.mark.rule("CHAN-33")
 def test_an_error_to_metadata_is_only_logged() -> None:
     world = two()
-    world.queue.append(events.UpdateMetadataAnswered(1, 11))
-    world.queue.append(events.UpdateMetadataAnswered(1, 0))
+    world.queue.append(events.UpdateMetadataResponseReceived(1, 11))
+    world.queue.append(events.UpdateMetadataResponseReceived(1, 0))
     world.settle()
     assert world.performed == []
     assert len(world.errors()) == 1

@@ -5,7 +5,6 @@ import pytest
 from klamm.core import effects, events
 from klamm.core.context import Settings
 from klamm.core.effects import (
-    Announce,
     ChangeChannels,
     DropIsrNotifications,
     DropLogDirNotifications,
@@ -17,13 +16,14 @@ from klamm.core.effects import (
     ReadTopicNames,
     ReadTopics,
     Schedule,
+    SendRequestBatch,
     SetUpFeatures,
     WatchBrokers,
 )
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError, KlammError
-from tests.core.ensemble import ISR_CHANGES, LOG_DIRS, PREFERRED, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import ISR_CHANGES, LOG_DIRS, PREFERRED, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 
 def abandoned() -> World:
@@ -40,7 +40,7 @@ def abandoned() -> World:
 )
 def test_the_steps_come_in_their_order() -> None:
     world = abandoned()
-    world.take_office()
+    world.fail_over()
     assert [type(effect) for effect in world.performed] == [
         SetUpFeatures,
         DropLogDirNotifications,
@@ -52,8 +52,8 @@ def test_the_steps_come_in_their_order() -> None:
         ReadStates,
         ChangeChannels,
         ReadDeletions,
-        Announce,  # the brokers, without partitions
-        Announce,  # all partitions
+        SendRequestBatch,  # the brokers, without partitions
+        SendRequestBatch,  # all partitions
         ReadReassignRequest,
         ReadPreferredRequest,
         Schedule,
@@ -66,7 +66,7 @@ def test_old_notifications_are_thrown_away_unseen() -> None:
     world.put_state("t", 0, leader=1, isr=[1], version=7)
     world.notify_isr_change(("t", 0))
     world.notify_log_dir(1)
-    world.take_office()
+    world.fail_over()
     assert world.children(ISR_CHANGES) == world.children(LOG_DIRS) == []
     # What they told of is read anyway.
     assert world.cluster.isr[world.cluster.row("t", 0)].tolist() == [1, -1, -1]
@@ -77,7 +77,7 @@ def test_topics_without_an_id_get_one() -> None:
     world = World([1])
     world.create_topic("t", {0: [1]}, with_id=False)
     world.create_topic("u", {0: [1]})
-    world.take_office()
+    world.fail_over()
     given = world.topic("t")["topic_id"]
     assert world.cluster.topic_names == {given: "t", "id-of-u": "u"}
 
@@ -88,7 +88,7 @@ def test_an_id_that_two_topics_share_ends_the_takeover() -> None:
     world.create_topic("t", {0: [1]})
     world.create(f"{TOPICS}/copy", world.topic("t"))
     with pytest.raises(KlammError, match="id of another topic"):
-        world.take_office()
+        world.fail_over()
 
 
 @pytest.mark.rule("FAILOVER-8", "FAILOVER-18", "REASG-29")
@@ -98,7 +98,7 @@ def test_moves_under_way_are_known_and_resumed() -> None:
     data["partitions"]["0"] = [1, 3, 2]
     data["adding_replicas"], data["removing_replicas"] = {"0": [3]}, {"0": [2]}
     world.nodes[f"{TOPICS}/t"] = Node(data)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.cluster.being_reassigned == {world.cluster.row("t", 0)}
     assert world.state("t") == (1, 1, [1, 2])
@@ -108,7 +108,7 @@ def test_moves_under_way_are_known_and_resumed() -> None:
 @pytest.mark.rule("FAILOVER-15", "CHAN-26")
 def test_brokers_hear_of_each_other_before_they_hear_of_partitions() -> None:
     world = abandoned()
-    world.take_office()
+    world.fail_over()
     for broker in (1, 2, 3):
         first, second, third = [r for r in world.requests if r.to == broker]
         assert (first.api, first.partitions, list(first.brokers)) == (
@@ -122,7 +122,7 @@ def test_brokers_hear_of_each_other_before_they_hear_of_partitions() -> None:
 @pytest.mark.rule("FAILOVER-24", "ZK-17")
 def test_healthy_partitions_are_told_again_and_not_rewritten() -> None:
     world = abandoned()
-    world.take_office()
+    world.fail_over()
     assert world.writes == []
     entry = world.sent("LeaderAndIsr", to=1)[0].partitions["t", 0]
     assert (entry["leader_epoch"], entry["controller_epoch"], entry["is_new"]) == (0, 5, False)
@@ -132,7 +132,7 @@ def test_healthy_partitions_are_told_again_and_not_rewritten() -> None:
 def test_deletions_go_on() -> None:
     world = abandoned()
     world.request_deletion("t")
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.cluster.topics == {}
     assert not [path for path in world.nodes if path.startswith(TOPICS)]
@@ -147,7 +147,7 @@ def test_a_preferred_election_is_run_as_far_as_it_makes_sense() -> None:
     world.put_state("t", 0, leader=2, isr=[2, 1], leader_epoch=4, version=4)
     asked = [("t", 0), ("t", 1), ("new", 0), ("going", 0), ("nope", 0)]
     world.request_preferred_election(*asked)
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.state("t", 0) == (1, 5, [2, 1])
     assert world.state("t", 1) == (2, 0, [2, 3])
@@ -159,7 +159,7 @@ def test_a_preferred_election_is_run_as_far_as_it_makes_sense() -> None:
 def test_the_first_rebalance_is_due_in_five_seconds() -> None:
     world = abandoned()
     world.scheduled.clear()
-    world.take_office()
+    world.fail_over()
     assert world.scheduled == [(events.AutoRebalance(), 5.0)]
 
 
@@ -168,7 +168,7 @@ def test_a_partition_whose_leader_died_is_written_twice() -> None:
     world = abandoned()
     world.lose(1)
     world.forget_what_happened()
-    world.take_office()
+    world.fail_over()
     written = [(w.data["leader"], w.data["isr"]) for w in world.state_writes()]
     assert written == [(-1, [2]), (2, [2])]
 
@@ -177,7 +177,7 @@ def test_a_partition_whose_leader_died_is_written_twice() -> None:
 def test_an_unreadable_state_counts_as_none() -> None:
     world = abandoned()
     world.nodes[f"{TOPICS}/t/partitions/0/state"] = Node("garbage", 3)
-    world.take_office()
+    world.fail_over()
     row = world.cluster.row("t", 0)
     assert not world.cluster.has_leadership[row]
     assert world.cluster.state[row] == PartitionState.NEW
@@ -195,14 +195,14 @@ def test_a_controller_that_is_already_replaced_writes_nothing() -> None:
 
     world.faults.before = replaced
     with pytest.raises(FencedError):
-        world.take_office()
+        world.fail_over()
     assert world.writes == []
 
 
 @pytest.mark.rule("FAILOVER-6")
 def test_an_empty_cluster_is_taken_over_too() -> None:
     world = World([], Settings(auto_rebalance=False))
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.requests == world.writes == []
 
@@ -212,7 +212,7 @@ def test_topics_are_read_in_portions() -> None:
     world = World([1])
     for n in range(1100):
         world.nodes[f"{TOPICS}/t{n}"] = Node(World._topic_json(f"id-{n}", {0: [1]}, True))
-    world.take_office()
+    world.fail_over()
     reads = [e for e in world.performed if isinstance(e, ReadTopics)]
     assert len(reads) == 3
     assert len(world.cluster.topics) == 1100

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import pytest
 
 from klamm.core import effects
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.core.procedures.dispatch import handle
 from klamm.errors import UnavailableError
-from tests.core.world import World
+from tests.support.procedure_world import World
 
 UP, DOWN, UNSAFE = UpgradeType.UPGRADE, UpgradeType.SAFE_DOWNGRADE, UpgradeType.UNSAFE_DOWNGRADE
 CONTROLLER, OTHER = 1, 2
@@ -23,13 +23,13 @@ def world_with(
     world.register(CONTROLLER, features=(("f", 2, 6), ("g", 1, 1)))
     world.register(OTHER, features=others)
     world.features = dict(finalized)
-    world.take_office(CONTROLLER)
+    world.fail_over(CONTROLLER)
     return world
 
 
 def codes(world: World, *updates: FeatureUpdate, validate_only: bool = False) -> dict[str, int]:
     error, verdicts = world.ask(UpdateFeatures(updates, validate_only))
-    assert error == Code.NONE
+    assert error == ControllerError.NONE
     return {feature: code for feature, (code, _) in verdicts.items()}
 
 
@@ -58,7 +58,7 @@ def test_an_update_that_makes_no_sense_is_refused_with_the_reason(
     world = world_with({"f": 3})
     _, verdicts = world.ask(UpdateFeatures([update]))
     code, text = verdicts[update.feature]
-    assert code == Code.INVALID_REQUEST
+    assert code == ControllerError.INVALID_REQUEST
     assert reason in text
     assert world.features == {"f": 3}
     assert not any(isinstance(effect, effects.WriteFeatures) for effect in world.performed)
@@ -73,18 +73,24 @@ def test_the_valid_updates_of_a_request_are_written_together() -> None:
         FeatureUpdate("f", 5, UP),
         FeatureUpdate("g", 1, UP),
         FeatureUpdate("h", 1, UP),
-    ) == {"f": Code.NONE, "g": Code.NONE, "h": Code.INVALID_REQUEST}
+    ) == {
+        "f": ControllerError.NONE,
+        "g": ControllerError.NONE,
+        "h": ControllerError.INVALID_REQUEST,
+    }
     assert world.features == {"f": 5, "g": 1}
     assert sum(isinstance(effect, effects.WriteFeatures) for effect in world.performed) == 1
-    assert codes(world, FeatureUpdate("f", 4, DOWN)) == {"f": Code.NONE}
-    assert codes(world, FeatureUpdate("g", 0, UNSAFE)) == {"g": Code.NONE}
+    assert codes(world, FeatureUpdate("f", 4, DOWN)) == {"f": ControllerError.NONE}
+    assert codes(world, FeatureUpdate("g", 0, UNSAFE)) == {"g": ControllerError.NONE}
     assert world.features == {"f": 4}
 
 
 @pytest.mark.rule("ADM-41")
 def test_validating_only_writes_nothing() -> None:
     world = world_with({"f": 3})
-    assert codes(world, FeatureUpdate("f", 5, UP), validate_only=True) == {"f": Code.NONE}
+    assert codes(world, FeatureUpdate("f", 5, UP), validate_only=True) == {
+        "f": ControllerError.NONE
+    }
     assert world.features == {"f": 3}
     assert world.ctx.cluster.finalized_features == {"f": 3}
 
@@ -103,7 +109,7 @@ def test_where_the_write_fails_only_the_valid_updates_are_told_so() -> None:
     world.run(handle(world.ctx, event))
     _, (_, verdicts) = world.answers[-1]
     assert {name: code for name, (code, _) in verdicts.items()} == {
-        "f": Code.FEATURE_UPDATE_FAILED,
-        "h": Code.INVALID_REQUEST,
+        "f": ControllerError.FEATURE_UPDATE_FAILED,
+        "h": ControllerError.INVALID_REQUEST,
     }
     assert world.ctx.cluster.finalized_features == {"f": 3}

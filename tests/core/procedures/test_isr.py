@@ -3,12 +3,12 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import ISR_CHANGES, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import ISR_CHANGES, state_path
+from tests.support.procedure_world import World, steady
 
 
 def three() -> World:
@@ -20,13 +20,15 @@ def three() -> World:
 def test_another_broker_epoch_is_stale(difference: int) -> None:
     world = three()
     epoch = world.registrations[1].epoch + difference
-    assert world.report_isr("t", [1], broker_epoch=epoch).error == Code.STALE_BROKER_EPOCH
+    assert (
+        world.report_isr("t", [1], broker_epoch=epoch).error == ControllerError.STALE_BROKER_EPOCH
+    )
     assert world.writes == world.requests == []
 
 
 @pytest.mark.rule("ISR-8")
 def test_an_unknown_broker_is_stale() -> None:
-    assert three().report_isr("t", [1], broker=9).error == Code.STALE_BROKER_EPOCH
+    assert three().report_isr("t", [1], broker=9).error == ControllerError.STALE_BROKER_EPOCH
 
 
 @pytest.mark.rule("ISR-8", "EVT-8")
@@ -42,42 +44,42 @@ def test_an_unexpected_error_is_answered_too(error: Exception) -> None:
     with pytest.raises(type(error)):
         world.report_isr("t", [1])
     ((_, answer),) = world.answers
-    assert answer == (Code.UNKNOWN_SERVER_ERROR, [])
+    assert answer == (ControllerError.UNKNOWN_SERVER_ERROR, [])
 
 
 @pytest.mark.rule("ISR-9", "ISR-10")
 def test_topics_may_be_given_by_id() -> None:
     world = three()
     good = world.report_isr("t", [1, 2], version=2, topic=None, topic_id="id-of-t")
-    assert (good.error, good.isr) == (Code.NONE, (1, 2))
+    assert (good.error, good.isr) == (ControllerError.NONE, (1, 2))
     bad = world.report_isr("t", [1], version=2, topic=None, topic_id="no-such-id")
-    assert bad.error == Code.UNKNOWN_TOPIC_ID
+    assert bad.error == ControllerError.UNKNOWN_TOPIC_ID
 
 
 @pytest.mark.rule("ISR-10")
 def test_ids_in_topic_znodes_count_even_if_the_controller_gives_none() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}}, Settings(topic_ids=False))
     answer = world.report_isr("t", [1], version=2, topic=None, topic_id="id-of-t")
-    assert answer.error == Code.NONE
+    assert answer.error == ControllerError.NONE
 
 
 @pytest.mark.rule("ISR-12")
 def test_a_partition_without_a_leader_is_unknown() -> None:
     world = steady([1], {"t": {0: [9]}})
-    assert world.report_isr("t", [9], broker=1).error == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert world.report_isr("t", [9], broker=1).error == ControllerError.UNKNOWN_TOPIC_OR_PARTITION
     answer = world.report_isr("t", [9], broker=1, topic="nope")
-    assert answer.error == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert answer.error == ControllerError.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.rule("ISR-11", "ISR-13", "ISR-14")
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"partition_epoch": 2}, Code.NOT_CONTROLLER),
-        ({"leader_epoch": 8}, Code.NOT_CONTROLLER),
-        ({"leader_epoch": 0}, Code.FENCED_LEADER_EPOCH),
-        ({"leader_epoch": 0, "partition_epoch": 0}, Code.FENCED_LEADER_EPOCH),
-        ({"partition_epoch": 0}, Code.INVALID_UPDATE_VERSION),
+        ({"partition_epoch": 2}, ControllerError.NOT_CONTROLLER),
+        ({"leader_epoch": 8}, ControllerError.NOT_CONTROLLER),
+        ({"leader_epoch": 0}, ControllerError.FENCED_LEADER_EPOCH),
+        ({"leader_epoch": 0, "partition_epoch": 0}, ControllerError.FENCED_LEADER_EPOCH),
+        ({"partition_epoch": 0}, ControllerError.INVALID_UPDATE_VERSION),
     ],
 )
 def test_epochs_that_do_not_match_are_refused(changes: dict[str, int], error: int) -> None:
@@ -97,14 +99,14 @@ def test_what_is_so_already_succeeds_without_a_write(partition_epoch: int) -> No
     world.report_isr("t", [1, 2])
     world.forget_what_happened()
     answer = world.report_isr("t", [1, 2], partition_epoch=partition_epoch)
-    assert (answer.error, answer.partition_epoch, answer.isr) == (Code.NONE, 1, (1, 2))
+    assert (answer.error, answer.partition_epoch, answer.isr) == (ControllerError.NONE, 1, (1, 2))
     assert world.state_writes() == []
 
 
 @pytest.mark.rule("ISR-14")
 def test_another_order_is_another_isr() -> None:
     world = three()
-    assert world.report_isr("t", [2, 1, 3]).error == Code.NONE
+    assert world.report_isr("t", [2, 1, 3]).error == ControllerError.NONE
     assert world.state("t") == (1, 0, [2, 1, 3])
 
 
@@ -115,12 +117,13 @@ def test_recovering_is_for_one_who_is_at_it_alone(stored: int, isr: list[int]) -
     world.put_state("t", 0, leader=1, isr=[1], version=1, recovery=stored, controller_epoch=5)
     world.notify_isr_change(("t", 0))
     world.settle()
-    assert world.report_isr("t", isr, recovery=1).error == Code.INVALID_REQUEST
+    assert world.report_isr("t", isr, recovery=1).error == ControllerError.INVALID_REQUEST
 
 
 @pytest.mark.rule("ISR-16", "VER-19")
 @pytest.mark.parametrize(
-    ("version", "error"), [(1, Code.OPERATION_NOT_ATTEMPTED), (2, Code.INELIGIBLE_REPLICA)]
+    ("version", "error"),
+    [(1, ControllerError.OPERATION_NOT_ATTEMPTED), (2, ControllerError.INELIGIBLE_REPLICA)],
 )
 @pytest.mark.parametrize("how", ["dead", "shutting down"])
 def test_members_have_to_be_live(version: int, error: int, how: str) -> None:
@@ -137,12 +140,12 @@ def test_members_have_to_be_live(version: int, error: int, how: str) -> None:
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
-        (Outcome.BAD_VERSION, Code.INVALID_UPDATE_VERSION),
-        (Outcome.NO_NODE, Code.UNKNOWN_TOPIC_OR_PARTITION),
-        (Outcome.FAILED, Code.UNKNOWN_SERVER_ERROR),
+        (WriteOutcome.BAD_VERSION, ControllerError.INVALID_UPDATE_VERSION),
+        (WriteOutcome.NO_NODE, ControllerError.UNKNOWN_TOPIC_OR_PARTITION),
+        (WriteOutcome.FAILED, ControllerError.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_refused_write_is_answered_and_not_retried(outcome: Outcome, error: int) -> None:
+def test_a_refused_write_is_answered_and_not_retried(outcome: WriteOutcome, error: int) -> None:
     world = three()
     world.faults.refuse[state_path("t", 0)] = [outcome]
     assert world.report_isr("t", [1]).error == error
@@ -162,7 +165,7 @@ def test_an_accepted_isr_is_written_told_and_answered() -> None:
     assert world.sent("LeaderAndIsr") == []
     assert {r.to for r in world.sent("UpdateMetadata")} == {1, 2, 3}
     kinds = [type(effect) for effect in world.performed]
-    assert kinds.index(effects.Announce) < kinds.index(effects.Answer)
+    assert kinds.index(effects.SendRequestBatch) < kinds.index(effects.Respond)
 
 
 @pytest.mark.rule("ISR-19")
@@ -181,14 +184,14 @@ def test_moves_go_on_after_the_answer() -> None:
     world.forget_what_happened()
     world.report_isr("t", [1, 2, 3])
     kinds = [type(effect) for effect in world.performed]
-    assert kinds.index(effects.Answer) < kinds.index(effects.WriteTopics)
+    assert kinds.index(effects.Respond) < kinds.index(effects.WriteTopics)
     assert world.topic("t")["partitions"] == {"0": [1, 3]}
 
 
 @pytest.mark.rule("ISR-21")
 def test_who_is_not_the_leader_changes_nothing() -> None:
     world = three()
-    assert world.report_isr("t", [2], broker=2).error == Code.INVALID_REQUEST
+    assert world.report_isr("t", [2], broker=2).error == ControllerError.INVALID_REQUEST
     assert world.state("t") == (1, 0, [1, 2, 3])
     assert world.state_writes() == []
 
@@ -196,7 +199,7 @@ def test_who_is_not_the_leader_changes_nothing() -> None:
 @pytest.mark.rule("ISR-21", "RSM-23")
 def test_an_isr_is_never_emptied() -> None:
     world = three()
-    assert world.report_isr("t", []).error == Code.INVALID_REQUEST
+    assert world.report_isr("t", []).error == ControllerError.INVALID_REQUEST
     assert world.state_writes() == []
 
 
@@ -207,25 +210,25 @@ def test_a_leader_confirms_that_it_has_recovered() -> None:
     world.notify_isr_change(("t", 0))
     world.settle()
     answer = world.report_isr("t", [1])
-    assert (answer.error, answer.recovery) == (Code.NONE, 0)
+    assert (answer.error, answer.recovery) == (ControllerError.NONE, 0)
     assert "leader_recovery_state" not in world.nodes[state_path("t", 0)].data
-    assert world.report_isr("t", [1, 2]).error == Code.NONE
+    assert world.report_isr("t", [1, 2]).error == ControllerError.NONE
 
 
 @pytest.mark.rule("ISR-11", "ISR-19")
 def test_many_proposals_are_written_together_and_answered_one_by_one() -> None:
     world = steady([1, 2], {"t": {0: [1, 2], 1: [1, 2], 2: [2, 1]}})
     proposals = [
-        events.IsrProposal("t", None, partition, 0, (1,), 0, 0) for partition in (0, 1, 2, 3)
+        events.PartitionProposal("t", None, partition, 0, (1,), 0, 0) for partition in (0, 1, 2, 3)
     ]
     request = events.AlterPartition(1, world.registrations[1].epoch, 1, proposals)
     error, answers = world.ask(request)
-    assert error == Code.NONE
+    assert error == ControllerError.NONE
     assert {a.proposal.partition: a.error for a in answers} == {
-        0: Code.NONE,
-        1: Code.NONE,
-        2: Code.INVALID_REQUEST,
-        3: Code.UNKNOWN_TOPIC_OR_PARTITION,
+        0: ControllerError.NONE,
+        1: ControllerError.NONE,
+        2: ControllerError.INVALID_REQUEST,
+        3: ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
     }
     assert len([e for e in world.performed if isinstance(e, effects.WriteStates)]) == 1
 

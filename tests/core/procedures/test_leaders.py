@@ -3,13 +3,13 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
-from klamm.core.events import ElectionType
+from klamm.core.effects import WriteOutcome
+from klamm.core.events import RequestedElection
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import PREFERRED, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import PREFERRED, state_path
+from tests.support.procedure_world import World, steady
 
 T0, T1 = ("t", 0), ("t", 1)
 
@@ -25,7 +25,7 @@ def strayed(settings: Settings | None = None, partitions: int = 1) -> World:
     return world
 
 
-def elect(world: World, kind: ElectionType, *partitions: tuple[str, int]) -> dict[object, int]:
+def elect(world: World, kind: RequestedElection, *partitions: tuple[str, int]) -> dict[object, int]:
     answer = world.ask(events.ElectLeaders(kind, list(partitions)))
     return {tp: code for tp, (code, _, _) in answer.items()}
 
@@ -33,8 +33,8 @@ def elect(world: World, kind: ElectionType, *partitions: tuple[str, int]) -> dic
 @pytest.mark.rule("PREF-1", "PREF-6", "LEAD-10", "VER-23")
 def test_a_preferred_election_hands_leadership_back() -> None:
     world = strayed()
-    answer = world.ask(events.ElectLeaders(ElectionType.PREFERRED, [T0]))
-    assert answer == {T0: (Code.NONE, None, 1)}
+    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
+    assert answer == {T0: (ControllerError.NONE, None, 1)}
     assert world.state("t") == (1, 2, [2, 1])
 
 
@@ -46,18 +46,18 @@ def test_partitions_that_are_unknown_or_going_are_refused() -> None:
     world.settle()
     world.request_deletion("going")
     world.settle()
-    assert elect(world, ElectionType.PREFERRED, ("nope", 0), ("t", 9), ("going", 0)) == {
-        ("nope", 0): Code.UNKNOWN_TOPIC_OR_PARTITION,
-        ("t", 9): Code.UNKNOWN_TOPIC_OR_PARTITION,
-        ("going", 0): Code.INVALID_TOPIC_EXCEPTION,
+    assert elect(world, RequestedElection.PREFERRED, ("nope", 0), ("t", 9), ("going", 0)) == {
+        ("nope", 0): ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
+        ("t", 9): ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
+        ("going", 0): ControllerError.INVALID_TOPIC_EXCEPTION,
     }
 
 
 @pytest.mark.rule("PREF-5", "LEAD-10")
-@pytest.mark.parametrize("kind", list(ElectionType))
-def test_what_is_right_needs_no_election(kind: ElectionType) -> None:
+@pytest.mark.parametrize("kind", list(RequestedElection))
+def test_what_is_right_needs_no_election(kind: RequestedElection) -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
-    assert elect(world, kind, T0) == {T0: Code.ELECTION_NOT_NEEDED}
+    assert elect(world, kind, T0) == {T0: ControllerError.ELECTION_NOT_NEEDED}
     assert world.writes == []
 
 
@@ -75,7 +75,7 @@ def test_an_unclean_election_is_for_leaders_that_are_not_live(how: str) -> None:
         world.lose(1)
         world.settle()
         assert (world.state("t") or ())[0] == -1
-    assert elect(world, ElectionType.UNCLEAN, T0) == {T0: Code.NONE}
+    assert elect(world, RequestedElection.UNCLEAN, T0) == {T0: ControllerError.NONE}
     leader, _, isr = world.state("t") or (0, 0, [])
     assert (leader, isr) == (2, [2])
     assert world.nodes[state_path("t", 0)].data["leader_recovery_state"] == 1
@@ -86,7 +86,7 @@ def test_an_unclean_election_is_for_leaders_that_are_not_live(how: str) -> None:
 def test_a_leader_on_a_lost_directory_of_a_live_broker_counts_as_fine() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
     world.cluster.offline_dirs[1] = {world.cluster.row("t", 0)}
-    assert elect(world, ElectionType.UNCLEAN, T0) == {T0: Code.ELECTION_NOT_NEEDED}
+    assert elect(world, RequestedElection.UNCLEAN, T0) == {T0: ControllerError.ELECTION_NOT_NEEDED}
 
 
 @pytest.mark.rule("PREF-7", "LEAD-6", "LEAD-7")
@@ -94,7 +94,7 @@ def test_an_unclean_election_prefers_a_clean_choice() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
     world.report_isr("t", [1, 3])
     world.cluster.shutting_down.add(1)
-    assert elect(world, ElectionType.UNCLEAN, T0) == {T0: Code.NONE}
+    assert elect(world, RequestedElection.UNCLEAN, T0) == {T0: ControllerError.NONE}
     assert world.state("t") == (3, 1, [3])
     assert "leader_recovery_state" not in world.nodes[state_path("t", 0)].data
     assert world.ctx.unclean_elections == 0
@@ -104,9 +104,9 @@ def test_an_unclean_election_prefers_a_clean_choice() -> None:
 def test_a_preferred_replica_that_cannot_lead_is_an_error() -> None:
     world = strayed()
     world.report_isr("t", [2])
-    answer = world.ask(events.ElectLeaders(ElectionType.PREFERRED, [T0]))
+    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
     code, message, leader = answer[T0]
-    assert (code, leader) == (Code.PREFERRED_LEADER_NOT_AVAILABLE, -1)
+    assert (code, leader) == (ControllerError.PREFERRED_LEADER_NOT_AVAILABLE, -1)
     assert message == (
         "Failed to elect leader for partition t-0 "
         "under strategy PreferredReplicaPartitionLeaderElectionStrategy"
@@ -118,14 +118,18 @@ def test_an_unclean_election_without_any_replica_is_an_error() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2]}})
     world.lose(1, 2)
     world.settle()
-    assert elect(world, ElectionType.UNCLEAN, T0) == {T0: Code.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+    assert elect(world, RequestedElection.UNCLEAN, T0) == {
+        T0: ControllerError.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    }
 
 
 @pytest.mark.rule("PREF-8")
 def test_other_errors_keep_their_own_code() -> None:
     world = strayed()
-    world.faults.refuse[state_path("t", 0)] = [Outcome.FAILED]
-    assert elect(world, ElectionType.PREFERRED, T0) == {T0: Code.UNKNOWN_SERVER_ERROR}
+    world.faults.refuse[state_path("t", 0)] = [WriteOutcome.FAILED]
+    assert elect(world, RequestedElection.PREFERRED, T0) == {
+        T0: ControllerError.UNKNOWN_SERVER_ERROR
+    }
 
 
 @pytest.mark.rule("PREF-11")
@@ -134,19 +138,21 @@ def test_all_partitions_can_be_meant_and_only_those_with_news_are_answered() -> 
     world.bounce(1)
     world.settle()
     world.report_isr("t", [2, 1], partition=0)
-    answer = world.ask(events.ElectLeaders(ElectionType.PREFERRED, None))
-    assert answer == {T0: (Code.NONE, None, 1)}
+    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, None))
+    assert answer == {T0: (ControllerError.NONE, None, 1)}
 
 
 @pytest.mark.rule("PREF-12")
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        (ElectionType.PREFERRED, Code.PREFERRED_LEADER_NOT_AVAILABLE),
-        (ElectionType.UNCLEAN, Code.ELIGIBLE_LEADERS_NOT_AVAILABLE),
+        (RequestedElection.PREFERRED, ControllerError.PREFERRED_LEADER_NOT_AVAILABLE),
+        (RequestedElection.UNCLEAN, ControllerError.ELIGIBLE_LEADERS_NOT_AVAILABLE),
     ],
 )
-def test_a_partition_that_never_had_a_leader_gets_an_answer(kind: ElectionType, error: int) -> None:
+def test_a_partition_that_never_had_a_leader_gets_an_answer(
+    kind: RequestedElection, error: int
+) -> None:
     world = steady([1], {"t": {0: [9]}})
     assert elect(world, kind, T0) == {T0: error}
 
@@ -172,7 +178,7 @@ def test_the_znode_goes_whatever_came_of_it_and_is_looked_for_again() -> None:
 @pytest.mark.rule("PREF-9")
 def test_requests_and_the_clock_leave_the_znode_alone() -> None:
     world = strayed()
-    elect(world, ElectionType.PREFERRED, T0)
+    elect(world, RequestedElection.PREFERRED, T0)
     world.queue.append(events.AutoRebalance())
     world.settle()
     assert not any(isinstance(e, effects.DropPreferredRequest) for e in world.performed)
@@ -221,7 +227,7 @@ def test_a_failed_check_is_followed_by_another() -> None:
     world = strayed()
 
     def fail(effect: effects.Effect) -> None:
-        if isinstance(effect, effects.Announce):
+        if isinstance(effect, effects.SendRequestBatch):
             raise UnavailableError("no")
 
     world.faults.before = fail
@@ -249,7 +255,7 @@ def test_where_rebalancing_is_off_no_check_is_due() -> None:
 def test_only_what_can_go_back_is_moved() -> None:
     world = strayed(partitions=3)
     world.report_isr("t", [2], partition=0)
-    world.faults.refuse[state_path("t", 1)] = [Outcome.FAILED]
+    world.faults.refuse[state_path("t", 1)] = [WriteOutcome.FAILED]
     rebalance(world)
     leaders = [(world.state("t", n) or (0,))[0] for n in range(3)]
     assert leaders == [2, 2, 1]

@@ -6,18 +6,18 @@ import pytest
 from klamm.core import effects, events
 from klamm.core.columns import I32
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.procedures.partitions import (
     ElectionResults,
     Failure,
     Strategy,
-    move_partitions,
+    change_partition_states,
     trigger_elections,
 )
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError, UnavailableError
-from tests.core.ensemble import Node, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import Node, state_path
+from tests.support.procedure_world import World, steady
 
 P = PartitionState
 
@@ -27,7 +27,9 @@ def rows(world: World, *partitions: tuple[str, int]) -> I32:
 
 
 def elect(world: World, strategy: Strategy, *partitions: tuple[str, int]) -> ElectionResults:
-    return world.run(move_partitions(world.ctx, rows(world, *partitions), P.ONLINE, strategy))
+    return world.run(
+        change_partition_states(world.ctx, rows(world, *partitions), P.ONLINE, strategy)
+    )
 
 
 def states(world: World, topic: str = "t") -> list[PartitionState]:
@@ -41,7 +43,7 @@ def test_the_machine_starts_from_leadership_and_live_brokers() -> None:
     world.put_state("t", 0, leader=1, isr=[1, 2])
     world.put_state("t", 2, leader=3, isr=[3])
     world.put_state("t", 3, leader=3, isr=[3, 1])
-    world.take_office()
+    world.fail_over()
     # Partition 1 was never seen, 2 waits for its broker, 3 finds another leader.
     assert states(world) == [P.ONLINE, P.ONLINE, P.OFFLINE, P.ONLINE]
     assert world.state("t", 1) == (1, 0, [1, 2])
@@ -61,7 +63,7 @@ def test_no_leader_is_elected_for_topics_on_their_way_out() -> None:
 @pytest.mark.rule("PSM-5")
 def test_moving_nothing_does_nothing() -> None:
     world = steady([1], {"t": {0: [1]}})
-    world.run(move_partitions(world.ctx, rows(world), P.ONLINE, Strategy.OFFLINE))
+    world.run(change_partition_states(world.ctx, rows(world), P.ONLINE, Strategy.OFFLINE))
     assert world.performed == []
 
 
@@ -70,7 +72,7 @@ def test_one_call_is_announced_once() -> None:
     world = steady([1, 2, 3], {"t": {n: [1, 2, 3] for n in range(5)}})
     world.lose(1)
     world.settle()
-    announced = [e for e in world.performed if isinstance(e, effects.Announce)]
+    announced = [e for e in world.performed if isinstance(e, effects.SendRequestBatch)]
     assert len(announced) == 2  # the elections, then the replicas
     assert len(world.sent("LeaderAndIsr", to=2)) == 2
 
@@ -80,7 +82,7 @@ def test_an_illegal_move_is_named_and_left_alone() -> None:
     world = steady([1], {"t": {0: [1], 1: [1]}})
     world.cluster.state[rows(world, ("t", 0))] = P.OFFLINE
     moved = rows(world, ("t", 0), ("t", 1))
-    world.run(move_partitions(world.ctx, moved, P.NON_EXISTENT))
+    world.run(change_partition_states(world.ctx, moved, P.NON_EXISTENT))
     assert states(world) == [P.NON_EXISTENT, P.ONLINE]
     assert len(world.errors()) == 1
     assert "t-1" in world.errors()[0]
@@ -89,8 +91,8 @@ def test_an_illegal_move_is_named_and_left_alone() -> None:
 @pytest.mark.rule("PSM-7", "PSM-9")
 def test_a_new_partition_is_initialised_whatever_the_strategy() -> None:
     world = World([1, 2])
-    world.take_office()
-    world.faults.refuse[state_path("u", 0)] = [Outcome.FAILED]
+    world.fail_over()
+    world.faults.refuse[state_path("u", 0)] = [WriteOutcome.FAILED]
     world.create_topic("u", {0: [2, 1]})
     world.settle()
     assert states(world, "u") == [P.NEW]
@@ -104,7 +106,7 @@ def test_a_new_partition_is_initialised_whatever_the_strategy() -> None:
 def test_an_election_needs_a_strategy() -> None:
     world = steady([1], {"t": {0: [1]}})
     with pytest.raises(ValueError, match="strategy"):
-        world.run(move_partitions(world.ctx, rows(world, ("t", 0)), P.ONLINE))
+        world.run(change_partition_states(world.ctx, rows(world, ("t", 0)), P.ONLINE))
 
 
 @pytest.mark.rule("PSM-10", "TOPIC-10", "ADM-11")
@@ -118,7 +120,7 @@ def test_without_a_live_replica_nothing_is_written() -> None:
 @pytest.mark.rule("PSM-11", "PSM-12", "PSM-14", "LEAD-1")
 def test_the_first_live_replica_leads_and_all_live_ones_are_in_sync() -> None:
     world = World([2, 3, 4])
-    world.take_office(epoch=7)
+    world.fail_over(epoch=7)
     world.create_topic("t", {0: [9, 3, 2]})
     world.settle()
     assert world.state("t") == (3, 0, [3, 2])
@@ -137,7 +139,7 @@ def test_the_first_live_replica_leads_and_all_live_ones_are_in_sync() -> None:
 @pytest.mark.rule("PSM-13")
 def test_a_state_that_exists_already_keeps_the_partition_new() -> None:
     world = World([1])
-    world.take_office()
+    world.fail_over()
     world.create_topic("t", {0: [1], 1: [1]})
     world.put_state("t", 0, leader=9, isr=[9], leader_epoch=4)
     world.settle()
@@ -149,7 +151,7 @@ def test_a_state_that_exists_already_keeps_the_partition_new() -> None:
 @pytest.mark.rule("PSM-15", "PSM-22")
 def test_an_error_while_creating_leaves_all_of_the_call_new() -> None:
     world = World([1])
-    world.take_office()
+    world.fail_over()
     world.create_topic("t", {0: [1], 1: [1]})
 
     def fail(effect: effects.Effect) -> None:
@@ -221,7 +223,7 @@ def test_an_election_raises_the_epoch_by_one_even_if_nothing_else_changes() -> N
 @pytest.mark.rule("PSM-20", "PSM-21")
 def test_a_refused_write_fails_that_partition_alone() -> None:
     world = steady([1, 2], {"t": {0: [1, 2], 1: [1, 2]}})
-    world.faults.refuse[state_path("t", 0)] = [Outcome.FAILED]
+    world.faults.refuse[state_path("t", 0)] = [WriteOutcome.FAILED]
     results = elect(world, Strategy.OFFLINE, ("t", 0), ("t", 1))
     assert results.failure.tolist() == [Failure.STORE, Failure.NONE]
     assert world.state("t", 0) == (1, 0, [1, 2])
@@ -231,7 +233,7 @@ def test_a_refused_write_fails_that_partition_alone() -> None:
 @pytest.mark.rule("PSM-20")
 def test_a_version_may_move_on_again_and_again() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
-    world.faults.refuse[state_path("t", 0)] = [Outcome.BAD_VERSION] * 5
+    world.faults.refuse[state_path("t", 0)] = [WriteOutcome.BAD_VERSION] * 5
     results = elect(world, Strategy.OFFLINE, ("t", 0))
     assert results.failure.tolist() == [Failure.NONE]
 

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from klamm.core import events
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
-from klamm.core.events import ElectionType
+from klamm.core.effects import WriteOutcome
+from klamm.core.events import RequestedElection
 from klamm.core.invariants import regressions, violations
 from klamm.core.procedures.dispatch import handle
-from tests.core.ensemble import DELETIONS, REASSIGN, Crash, state_path
-from tests.core.world import World
+from tests.support.procedure_store import DELETIONS, REASSIGN, Crash, state_path
+from tests.support.procedure_world import World
 
 BROKERS = (1, 2, 3, 4)
 TOPICS = ("a", "b")
@@ -42,7 +42,7 @@ class Controllers(RuleBasedStateMachine):
     @initialize(unclean=st.booleans(), rebalance=st.booleans())
     def begin(self, unclean: bool, rebalance: bool) -> None:
         self.world = World(BROKERS, Settings(unclean_default=unclean, auto_rebalance=rebalance))
-        self.world.take_office()
+        self.world.fail_over()
 
     # What happens in the cluster
 
@@ -113,8 +113,8 @@ class Controllers(RuleBasedStateMachine):
         if REASSIGN not in self.world.nodes:
             self.world.request_reassignment(moves)
 
-    @rule(tp=partitions, kind=st.sampled_from(ElectionType))
-    def leaders_are_elected(self, tp: tuple[str, int], kind: ElectionType) -> None:
+    @rule(tp=partitions, kind=st.sampled_from(RequestedElection))
+    def leaders_are_elected(self, tp: tuple[str, int], kind: RequestedElection) -> None:
         self.world.queue.append(events.ElectLeaders(kind, [tp]))
 
     @rule()
@@ -123,8 +123,8 @@ class Controllers(RuleBasedStateMachine):
 
     # What goes wrong
 
-    @rule(tp=partitions, outcome=st.sampled_from([Outcome.BAD_VERSION, Outcome.FAILED]))
-    def write_is_refused(self, tp: tuple[str, int], outcome: Outcome) -> None:
+    @rule(tp=partitions, outcome=st.sampled_from([WriteOutcome.BAD_VERSION, WriteOutcome.FAILED]))
+    def write_is_refused(self, tp: tuple[str, int], outcome: WriteOutcome) -> None:
         self.world.faults.refuse[state_path(*tp)] = [outcome]
 
     @rule(broker=brokers, is_silent=st.booleans())
@@ -136,7 +136,7 @@ class Controllers(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def controller_moves(self, broker: int) -> None:
-        self.world.take_office(broker)
+        self.world.fail_over(broker)
 
     @rule(writes=st.integers(1, 4))
     def controller_crashes(self, writes: int) -> None:
@@ -144,7 +144,7 @@ class Controllers(RuleBasedStateMachine):
         try:
             self.world.settle()
         except Crash:
-            self.world.take_office()
+            self.world.fail_over()
         self.world.faults.crash_after = None
 
     # What the controller does
@@ -183,7 +183,7 @@ class Controllers(RuleBasedStateMachine):
             if broker not in world.registrations:
                 world.register(broker)
         world.queue = deque()
-        world.take_office()
+        world.fail_over()
         world.settle()
         wrong = [what for what in world.disagreements() if "still has" not in what]
         assert wrong == []

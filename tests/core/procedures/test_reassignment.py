@@ -3,12 +3,12 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.reassignment import Assignment
-from tests.core.ensemble import REASSIGN, TOPICS, Node
-from tests.core.world import World, steady
+from tests.support.procedure_store import REASSIGN, TOPICS, Node
+from tests.support.procedure_world import World, steady
 
 FIVE = [1, 2, 3, 4, 5]
 T0 = ("t", 0)
@@ -16,7 +16,7 @@ T0 = ("t", 0)
 
 def reassign(world: World, target: list[int] | None, partition: int = 0) -> tuple[int, str | None]:
     error, verdicts = world.ask(events.ApiReassignment({("t", partition): target}))
-    assert error == Code.NONE
+    assert error == ControllerError.NONE
     verdict: tuple[int, str | None] = verdicts["t", partition]
     return verdict
 
@@ -44,7 +44,7 @@ def lists(world: World, partition: int = 0) -> tuple[list[int], list[int], list[
 def test_a_bad_list_is_refused_by_the_request(target: list[int], words: str) -> None:
     world = steady(FIVE, {"t": {0: [1, 2, 3]}})
     code, message = reassign(world, target)
-    assert code == Code.INVALID_REPLICA_ASSIGNMENT
+    assert code == ControllerError.INVALID_REPLICA_ASSIGNMENT
     assert words in str(message)
     assert world.writes == []
 
@@ -53,13 +53,13 @@ def test_a_node_that_holds_no_data_is_no_target() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
     world.register(9, controller_only=True)
     world.settle()
-    assert reassign(world, [1, 9])[0] == Code.INVALID_REPLICA_ASSIGNMENT
+    assert reassign(world, [1, 9])[0] == ControllerError.INVALID_REPLICA_ASSIGNMENT
 
 
 @pytest.mark.rule("REASG-7")
 def test_replicas_that_are_there_already_need_not_be_alive() -> None:
     world = steady(FIVE, {"t": {0: [1, 2, 9]}})
-    assert reassign(world, [9, 1, 4])[0] == Code.NONE
+    assert reassign(world, [9, 1, 4])[0] == ControllerError.NONE
     assert lists(world) == ([9, 1, 4, 2], [4], [2])
 
 
@@ -69,9 +69,9 @@ def test_partitions_are_independent_and_unknown_ones_are_refused() -> None:
     targets = {T0: [1, 3], ("t", 7): [1, 2], ("nope", 0): [1]}
     _, verdicts = world.ask(events.ApiReassignment(targets))
     assert {tp: code for tp, (code, _) in verdicts.items()} == {
-        T0: Code.NONE,
-        ("t", 7): Code.UNKNOWN_TOPIC_OR_PARTITION,
-        ("nope", 0): Code.UNKNOWN_TOPIC_OR_PARTITION,
+        T0: ControllerError.NONE,
+        ("t", 7): ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
+        ("nope", 0): ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
     }
 
 
@@ -79,7 +79,7 @@ def test_partitions_are_independent_and_unknown_ones_are_refused() -> None:
 @pytest.mark.parametrize("partition", [0, 7])
 def test_what_does_not_move_cannot_be_cancelled(partition: int) -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
-    assert reassign(world, None, partition) == (Code.NO_REASSIGNMENT_IN_PROGRESS, None)
+    assert reassign(world, None, partition) == (ControllerError.NO_REASSIGNMENT_IN_PROGRESS, None)
 
 
 @pytest.mark.rule("REASG-9")
@@ -97,7 +97,7 @@ def test_the_latest_request_takes_over_from_the_znode() -> None:
 @pytest.mark.rule("REASG-11")
 def test_the_answer_does_not_wait_for_the_data() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
-    assert reassign(world, [3, 4]) == (Code.NONE, None)
+    assert reassign(world, [3, 4]) == (ControllerError.NONE, None)
     assert lists(world) == ([3, 4, 1, 2], [3, 4], [1, 2])
 
 
@@ -130,7 +130,7 @@ def test_another_request_replaces_the_first_and_retires_what_it_does_not_need() 
 @pytest.mark.rule("REASG-13", "REASG-U4", "VER-14", "REASG-B3")
 def test_a_target_that_is_the_present_list_succeeds_at_once() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
-    assert reassign(world, [1, 2]) == (Code.NONE, None)
+    assert reassign(world, [1, 2]) == (ControllerError.NONE, None)
     assert world.state("t") == (1, 1, [1, 2])
     assert world.nodes[f"{TOPICS}/t"].version == 1
     assert {r.to for r in world.sent("LeaderAndIsr")} == {1, 2}
@@ -205,8 +205,8 @@ def test_an_entry_with_another_list_stays() -> None:
 @pytest.mark.rule("REASG-U1", "REASG-U2", "REASG-10")
 def test_a_move_that_cannot_be_written_down_changes_nothing() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
-    world.faults.refuse[f"{TOPICS}/t"] = [Outcome.FAILED]
-    assert reassign(world, [1, 3])[0] == Code.UNKNOWN_SERVER_ERROR
+    world.faults.refuse[f"{TOPICS}/t"] = [WriteOutcome.FAILED]
+    assert reassign(world, [1, 3])[0] == ControllerError.UNKNOWN_SERVER_ERROR
     assert world.cluster.assignment(world.cluster.row("t", 0)) == Assignment((1, 2))
     assert world.cluster.being_reassigned == set()
     assert world.requests == []
@@ -249,7 +249,7 @@ def test_phase_a_reads_again_what_has_moved_on() -> None:
 @pytest.mark.rule("REASG-A5", "TOPIC-10")
 def test_a_partition_that_never_came_online_keeps_what_was_written_and_goes_on_later() -> None:
     world = steady([1, 2, 3], {"t": {0: [8, 9]}})
-    assert reassign(world, [8, 1])[0] == Code.UNKNOWN_SERVER_ERROR
+    assert reassign(world, [8, 1])[0] == ControllerError.UNKNOWN_SERVER_ERROR
     assert lists(world) == ([8, 1, 9], [1], [9])
     world.register(8)
     world.settle()
@@ -262,7 +262,7 @@ def test_a_partition_that_never_came_online_keeps_what_was_written_and_goes_on_l
 def test_a_partition_of_a_newer_controller_does_not_move() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
     world.put_state("t", 0, leader=1, isr=[1, 2], version=8, controller_epoch=99)
-    assert reassign(world, [1, 3])[0] == Code.UNKNOWN_SERVER_ERROR
+    assert reassign(world, [1, 3])[0] == ControllerError.UNKNOWN_SERVER_ERROR
     assert world.version("t") == 8
 
 
@@ -314,11 +314,11 @@ def test_the_record_of_a_move_is_removed_last() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
     reassign(world, [1, 3])
     world.forget_what_happened()
-    world.faults.refuse[f"{TOPICS}/t"] = [Outcome.FAILED]
+    world.faults.refuse[f"{TOPICS}/t"] = [WriteOutcome.FAILED]
     world.report_isr("t", [1, 2, 3])
     assert lists(world) == ([1, 3, 2], [3], [2])
     assert world.cluster.being_reassigned == {world.cluster.row("t", 0)}
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert lists(world) == ([1, 3], [], [])
 
@@ -368,7 +368,7 @@ def test_a_successor_resumes_moves_and_the_znode_supplants_them() -> None:
     reassign(world, [1, 3], 0)
     reassign(world, [1, 3], 1)
     world.request_reassignment({T0: [1, 4]})
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert lists(world, 0) == ([1, 4, 2], [4], [2])
     assert lists(world, 1) == ([1, 3, 2], [3], [2])
@@ -386,10 +386,10 @@ def test_listing_names_moves_and_leaves_out_the_rest() -> None:
         T0: Assignment((1, 3, 2), (3,), (2,)),
         ("t", 1): Assignment((2, 4, 1), (4,), (1,)),
     }
-    assert world.ask(events.ListReassignments(None)) == (Code.NONE, expected)
+    assert world.ask(events.ListReassignments(None)) == (ControllerError.NONE, expected)
     wanted = [("t", 1), ("t", 2), ("nope", 0)]
     listed = {("t", 1): expected["t", 1]}
-    assert world.ask(events.ListReassignments(wanted)) == (Code.NONE, listed)
+    assert world.ask(events.ListReassignments(wanted)) == (ControllerError.NONE, listed)
 
 
 @pytest.mark.rule("REASG-33", "REASG-34")
@@ -452,7 +452,7 @@ def test_many_moves_are_made_together() -> None:
     partitions = [(topic, partition) for topic in topics for partition in range(10)]
     world = steady(FIVE, topics)
     world.ask(events.ApiReassignment({tp: [1, 3] for tp in partitions}))
-    announced = [e for e in world.performed if isinstance(e, effects.Announce)]
+    announced = [e for e in world.performed if isinstance(e, effects.SendRequestBatch)]
     assert len(announced) == 2  # one for the new epoch, one for the new replicas
     assert world.nodes[f"{TOPICS}/t0"].version == 10
     assert all(world.state(*tp) == (1, 1, [1, 2]) for tp in partitions)

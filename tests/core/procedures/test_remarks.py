@@ -2,21 +2,21 @@
 
 import pytest
 
-from klamm.core.context import Level, Log
-from klamm.core.procedures.partitions import Strategy, move_partitions
+from klamm.core.context import Level, LoggerName
+from klamm.core.procedures.partitions import Strategy, change_partition_states
 from klamm.core.transitions import PartitionState
-from tests.core.world import World, steady
+from tests.support.procedure_world import World, steady
 
 
 def said(world: World, level: Level) -> list[str]:
     remarks = world.ctx.remarks
-    return [r.text for r in remarks if (r.log, r.level) == (Log.STATE_CHANGE, level)]
+    return [r.text for r in remarks if (r.log, r.level) == (LoggerName.STATE_CHANGE, level)]
 
 
 @pytest.mark.rule("MET-7")
 def test_partitions_that_are_created_are_told_with_their_leaders() -> None:
     world = World([1, 2])
-    world.take_office()
+    world.fail_over()
     world.create_topic("t", {0: [1, 2]})
     world.settle()
     assert said(world, Level.INFO) == [
@@ -78,7 +78,7 @@ def test_of_very_many_partitions_the_first_are_named() -> None:
     world = steady([1], {"t": {n: [1] for n in range(25)}})
     world.ctx.remarks.clear()
     rows = world.cluster.all_rows()
-    world.run(move_partitions(world.ctx, rows, PartitionState.NEW))
+    world.run(change_partition_states(world.ctx, rows, PartitionState.NEW))
     (text,) = said(world, Level.ERROR)
     assert text.endswith("t-9 and 15 more")
 

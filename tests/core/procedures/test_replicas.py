@@ -6,13 +6,13 @@ import pytest
 from klamm.core import effects
 from klamm.core.columns import I32
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
-from klamm.core.procedures.replicas import move_replicas
+from klamm.core.effects import WriteOutcome
+from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState
 from klamm.errors import FencedError, KlammError
-from tests.core.ensemble import do_nothing, state_path
-from tests.core.world import World, steady
+from tests.support.procedure_store import do_nothing, state_path
+from tests.support.procedure_world import World, steady
 
 R = ReplicaState
 
@@ -23,7 +23,7 @@ def columns(world: World, *replicas: tuple[str, int, int]) -> tuple[I32, I32]:
 
 
 def move(world: World, target: ReplicaState, *replicas: tuple[str, int, int]) -> None:
-    world.run(move_replicas(world.ctx, *columns(world, *replicas), target))
+    world.run(change_replica_states(world.ctx, *columns(world, *replicas), target))
 
 
 def state(world: World, *replica: object) -> ReplicaState:
@@ -39,7 +39,7 @@ def test_the_machine_starts_with_all_replicas_and_tells_those_online() -> None:
     world = World([1, 2])
     world.create_topic("t", {0: [1, 2, 3]})
     world.put_state("t", 0, leader=1, isr=[1, 2])
-    world.take_office()
+    world.fail_over()
     assert [state(world, "t", 0, b) for b in (1, 2, 3)] == [R.ONLINE, R.ONLINE, R.OFFLINE]
     assert state(world, "t", 0, 9) == R.NON_EXISTENT
     assert [r.to for r in world.sent("LeaderAndIsr")[:2]] == [1, 2]
@@ -60,7 +60,7 @@ def test_one_call_is_announced_once_with_its_final_state() -> None:
     move(world, R.OFFLINE, ("t", 0, 2), ("t", 0, 3))
     assert [w.data["leader_epoch"] for w in world.state_writes()] == [1, 2]
     assert world.state("t") == (1, 2, [1, 4])
-    assert len([e for e in world.performed if isinstance(e, effects.Announce)]) == 1
+    assert len([e for e in world.performed if isinstance(e, effects.SendRequestBatch)]) == 1
     (told,) = world.sent("LeaderAndIsr", to=1)
     assert told.partitions["t", 0]["leader_epoch"] == 2
 
@@ -207,10 +207,10 @@ def test_a_state_that_moved_on_is_read_and_decided_again() -> None:
 
 
 @pytest.mark.rule("RSM-16", "FENCE-8")
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, "a newer controller"])
+@pytest.mark.parametrize("outcome", [WriteOutcome.FAILED, "a newer controller"])
 def test_a_replica_that_cannot_leave_keeps_its_state(outcome: object) -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
-    if isinstance(outcome, Outcome):
+    if isinstance(outcome, WriteOutcome):
         world.faults.refuse[state_path("t", 0)] = [outcome]
     else:
         world.put_state("t", 0, leader=1, isr=[1, 2], version=3, controller_epoch=99)

@@ -4,10 +4,10 @@ import pytest
 
 from klamm.core import effects, events
 from klamm.core.context import Settings
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.core.ensemble import TOPICS
-from tests.core.world import World, steady
+from tests.support.procedure_store import TOPICS
+from tests.support.procedure_world import World, steady
 
 
 @pytest.mark.rule("TOPIC-1", "TOPIC-2", "TOPIC-5")
@@ -62,7 +62,7 @@ def test_older_protocols_know_no_topic_ids() -> None:
 @pytest.mark.rule("TOPIC-4")
 def test_a_topic_that_cannot_get_an_id_goes_on_without() -> None:
     world = steady([1], {})
-    world.faults.refuse[f"{TOPICS}/t"] = [Outcome.FAILED]
+    world.faults.refuse[f"{TOPICS}/t"] = [WriteOutcome.FAILED]
     world.create_topic("t", {0: [1]}, with_id=False)
     world.settle()
     assert world.state("t") == (1, 0, [1])
@@ -155,7 +155,7 @@ def test_its_place_goes_to_another_rack_if_there_is_one() -> None:
     for broker, rack in ((1, "a"), (2, "a"), (3, "b")):
         world.register(broker, rack=rack)
     world.register(9, rack="c", controller_only=True)
-    world.take_office()
+    world.fail_over()
     world.create_topic("busy", {0: [3], 1: [3]})
     world.create_topic("t", {0: [1, 9]})
     world.settle()
@@ -165,7 +165,7 @@ def test_its_place_goes_to_another_rack_if_there_is_one() -> None:
 def test_without_another_broker_the_list_gets_shorter_but_never_empty() -> None:
     world = World([1])
     world.register(9, controller_only=True)
-    world.take_office()
+    world.fail_over()
     world.create_topic("t", {0: [1, 9]})
     world.settle()
     assert world.topic("t")["partitions"] == {"0": [1]}
@@ -182,7 +182,7 @@ def test_partitions_that_were_created_while_nobody_was_in_office_are_placed_too(
     world.create_topic("t", {0: [9, 1]})
     world.create_topic("old", {0: [9, 1]})
     world.put_state("old", 0, leader=1, isr=[1])
-    world.take_office()
+    world.fail_over()
     world.settle()
     assert world.topic("t")["partitions"] == {"0": [2, 1]}
     assert world.topic("old")["partitions"] == {"0": [9, 1]}
@@ -192,8 +192,8 @@ def test_partitions_that_were_created_while_nobody_was_in_office_are_placed_too(
 def test_a_refused_replacement_leaves_the_assignment_as_it_is() -> None:
     world = World([1, 2])
     world.register(9, controller_only=True)
-    world.take_office()
-    world.faults.refuse[f"{TOPICS}/t"] = [Outcome.FAILED]
+    world.fail_over()
+    world.faults.refuse[f"{TOPICS}/t"] = [WriteOutcome.FAILED]
     world.create_topic("t", {0: [1, 9]})
     world.settle()
     row = world.cluster.row("t", 0)

@@ -21,12 +21,12 @@ from klamm.core.events import (
     ApiReassignment,
     AutoRebalance,
     BrokerChange,
-    IsrProposal,
-    StopReplicaAnswered,
+    PartitionProposal,
+    StopReplicaResponseReceived,
     TopicChange,
     TopicDeletion,
 )
-from tests.controller.office import Office
+from tests.support.office import Office
 
 START = 1e9
 
@@ -52,7 +52,7 @@ class Cluster:
         self.office = office
         self.spools.append(office.config.klamm_history_dir)
         self.at(at)
-        office.take_office(epoch)
+        office.fail_over(epoch)
 
     def at(self, seconds: float) -> Office:
         """The office, at that time or (if it is behind) as soon as it can."""
@@ -85,7 +85,9 @@ class Cluster:
             wanted = [b for b in office.topics[topic].replicas[partition] if b in office.registered]
             if leader not in office.registered or sorted(wanted) == sorted(isr):
                 continue
-            proposal = IsrProposal(topic, None, partition, leader_epoch, tuple(wanted), 0, version)
+            proposal = PartitionProposal(
+                topic, None, partition, leader_epoch, tuple(wanted), 0, version
+            )
             office.handle(
                 AlterPartition(leader, office.registered[leader].epoch, 3, [proposal]),
                 f"AlterPartition from broker {leader}",
@@ -123,7 +125,7 @@ def night(directory: Path) -> Cluster:
     cluster.office.deletions.add("bulk")
     cluster.at(300).handle(TopicDeletion(), "watch on /admin/delete_topics")
     for broker in (3, 4):
-        answer = StopReplicaAnswered(broker, 0, {("bulk", 0): 0})
+        answer = StopReplicaResponseReceived(broker, 0, {("bulk", 0): 0})
         cluster.at(301).handle(answer, f"answer of broker {broker}")
     cluster.close()
     return cluster

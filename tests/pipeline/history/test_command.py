@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from klamm.pipeline.history.folder import TABLES
-from tests.cli.running import run_here
 from tests.pipeline.history.night import Cluster
+from tests.support.command_line import run_here
 
 
 def test_a_spool_that_is_not_there_ends_it_before_spark_begins(tmp_path: Path):

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import klamm.pipeline
-from klamm.core.effects import Outcome
+from klamm.core.effects import WriteOutcome
 from klamm.core.events import BrokerChange
 from klamm.errors import ConfigError, KlammError
 from klamm.history.arrow import SCHEMA, encode_stream
@@ -135,7 +135,7 @@ def test_a_leader_that_was_never_announced_counts_when_the_next_controller_annou
     cluster.create(1, orders={0: [2, 3]}, other={0: [2, 3]})
     # The controller elects, and is gone before it can say so to anybody.
     office = cluster.at(10)
-    office.refusals["other", 0] = Outcome.FAILED
+    office.refusals["other", 0] = WriteOutcome.FAILED
     office.fails_to_announce = True
     del office.registered[2]
     office.handle(BrokerChange(), "watch on /brokers/ids")

@@ -19,7 +19,7 @@ from klamm.history.spool import read_spool
 from klamm.history.story import DEFAULT_TOPIC
 from klamm.pipeline.history.folder import TopicInput, read_records, write_tables
 from klamm.pipeline.history.report import write_report
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import pytest
 from klamm.client import reassignments
 from klamm.local.cluster import Cluster
 from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
-from tests.cli.running import run_here
+from tests.support.command_line import run_here
 
 
 @pytest.mark.spark_heavy

@@ -32,7 +32,7 @@ def fill(connect: str, nodes: Mapping[str, bytes | None]) -> None:
 
 def broker(number: int, rack: str | None, *, controller_only: bool = False) -> bytes:
     # Nothing listens on port 1, so nobody tells sizes.
-    endpoint = znodes.Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1)
+    endpoint = znodes.RegisteredEndpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", 1)
     registration = znodes.BrokerRegistration(
         number, (endpoint,), rack, controller_only=controller_only
     )

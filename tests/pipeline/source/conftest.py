@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.broker.cluster import PATIENCE_S, RealCluster
+from tests.support.cluster import RealCluster
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session")

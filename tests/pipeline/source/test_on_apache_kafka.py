@@ -1,17 +1,17 @@
 """The same tests on Apache Kafka, and what klamm's brokers do not have: `make interop`."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.broker import cluster as brokers
-from tests.broker.cluster import PATIENCE_S, BrokerProcess, RealCluster
-from tests.interop.conftest import kafka_libs  # noqa: F401  # a fixture
 from tests.pipeline.source import test_reader, test_spark, test_spark_heavy, test_writer
 from tests.pipeline.source.test_reader import numbers, read_all
+from tests.support import cluster as brokers
+from tests.support.cluster import BrokerProcess, RealCluster
+from tests.support.kafka_process import kafka_command
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -26,23 +26,14 @@ globals().update(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _run_apache_kafka(kafka_libs: Path) -> Iterator[None]:  # noqa: F811
+def _run_apache_kafka(kafka_libs: Path) -> Iterator[None]:
     """Whatever cluster is started in this module consists of Apache Kafka's brokers."""
 
     class KafkaProcess(BrokerProcess):
-        def start(self, **changed: str) -> None:
-            self.settings.update({key.replace("_", "."): value for key, value in changed.items()})
-            self.directory.mkdir(parents=True, exist_ok=True)
-            file = self.directory / "server.properties"
-            file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
-            jvm = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-            with (self.directory / "output").open("ab") as output:
-                self._process = subprocess.Popen(
-                    ["java", *jvm, "-cp", f"{kafka_libs}/*", "kafka.Kafka", str(file)],
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+        patience_s = 120.0
+
+        def command(self, file: Path) -> list[str]:
+            return kafka_command(kafka_libs, file)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(brokers, "BrokerProcess", KafkaProcess)

@@ -16,8 +16,9 @@ from klamm.pipeline.source.loss import DataLossError
 from klamm.pipeline.source.offsets import RESERVED_KEY
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.reader import TopicReader, TopicStreamReader
-from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
 from tests.pipeline.source.conftest import produce
+from tests.support.cluster import RealCluster
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: Records that are too old do not outlive retention.
 NOW = int(time.time() * 1000)
@@ -424,7 +425,7 @@ def raise_leader_epoch(cluster: RealCluster, topic: str) -> None:
     before = cluster.state(topic)
     first, *others = cluster.znode(f"/brokers/topics/{topic}")["partitions"]["0"]
     wanted = {"topic": topic, "partition": 0, "replicas": [first, *reversed(others)]}
-    cluster.zookeeper.create(
+    cluster.zk.create(
         "/admin/reassign_partitions", json.dumps({"version": 1, "partitions": [wanted]}).encode()
     )
     wait_until(

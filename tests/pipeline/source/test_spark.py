@@ -8,8 +8,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tests.broker.cluster import RealCluster
 from tests.pipeline.source.conftest import produce
+from tests.support.cluster import RealCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

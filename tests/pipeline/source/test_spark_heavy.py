@@ -14,11 +14,12 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-from tests.broker.cluster import PATIENCE_S, RealCluster, wait_until
 from tests.pipeline.source.conftest import produce
 from tests.pipeline.source.test_options import WRONG_FOR_A_BATCH, WRONG_FOR_A_STREAM
 from tests.pipeline.source.test_reader import NOW
 from tests.pipeline.source.test_spark import load, load_stream, numbers
+from tests.support.cluster import RealCluster
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.fields import WireField, wire_fields
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.exchanges import SCHEMAS, kio_bytes, schema_id, values_of
+from tests.support.recorded_exchanges import SCHEMAS, kio_bytes, schema_id, values_of
 
 
 def signed(bits: int) -> st.SearchStrategy[int]:

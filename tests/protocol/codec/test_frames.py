@@ -13,7 +13,7 @@ from klamm.protocol.codec.frames import (
 )
 from klamm.protocol.codec.headers import RequestHeader, decode_request_header
 from klamm.protocol.fast.fetch import FetchResponse, encode_fetch_response
-from tests.protocol.exchanges import EXCHANGES, Exchange, kio_bytes, values_of
+from tests.support.recorded_exchanges import EXCHANGES, Exchange, kio_bytes, values_of
 
 OF_THEIR_OWN_FORM = (
     ApiKey.PRODUCE,

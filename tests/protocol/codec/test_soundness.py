@@ -10,7 +10,7 @@ from klamm.protocol.codec.headers import RequestHeader, encode_request_header
 from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.schema.lookup import message_schema
 from tests.protocol.codec.test_encoding import values
-from tests.protocol.exchanges import SCHEMAS, schema_id
+from tests.support.recorded_exchanges import SCHEMAS, schema_id
 
 
 @pytest.mark.parametrize("schema", SCHEMAS[::9], ids=schema_id)

@@ -15,8 +15,8 @@ from klamm.protocol.fast.control import (
     ControlRequest,
     FailedPartition,
     PartitionStates,
+    RequestTopics,
     StoppedReplicas,
-    Topics,
     decode_leader_and_isr_response,
     encode_leader_and_isr,
     encode_stop_replica,
@@ -70,11 +70,11 @@ stopped_topics = st.lists(
 )
 
 
-def columns_of(given_topics: list[Any]) -> tuple[Topics, dict[str, Any]]:
+def columns_of(given_topics: list[Any]) -> tuple[RequestTopics, dict[str, Any]]:
     rows = [row for _, _, states in given_topics for row in states]
     bounds = np.cumsum([0] + [len(states) for _, _, states in given_topics])
     return (
-        Topics(
+        RequestTopics(
             [name for name, _, _ in given_topics],
             [topic_id for _, topic_id, _ in given_topics],
             bounds.astype(np.int64),

@@ -14,7 +14,7 @@ from klamm.protocol.fast.metadata_records import PartitionMetadata, unpack_parti
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
 from tests.protocol.codec.test_encoding import values
-from tests.protocol.exchanges import EXCHANGES, Exchange
+from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 RECORDED = [
     each for each in EXCHANGES if each.key in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA)

@@ -25,7 +25,7 @@ from klamm.protocol.fast.fetch import (
 from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.exchanges import EXCHANGES, Exchange, values_of
+from tests.support.recorded_exchanges import EXCHANGES, Exchange, values_of
 
 FETCHES = [each for each in EXCHANGES if each.key == ApiKey.FETCH]
 VERSIONS = range(4, 18)

@@ -24,7 +24,7 @@ from klamm.protocol.fast.produce import (
 )
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.exchanges import EXCHANGES, Exchange, kio_bytes, values_of
+from tests.support.recorded_exchanges import EXCHANGES, Exchange, kio_bytes, values_of
 
 PRODUCES = [each for each in EXCHANGES if each.key == ApiKey.PRODUCE]
 VERSIONS = range(3, 12)

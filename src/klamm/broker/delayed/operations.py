@@ -25,13 +25,13 @@ class DelayedProduce:
         required_offset = self._pending.get(key)
         if required_offset is not None:
             partition = self._find(key)
-            answer = (
+            response = (
                 partition
                 if isinstance(partition, ErrorCode)
                 else partition.check_committed(required_offset)
             )
-            if answer is not None:
-                self.errors[key] = answer
+            if response is not None:
+                self.errors[key] = response
                 del self._pending[key]
         return not self._pending
 
@@ -130,15 +130,15 @@ class DelayedDeleteRecords:
     def _look(self, key: TopicPartition, offset: int) -> None:
         partition = self._find(key)
         if isinstance(partition, ErrorCode):
-            answer: ErrorCode | None = partition
+            response: ErrorCode | None = partition
         else:
-            answer = partition.check_deleted(offset)
-        if answer is None:
+            response = partition.check_deleted(offset)
+        if response is None:
             return
         del self._pending[key]
-        self.errors[key] = answer
+        self.errors[key] = response
         self.low_watermarks[key] = (
             UNKNOWN_OFFSET
-            if answer or isinstance(partition, ErrorCode)
+            if response or isinstance(partition, ErrorCode)
             else partition.low_watermark()
         )

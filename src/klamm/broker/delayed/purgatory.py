@@ -96,7 +96,7 @@ class DelayedOperationPurgatory(Generic[K, W]):
         return self._timers[0].deadline_ms if self._timers else None
 
     def remove(self, ticket: Ticket[K, W]) -> bool:
-        """Let a request go that nobody wants an answer to any more; whether it still waited."""
+        """Let a request go that nobody wants a response to any more; whether it still waited."""
         return ticket.waiter is not None and self._leave(ticket)
 
     def _leave(self, ticket: Ticket[K, W]) -> bool:

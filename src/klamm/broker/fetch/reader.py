@@ -1,4 +1,4 @@
-"""Reading for a fetch: what each partition gives, and whether that is worth an answer."""
+"""Reading for a fetch: what each partition gives, and whether that is worth a response."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -285,7 +285,7 @@ def _entry(
     diverging_epoch: EpochEndOffset | None = None,
     preferred_read_replica: int = -1,
 ) -> FetchPartitionResponse:
-    """An answer without records."""
+    """A response without records."""
     return FetchPartitionResponse(
         name.partition,
         ErrorCode.NONE,

@@ -5,7 +5,7 @@ and is answered only what has changed. A session is this memory. It is never nee
 has no room declines, and a client whose session is gone starts over with a full request.
 
 A request becomes a `FetchContext`: which partitions to fetch, and, once they have been fetched,
-which of them belong into the answer.
+which of them belong into the response.
 """
 
 import uuid
@@ -91,9 +91,9 @@ class _Cached:
             or response.diverging_epoch is not None
             or response.preferred_read_replica >= 0
         )
-        # An error leaves a watermark that no answer has, so that the partition is in the next
-        # answer too and the client learns that the error is over. Divergence does the same: the
-        # follower truncates first and takes no watermark from such an answer.
+        # An error leaves a watermark that no response has, so that the partition is in the next
+        # response too and the client learns that the error is over. Divergence does the same: the
+        # follower truncates first and takes no watermark from such a response.
         was_of_use = not response.error_code and response.diverging_epoch is None
         self.high_watermark = response.high_watermark if was_of_use else UNKNOWN_OFFSET
         self.start_offset = response.log_start_offset
@@ -101,7 +101,7 @@ class _Cached:
 
 
 def has_records(response: FetchPartitionResponse) -> bool:
-    """Whether a partition's answer carries any record data."""
+    """Whether a partition's response carries any record data."""
     records = response.records
     if isinstance(records, bytes | memoryview):
         return len(records) > 0
@@ -132,7 +132,7 @@ class FetchSession:
             cached = self.partitions.get(requested.key)
             if cached:
                 if requested.position.current_leader_epoch != cached.leader_epoch:
-                    # A follower drops the answer that meets it under another epoch. Without this
+                    # A follower drops the response that meets it under another epoch. Without this
                     # it would not hear of the high watermark again before that moves on.
                     cached.high_watermark = UNKNOWN_OFFSET
                 cached.requested = requested
@@ -141,7 +141,7 @@ class FetchSession:
         for key in request.forgotten:
             self.partitions.pop(key, None)
 
-    def answer(self, fetched: Fetched) -> Fetched:
+    def response(self, fetched: Fetched) -> Fetched:
         """Those results that are news; partitions with data go to the end of the line."""
         news: Fetched = []
         for requested, result in fetched:
@@ -154,14 +154,14 @@ class FetchSession:
 
 
 class SessionResponse(NamedTuple):
-    """How the answer to a fetch begins; its partitions are returned beside it."""
+    """How the response to a fetch begins; its partitions are returned beside it."""
 
     error: ErrorCode
     session_id: int
 
 
 class FetchContext:
-    """One fetch: what to fetch for it, and what of that to answer."""
+    """One fetch request: the partitions to read, and which results to send back."""
 
     def __init__(
         self, sessions: "FetchSessions", request: SessionRequest, session: FetchSession | None
@@ -177,14 +177,14 @@ class FetchContext:
             return (cached.requested for cached in self._session.partitions.values())
         return iter(self._request.partitions)
 
-    def answer(self, fetched: Fetched, now_ms: int) -> tuple[SessionResponse, Fetched]:
+    def response(self, fetched: Fetched, now_ms: int) -> tuple[SessionResponse, Fetched]:
         """What to tell the client of what was fetched."""
         session = self._session
         if session:
             if session.epoch != self._epoch:
-                # The client has not waited for this answer, and could not make sense of it.
+                # The client has not waited for this response, and could not make sense of it.
                 return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
-            return SessionResponse(ErrorCode.NONE, session.id), session.answer(fetched)
+            return SessionResponse(ErrorCode.NONE, session.id), session.response(fetched)
         if self._request.epoch != INITIAL_EPOCH:
             return SessionResponse(ErrorCode.NONE, NO_SESSION), fetched
         session_id = self._sessions.create(self._request, fetched, now_ms)

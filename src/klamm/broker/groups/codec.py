@@ -1,8 +1,8 @@
 """The messages of groups and offsets, translated to what the coordinator is asked and back.
 
-Requests are read from the dataclasses of their versions, where older versions lack fields; answers
-are bodies for all versions at once, from which the encoder takes what a version carries. Functions
-only, so that all of it can be tested without a broker: `<api>_request` and `<api>_body`.
+`<api>_request` reads the decoded request of any version, where older versions lack fields.
+`<api>_body` builds a response body with the fields of all versions; the encoder takes those
+that the version carries. These are plain functions, so that they can be tested without a broker.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,25 +75,25 @@ def join_request(header: RequestHeader, body: Any, client_address: str) -> JoinR
     )
 
 
-def join_body(header: RequestHeader, answer: JoinResponse) -> Values:
-    protocol = answer.protocol
+def join_body(header: RequestHeader, response: JoinResponse) -> Values:
+    protocol = response.protocol
     if protocol is None and header.api_version < FIRST_JOIN_WITH_NULL_PROTOCOL:
         protocol = ""
     return {
-        "error_code": answer.error,
-        "generation_id": answer.generation,
-        "protocol_type": answer.protocol_type,
+        "error_code": response.error,
+        "generation_id": response.generation,
+        "protocol_type": response.protocol_type,
         "protocol_name": protocol,
-        "leader": answer.leader,
-        "skip_assignment": answer.skip_assignment,
-        "member_id": answer.member_id,
+        "leader": response.leader,
+        "skip_assignment": response.skip_assignment,
+        "member_id": response.member_id,
         "members": [
             {
                 "member_id": member.member_id,
                 "group_instance_id": member.instance_id,
                 "metadata": member.metadata,
             }
-            for member in answer.members
+            for member in response.members
         ],
     }
 
@@ -111,12 +111,12 @@ def sync_request(header: RequestHeader, body: Any) -> SyncRequest:
     )
 
 
-def sync_body(answer: SyncResponse) -> Values:
+def sync_body(response: SyncResponse) -> Values:
     return {
-        "error_code": answer.error,
-        "protocol_type": answer.protocol_type,
-        "protocol_name": answer.protocol,
-        "assignment": answer.assignment,
+        "error_code": response.error,
+        "protocol_type": response.protocol_type,
+        "protocol_name": response.protocol,
+        "assignment": response.assignment,
     }
 
 
@@ -143,11 +143,11 @@ def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
     return LeaveRequest(group_id=body.group_id, members=members)
 
 
-def leave_body(header: RequestHeader, answer: LeaveResponse) -> Values:
-    error = answer.error
+def leave_body(header: RequestHeader, response: LeaveResponse) -> Values:
+    error = response.error
     if header.api_version < FIRST_LEAVE_IN_BATCHES and not error:
         # There is one member, and no other place for what became of it.
-        ((_, error),) = answer.members
+        ((_, error),) = response.members
     return {
         "error_code": error,
         "members": [
@@ -156,7 +156,7 @@ def leave_body(header: RequestHeader, answer: LeaveResponse) -> Values:
                 "group_instance_id": identity.instance_id,
                 "error_code": member_error,
             }
-            for identity, member_error in answer.members
+            for identity, member_error in response.members
         ],
     }
 
@@ -186,9 +186,9 @@ def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
     )
 
 
-def offset_commit_body(body: Any, answer: OffsetCommitResponse) -> Values:
+def offset_commit_body(body: Any, response: OffsetCommitResponse) -> Values:
     """In the order of the request; what the coordinator was not asked about does not exist."""
-    return {"topics": _partition_errors(body.topics, answer.errors)}
+    return {"topics": _partition_errors(body.topics, response.errors)}
 
 
 def offset_fetch_requests(header: RequestHeader, body: Any) -> list[OffsetFetchRequest]:
@@ -214,15 +214,15 @@ def offset_fetch_requests(header: RequestHeader, body: Any) -> list[OffsetFetchR
 def offset_fetch_body(
     header: RequestHeader,
     requests: Sequence[OffsetFetchRequest],
-    answers: Sequence[OffsetFetchResponse],
+    responses: Sequence[OffsetFetchResponse],
 ) -> Values:
     groups = [
         {
             "group_id": request.group_id,
-            "error_code": answer.error,
-            "topics": _fetched_topics(header, request, answer),
+            "error_code": response.error,
+            "topics": _fetched_topics(header, request, response),
         }
-        for request, answer in zip(requests, answers, strict=True)
+        for request, response in zip(requests, responses, strict=True)
     ]
     # Versions that ask about one group have its fields at the top.
     return {**(groups[0] if groups else {}), "groups": groups}
@@ -237,10 +237,10 @@ def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
     return OffsetDeleteRequest(group_id=body.group_id, partitions=tuple(filter(exists, named)))
 
 
-def offset_delete_body(body: Any, answer: OffsetDeleteResponse) -> Values:
-    if answer.error:
-        return {"error_code": answer.error}
-    return {"topics": _partition_errors(body.topics, answer.errors)}
+def offset_delete_body(body: Any, response: OffsetDeleteResponse) -> Values:
+    if response.error:
+        return {"error_code": response.error}
+    return {"topics": _partition_errors(body.topics, response.errors)}
 
 
 # DescribeGroups, ListGroups, DeleteGroups
@@ -301,10 +301,11 @@ def list_groups_body(listed: GroupList) -> Values:
     }
 
 
-def delete_groups_body(answer: DeleteGroupsResponse) -> Values:
+def delete_groups_body(response: DeleteGroupsResponse) -> Values:
     return {
         "results": [
-            {"group_id": group_id, "error_code": error} for group_id, error in answer.errors.items()
+            {"group_id": group_id, "error_code": error}
+            for group_id, error in response.errors.items()
         ]
     }
 
@@ -373,11 +374,11 @@ def _partition_errors(
 
 
 def _fetched_topics(
-    header: RequestHeader, request: OffsetFetchRequest, answer: OffsetFetchResponse
+    header: RequestHeader, request: OffsetFetchRequest, response: OffsetFetchResponse
 ) -> list[Values]:
-    offsets = answer.offsets
-    if answer.error and header.api_version < FIRST_FETCH_WITH_TOP_LEVEL_ERROR:
-        offsets = dict.fromkeys(request.partitions or (), FetchedOffset(answer.error))
+    offsets = response.offsets
+    if response.error and header.api_version < FIRST_FETCH_WITH_TOP_LEVEL_ERROR:
+        offsets = dict.fromkeys(request.partitions or (), FetchedOffset(response.error))
     topics: dict[str, list[Values]] = {}
     for (topic, partition), fetched in offsets.items():
         topics.setdefault(topic, []).append(

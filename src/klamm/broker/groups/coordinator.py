@@ -1,8 +1,9 @@
 """The group coordinator of a broker: all groups whose partition of `__consumer_offsets` it leads.
 
-Each call comes with the time and returns effects to be carried out, in order. A request whose
-answer is not among them is parked: its answer comes with the effects of a later call. Time is in
-milliseconds since 1970, since it is stored, but must not go backwards, since timeouts hang on it.
+Each call is given the time and returns effects to be performed in order. A request whose response
+is not among them is delayed: its response comes with the effects of a later call. Times are
+milliseconds since 1970, because they are stored, and never go backwards, because timeouts depend
+on them.
 """
 
 from collections import Counter
@@ -100,7 +101,7 @@ def group_partition(group_id: str, partition_count: int) -> int:
 
 
 class GroupCoordinator:
-    """Knows the groups of the partitions that this broker leads, and answers for them."""
+    """Coordinates the groups of the `__consumer_offsets` partitions that this broker leads."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class GroupCoordinator:
             else:
                 error = ErrorCode.UNKNOWN_MEMBER_ID
         if error or group is None:
-            self._outbox.answer(ticket, JoinResponse(error=error, member_id=request.member_id))
+            self._outbox.response(ticket, JoinResponse(error=error, member_id=request.member_id))
         else:
             self._membership.join(group, ticket, request, now_ms)
         return self._outbox.drain()
@@ -195,7 +196,7 @@ class GroupCoordinator:
         group = self._groups.get(request.group_id)
         if error or group is None:
             error = error or ErrorCode.UNKNOWN_MEMBER_ID
-            self._outbox.answer(ticket, SyncResponse(error=error))
+            self._outbox.response(ticket, SyncResponse(error=error))
         else:
             self._membership.sync(group, ticket, request, now_ms)
         return self._outbox.drain()
@@ -204,10 +205,10 @@ class GroupCoordinator:
         error = self._check(request.group_id)
         group = self._groups.get(request.group_id)
         if error:
-            self._outbox.answer(ticket, LeaveResponse(error=error))
+            self._outbox.response(ticket, LeaveResponse(error=error))
         elif group is None:
             results = tuple((who, ErrorCode.UNKNOWN_MEMBER_ID) for who in request.members)
-            self._outbox.answer(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
+            self._outbox.response(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
         else:
             self._membership.leave(group, ticket, request, now_ms)
         return self._outbox.drain()
@@ -216,7 +217,9 @@ class GroupCoordinator:
         self, ticket: Ticket, request: OffsetCommitRequest, now_ms: int
     ) -> list[Effect]:
         if not request.offsets:
-            self._outbox.answer(ticket, OffsetCommitResponse(errors={}))  # and no group comes of it
+            self._outbox.response(
+                ticket, OffsetCommitResponse(errors={})
+            )  # and no group comes of it
             return self._outbox.drain()
         error = self._check(request.group_id, may_be_empty=True)
         group = self._groups.get(request.group_id)
@@ -228,7 +231,7 @@ class GroupCoordinator:
         if not error and group is not None:
             error = group.check_commit(request.member_id, request.instance_id, request.generation)
         if error or group is None:
-            self._outbox.answer(
+            self._outbox.response(
                 ticket, OffsetCommitResponse(errors=dict.fromkeys(request.offsets, error))
             )
         else:
@@ -245,7 +248,7 @@ class GroupCoordinator:
         elif not error and group is not None and not group.has_deletable_offsets():
             error = ErrorCode.NON_EMPTY_GROUP
         if error or group is None:
-            answer = OffsetDeleteResponse(error=error)
+            response = OffsetDeleteResponse(error=error)
         else:
             errors = {
                 partition: ErrorCode.NONE
@@ -254,15 +257,15 @@ class GroupCoordinator:
                 for partition in request.partitions
             }
             self._forget(group, [p for p, refused in errors.items() if not refused], now_ms)
-            answer = OffsetDeleteResponse(error=ErrorCode.NONE, errors=errors)
-        self._outbox.answer(ticket, answer)
+            response = OffsetDeleteResponse(error=ErrorCode.NONE, errors=errors)
+        self._outbox.response(ticket, response)
         return self._outbox.drain()
 
     def delete_groups(self, ticket: Ticket, group_ids: Iterable[str], now_ms: int) -> list[Effect]:
         # Who is named twice is deleted once.
         wanted = dict.fromkeys(group_ids)
         errors = {group_id: self._delete_group(group_id, now_ms) for group_id in wanted}
-        self._outbox.answer(ticket, DeleteGroupsResponse(errors=errors))
+        self._outbox.response(ticket, DeleteGroupsResponse(errors=errors))
         return self._outbox.drain()
 
     # Requests that are answered at once and write nothing
@@ -365,7 +368,7 @@ class GroupCoordinator:
     # Checks
 
     def _check(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode:
-        """Whether this broker answers for the group.
+        """Whether this broker coordinates the group.
 
         Consumers without a group id, which are older than groups, keep offsets under the empty one.
         """
@@ -433,7 +436,7 @@ class GroupCoordinator:
                 continue
             offsets[partition] = CommittedOffset(offset, leader_epoch, metadata, now_ms, expire_ms)
         if not offsets:
-            self._outbox.answer(ticket, OffsetCommitResponse(errors=errors))
+            self._outbox.response(ticket, OffsetCommitResponse(errors=errors))
             return
 
         def on_appended(error: ErrorCode, _: int) -> None:
@@ -442,7 +445,7 @@ class GroupCoordinator:
                 errors.update(dict.fromkeys(offsets, _COMMIT_ERRORS.get(error, error)))
             else:
                 group.offsets.finish_commit(offsets, number)
-            self._outbox.answer(ticket, OffsetCommitResponse(errors=errors))
+            self._outbox.response(ticket, OffsetCommitResponse(errors=errors))
 
         records = [
             offset_record(OffsetKey(group.id, *partition), committed)

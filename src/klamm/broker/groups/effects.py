@@ -1,4 +1,4 @@
-"""What the coordinator wants done: answers to send and records to write.
+"""What the coordinator wants done: responses to send and records to write.
 
 Whoever runs the coordinator carries effects out in the order in which they are given, and reports
 the fate of each `Append` once, whatever its `acks`.
@@ -11,7 +11,7 @@ from klamm.broker.groups.messages import Response
 from klamm.broker.groups.records import GroupRecord
 from klamm.protocol.codes import ErrorCode
 
-#: Chosen by the caller to find the request again that an answer belongs to.
+#: Chosen by the caller to find the request again that a response belongs to.
 Ticket = int
 
 
@@ -50,7 +50,7 @@ class Outbox:
         self._waiting: dict[int, Continuation] = {}
         self._appends = 0
 
-    def answer(self, ticket: Ticket, response: Response) -> None:
+    def response(self, ticket: Ticket, response: Response) -> None:
         self._effects.append(SendResponse(ticket, response))
 
     def append(

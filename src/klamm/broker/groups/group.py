@@ -58,7 +58,7 @@ ENTERED_FROM: Final[Mapping[GroupState, Collection[GroupState]]] = {
 
 @dataclass(slots=True, eq=False)
 class MemberMetadata:
-    """A member of a group, and the request of its that waits for an answer, if any."""
+    """A member of a group, and the request of its that waits for a response, if any."""
 
     id: str
     instance_id: str | None
@@ -82,7 +82,7 @@ class MemberMetadata:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for an answer, and so cannot send heartbeats."""
+        """Whether it waits for a response, and so cannot send heartbeats."""
         return self.join_ticket is not None or self.sync_ticket is not None
 
     def take_sync(self) -> Ticket | None:
@@ -333,7 +333,9 @@ class GroupMetadata:
 
     # Answers
 
-    def join_answer(self, member: MemberMetadata, *, skip_assignment: bool = False) -> JoinResponse:
+    def join_response(
+        self, member: MemberMetadata, *, skip_assignment: bool = False
+    ) -> JoinResponse:
         """The current generation, as this member is told about it."""
         assert self.leader is not None
         leads = member.id == self.leader
@@ -353,7 +355,7 @@ class GroupMetadata:
             else (),
         )
 
-    def sync_answer(self, member: MemberMetadata) -> SyncResponse:
+    def sync_response(self, member: MemberMetadata) -> SyncResponse:
         """The member's part of the assignment."""
         return SyncResponse(
             error=ErrorCode.NONE,

@@ -155,8 +155,8 @@ class Membership:
             # A leader that joins again wants the partitions divided anew: only it watches topics.
             or (group.state is _S.STABLE and group.leader != member.id)
         ):
-            # It may have missed its answer.
-            self._outbox.answer(ticket, group.join_answer(member))
+            # It may have missed its response.
+            self._outbox.response(ticket, group.join_response(member))
             self._restart_session(group, member, now_ms)
             return
         group.update(
@@ -178,7 +178,7 @@ class Membership:
         assert request.instance_id is not None
         member = group.members[group.instances[request.instance_id]]
         old_leader = group.leader
-        self._answer_parked(group, member, member.id, ErrorCode.FENCED_INSTANCE_ID)
+        self._respond_to_delayed(group, member, member.id, ErrorCode.FENCED_INSTANCE_ID)
         self._timers.cancel(_session_timer(group, member))
         group.rename(member, member_id)
         group.update(
@@ -210,14 +210,14 @@ class Membership:
             if group.state is not _S.STABLE or member.join_ticket != ticket:
                 return  # answered already, or waiting in a join phase that began meanwhile
             if error:
-                answer = _join_refusal(UNKNOWN_MEMBER, error)
+                response = _join_refusal(UNKNOWN_MEMBER, error)
             elif version >= FIRST_JOIN_WITH_SKIP:
-                answer = group.join_answer(member, skip_assignment=True)
+                response = group.join_response(member, skip_assignment=True)
             else:
                 # It would divide the partitions if it heard that it leads, and nobody would
                 # listen, for the group is stable. Under its old id it takes itself for a follower.
-                answer = replace(group.join_answer(member), leader=old_leader, members=())
-            self._answer_join(group, member, answer)
+                response = replace(group.join_response(member), leader=old_leader, members=())
+            self._respond_to_join(group, member, response)
             self._restart_session(group, member, stored_ms)
 
         assignments = {known.id: known.assignment for known in group.members.values()}
@@ -229,19 +229,19 @@ class Membership:
         """Give a member its assignment, as soon as there is one."""
         error = self._check_sync(group, request)
         if error:
-            self._outbox.answer(ticket, SyncResponse(error=error))
+            self._outbox.response(ticket, SyncResponse(error=error))
             return
         member = group.members[request.member_id]
         group.unsynced.discard(member.id)
         if not group.unsynced:
             self._timers.cancel(GroupTimer(TimerKind.SYNC, group.id))
         if group.state is _S.STABLE:
-            self._outbox.answer(ticket, group.sync_answer(member))
+            self._outbox.response(ticket, group.sync_response(member))
             self._restart_session(group, member, now_ms)
             return
-        self._answer_sync(member, SyncResponse(error=ErrorCode.REBALANCE_IN_PROGRESS))
+        self._respond_to_sync(member, SyncResponse(error=ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync_ticket = ticket
-        # A leader that asks again while its first answer is being stored has to live with that one.
+        # A leader that syncs again while its first assignment is being stored keeps the first.
         if member.id == group.leader and group.storing_generation != group.generation:
             self._store_assignments(group, request.assignments, now_ms)
 
@@ -272,7 +272,7 @@ class Membership:
                 return
             for member in group.members.values():
                 member.assignment = assignments.get(member.id, b"")
-                if self._answer_sync(member, group.sync_answer(member)):
+                if self._respond_to_sync(member, group.sync_response(member)):
                     self._restart_session(group, member, stored_ms)
             group.enter(_S.STABLE, stored_ms)
 
@@ -316,7 +316,7 @@ class Membership:
         results = tuple(
             (identity, self._leave(group, identity, now_ms)) for identity in request.members
         )
-        self._outbox.answer(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
+        self._outbox.response(ticket, LeaveResponse(error=ErrorCode.NONE, members=results))
 
     def _leave(self, group: GroupMetadata, identity: MemberIdentity, now_ms: int) -> ErrorCode:
         member_id, instance_id = identity
@@ -335,7 +335,7 @@ class Membership:
     def on_session_timeout(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
         """A member has been silent for too long."""
         member = group.members[member_id]
-        # One that waits for us cannot send heartbeats; its session starts anew with the answer.
+        # One that waits for us cannot send heartbeats; its session starts anew with the response.
         if member.is_new or not member.is_parked:
             self._remove(group, member, now_ms)
 
@@ -373,7 +373,7 @@ class Membership:
     def end(self, group: GroupMetadata, error: ErrorCode, now_ms: int) -> None:
         """The group is not ours any more: whoever waits has to ask elsewhere."""
         for member in group.members.values():
-            self._answer_parked(group, member, member.id, error)
+            self._respond_to_delayed(group, member, member.id, error)
             self._timers.cancel(_session_timer(group, member))
         for member_id in group.pending_ids:
             self._timers.cancel(_pending_timer(group, member_id))
@@ -402,7 +402,7 @@ class Membership:
     def _break_off_sync_phase(self, group: GroupMetadata, error: ErrorCode, now_ms: int) -> None:
         for member in group.members.values():
             member.assignment = b""
-            if self._answer_sync(member, SyncResponse(error=error)):
+            if self._respond_to_sync(member, SyncResponse(error=error)):
                 self._restart_session(group, member, now_ms)
 
     def _end_join_phase_if_complete(self, group: GroupMetadata, now_ms: int) -> None:
@@ -435,7 +435,7 @@ class Membership:
         self._timers.arm(GroupTimer(TimerKind.SYNC, group.id), now_ms + group.rebalance_timeout_ms)
         for member in group.members.values():
             member.is_new = False
-            self._answer_join(group, member, group.join_answer(member))
+            self._respond_to_join(group, member, group.join_response(member))
             self._restart_session(group, member, now_ms)
 
     # Members, one by one
@@ -446,7 +446,7 @@ class Membership:
         self._rebalance(group, now_ms)
 
     def _discard(self, group: GroupMetadata, member: MemberMetadata) -> None:
-        self._answer_parked(group, member, UNKNOWN_MEMBER, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._respond_to_delayed(group, member, UNKNOWN_MEMBER, ErrorCode.UNKNOWN_MEMBER_ID)
         self._timers.cancel(_session_timer(group, member))
         group.remove(member)
 
@@ -463,29 +463,31 @@ class Membership:
 
     def _park_join(self, group: GroupMetadata, member: MemberMetadata, ticket: Ticket) -> None:
         # The client has given up on an earlier request, if there is one: it sent this instead.
-        self._answer_join(group, member, _join_refusal(member.id, ErrorCode.REBALANCE_IN_PROGRESS))
+        self._respond_to_join(
+            group, member, _join_refusal(member.id, ErrorCode.REBALANCE_IN_PROGRESS)
+        )
         group.park_join(member, ticket)
 
     def _refuse_join(self, ticket: Ticket, member_id: str, error: ErrorCode) -> None:
-        self._outbox.answer(ticket, _join_refusal(member_id, error))
+        self._outbox.response(ticket, _join_refusal(member_id, error))
 
-    def _answer_parked(
+    def _respond_to_delayed(
         self, group: GroupMetadata, member: MemberMetadata, member_id: str, error: ErrorCode
     ) -> None:
-        self._answer_join(group, member, _join_refusal(member_id, error))
-        self._answer_sync(member, SyncResponse(error=error))
+        self._respond_to_join(group, member, _join_refusal(member_id, error))
+        self._respond_to_sync(member, SyncResponse(error=error))
 
-    def _answer_join(
-        self, group: GroupMetadata, member: MemberMetadata, answer: JoinResponse
+    def _respond_to_join(
+        self, group: GroupMetadata, member: MemberMetadata, response: JoinResponse
     ) -> None:
         ticket = group.take_join(member)
         if ticket is not None:
-            self._outbox.answer(ticket, answer)
+            self._outbox.response(ticket, response)
 
-    def _answer_sync(self, member: MemberMetadata, answer: SyncResponse) -> bool:
+    def _respond_to_sync(self, member: MemberMetadata, response: SyncResponse) -> bool:
         ticket = member.take_sync()
         if ticket is not None:
-            self._outbox.answer(ticket, answer)
+            self._outbox.response(ticket, response)
         return ticket is not None
 
 

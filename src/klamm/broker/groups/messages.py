@@ -1,6 +1,6 @@
-"""What the coordinator is asked and what it answers, free of wire formats and their versions.
+"""Requests to the group coordinator and its responses, free of wire formats and their versions.
 
-Where the version of a request changes what the coordinator does, and not only how the answer is
+Where the version of a request changes what the coordinator does, and not only how the response is
 written, the request carries it.
 """
 

@@ -78,14 +78,14 @@ class GroupService:
         """The time by the coordinator's clock."""
         return self._clock.steady_ms()
 
-    def submit(self, ask: Callable[[Ticket, int], list[Effect]]) -> asyncio.Future[Any]:
-        """Ask the coordinator something that it may answer later."""
+    def submit(self, request: Callable[[Ticket, int], list[Effect]]) -> asyncio.Future[Any]:
+        """Submit a request that the coordinator may complete later."""
         ticket = next(self._tickets)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
-        # A client that goes away wants no answer.
+        # A client that goes away wants no response.
         future.add_done_callback(lambda _: self._waiting.pop(ticket, None))
-        self._carry_out(ask(ticket, self.now_ms))
+        self._carry_out(request(ticket, self.now_ms))
         return future
 
     def touched(self) -> None:

@@ -37,7 +37,7 @@ _NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINTS: Final = 1
-#: With more than this, an answer about all partitions is not put together on the event loop.
+#: With more than this, a response about all partitions is not put together on the event loop.
 _MANY_PARTITIONS: Final = 10_000
 
 
@@ -68,7 +68,7 @@ class ClusterHandlers:
         """By API."""
         return {
             ApiKey.API_VERSIONS: self._api_versions,
-            ApiKey.METADATA: self._answer_metadata,
+            ApiKey.METADATA: self._describe_topics,
             ApiKey.DESCRIBE_CLUSTER: self._describe_cluster,
         }
 
@@ -76,7 +76,7 @@ class ClusterHandlers:
 
     def _api_versions(self, call: Call) -> Body:
         if call.body is None:
-            # From the future: the answer is in version 0 and names the one API (API-5).
+            # From the future: the response is in version 0 and names the one API (API-5).
             return {
                 "error_code": ErrorCode.UNSUPPORTED_VERSION,
                 "api_keys": [_version_range(ApiKey.API_VERSIONS)],
@@ -92,7 +92,7 @@ class ClusterHandlers:
 
     # Metadata
 
-    def _answer_metadata(self, call: Call) -> Result | Awaitable[Result]:
+    def _describe_topics(self, call: Call) -> Result | Awaitable[Result]:
         snapshot = self._metadata.snapshot
         body = call.body
         version = call.header.api_version
@@ -109,7 +109,7 @@ class ClusterHandlers:
         may_create = self._auto_create is not None and getattr(
             body, "allow_auto_topic_creation", True
         )
-        answers: list[Any] = []
+        responses: list[Any] = []
         for topic in wanted:
             found = self._lookup(call, snapshot, topic)
             is_creatable = (
@@ -120,12 +120,12 @@ class ClusterHandlers:
             if call.access is not None:
                 denied = _denied(call.access, topic, found, creates=is_creatable)
                 if denied is not None:
-                    answers.append(denied)
+                    responses.append(denied)
                     continue
-            answers.append(self._create(found["name"]) if is_creatable else found)
-        if any(asyncio.iscoroutine(answer) for answer in answers):
-            return self._metadata_after_creation(call, snapshot, answers)
-        return self._metadata_body(call, snapshot, answers)
+            responses.append(self._create(found["name"]) if is_creatable else found)
+        if any(asyncio.iscoroutine(response) for response in responses):
+            return self._metadata_after_creation(call, snapshot, responses)
+        return self._metadata_body(call, snapshot, responses)
 
     def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         asks_topic = getattr(call.body, "include_topic_authorized_operations", False)
@@ -154,9 +154,11 @@ class ClusterHandlers:
         return await asyncio.to_thread(self._encode_all, call, snapshot)
 
     async def _metadata_after_creation(
-        self, call: Call, snapshot: ClusterSnapshot, answers: list[Any]
+        self, call: Call, snapshot: ClusterSnapshot, responses: list[Any]
     ) -> Body:
-        topics = [await answer if asyncio.iscoroutine(answer) else answer for answer in answers]
+        topics = [
+            await response if asyncio.iscoroutine(response) else response for response in responses
+        ]
         return self._metadata_body(call, snapshot, topics)
 
     async def _create(self, name: str) -> Body:
@@ -214,7 +216,7 @@ class ClusterHandlers:
         snapshot = self._metadata.snapshot
         endpoint_type = getattr(body, "endpoint_type", _BROKER_ENDPOINTS)
         asks = body.include_cluster_authorized_operations
-        answer = {
+        response = {
             "error_code": ErrorCode.NONE,
             "error_message": None,
             "endpoint_type": _BROKER_ENDPOINTS,
@@ -231,8 +233,8 @@ class ClusterHandlers:
             code = (
                 ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             )
-            answer |= {"error_code": code, "error_message": code.message, "brokers": []}
-        return answer
+            response |= {"error_code": code, "error_message": code.message, "brokers": []}
+        return response
 
 
 def _topic_operations(call: Call, topic: str) -> int:
@@ -333,5 +335,5 @@ class FirstMetadata:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await self._has_arrived.wait()
-        answer = handler(call)
-        return await answer if inspect.isawaitable(answer) else answer
+        response = handler(call)
+        return await response if inspect.isawaitable(response) else response

@@ -13,7 +13,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
 from klamm.config.describe import (
-    Entry,
+    DescribedConfig,
     describe_broker,
     describe_broker_defaults,
     describe_topic,
@@ -95,7 +95,7 @@ class ConfigHandlers:
 
     async def _describe(self, body: Any, wanted: Any) -> Body:
         resource = _Resource(wanted.resource_type, wanted.resource_name)
-        answer = {"resource_type": resource.type, "resource_name": resource.name}
+        response = {"resource_type": resource.type, "resource_name": resource.name}
         try:
             if resource.type == _BROKER_LOGGER:
                 self._check_own(resource)
@@ -105,7 +105,7 @@ class ConfigHandlers:
                 configs = [_entry(each, body.include_synonyms) for each in entries]
         except _Refused as refused:
             return {
-                **answer,
+                **response,
                 "error_code": refused.code,
                 "error_message": refused.message,
                 "configs": [],
@@ -113,9 +113,9 @@ class ConfigHandlers:
         names = wanted.configuration_keys
         if names:
             configs = [each for each in configs if each["name"] in names]
-        return {**answer, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
+        return {**response, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
 
-    async def _entries(self, resource: _Resource) -> Sequence[Entry]:
+    async def _entries(self, resource: _Resource) -> Sequence[DescribedConfig]:
         config = self._config()
         if resource.type == _TOPIC:
             complaint = complaint_about(resource.name)
@@ -261,7 +261,7 @@ class ConfigHandlers:
 
 
 def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:
-    """What Kafka answers to settings that are wrong for a resource."""
+    """The response that Kafka gives to settings that are wrong for a resource."""
     if resource.type != _TOPIC:
         return ErrorCode.INVALID_REQUEST, str(error)
     if isinstance(error, InvalidValueError):
@@ -283,7 +283,7 @@ def _check_values(configs: Iterable[Any]) -> None:
         )
 
 
-def _entry(entry: Entry, include_synonyms: bool) -> dict[str, Any]:
+def _entry(entry: DescribedConfig, include_synonyms: bool) -> dict[str, Any]:
     return {
         "name": entry.name,
         "value": entry.value,

@@ -38,7 +38,7 @@ class Replicas(Protocol):
         """Wait until nobody is changing the log of this partition."""
 
     def apply(
-        self, name: TopicPartition, topic_id: Any, order: LeaderAndIsrPartitionState
+        self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
     ) -> ErrorCode: ...
 
     def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode: ...
@@ -220,7 +220,7 @@ class NoReplicas:
         """Nothing is under way."""
 
     def apply(
-        self, name: TopicPartition, topic_id: Any, order: LeaderAndIsrPartitionState
+        self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
     ) -> ErrorCode:
         return ErrorCode.KAFKA_STORAGE_ERROR
 

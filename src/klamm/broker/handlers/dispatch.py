@@ -22,7 +22,7 @@ log = logging.getLogger("klamm.broker.requests")
 #: Requests of the controller that name all partitions there are, and what is large for them.
 _MAY_BE_HUGE: Final = frozenset({ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA})
 _LARGE_BYTES: Final = 64 * 1024
-#: So many errors of an answer are counted when there is time for it.
+#: So many errors of a response are counted when there is time for it.
 _FEW: Final = 32
 
 
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
 
 class EncodedResponse(NamedTuple):
-    """An answer that is encoded already, and the error codes in it as far as they are known."""
+    """A response that is encoded already, and the error codes in it as far as they are known."""
 
     parts: Parts
     errors: Sequence[int] = ()
@@ -81,8 +81,8 @@ class Dispatcher:
     ) -> MeasuredResponse:
         """What says something about every partition is not read on the event loop."""
         request = await asyncio.to_thread(decode_request, frame)
-        answer = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
-        return await answer if inspect.isawaitable(answer) else answer
+        response = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
+        return await response if inspect.isawaitable(response) else response
 
     def _serve(
         self,
@@ -106,7 +106,7 @@ class Dispatcher:
             handled = perf_counter_ns()
             if inspect.isawaitable(result):
                 return self._await(call, result, handled)
-            return _answer(call, result, handled)
+            return _respond(call, result, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, perf_counter_ns())
             raise
@@ -116,7 +116,7 @@ class Dispatcher:
     @staticmethod
     async def _await(call: Call, result: Awaitable[Result], handled: int) -> MeasuredResponse:
         try:
-            return _answer(call, await result, handled)
+            return _respond(call, await result, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, handled)
             raise
@@ -124,7 +124,7 @@ class Dispatcher:
             return _failed(call, handled)
 
 
-def _answer(call: Call, result: Result, handled: int) -> MeasuredResponse:
+def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
     _, header, _, frame, meter, arrived, begun, _ = call
     if isinstance(result, EncodedResponse):
         parts, codes = result
@@ -139,19 +139,19 @@ def _answer(call: Call, result: Result, handled: int) -> MeasuredResponse:
 
 
 def _note_closed(call: Call, handled: int) -> None:
-    """The end of the connection is the answer."""
-    _, meter, unsent = _answer(call, NO_RESPONSE, handled)
+    """The end of the connection is the response."""
+    _, meter, unsent = _respond(call, NO_RESPONSE, handled)
     meter.note(unsent)
 
 
 def _failed(call: Call, handled: int) -> MeasuredResponse:
-    """An answer of the request's own kind that says we failed (FRM-7)."""
+    """A response of the request's own kind that says we failed (FRM-7)."""
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)
     try:
         body = failure(call.header, call.body, ErrorCode.UNKNOWN_SERVER_ERROR)
         if body is not None:
-            return _answer(call, body, handled)
+            return _respond(call, body, handled)
     except Exception:
         log.exception("%s cannot even be told so", call.connection.peer)
-    raise CloseConnection(f"{name} failed without an answer")
+    raise CloseConnection(f"{name} failed without a response")

@@ -81,7 +81,7 @@ class FetchHandlers:
             or request.max_wait_ms <= 0
             or not result.fetched
         ):
-            return self._answer(call, params, context, result.fetched)
+            return self._respond(call, params, context, result.fetched)
         return self._wait(call, params, context, result.fetched, request.max_wait_ms)
 
     async def _wait(
@@ -103,7 +103,7 @@ class FetchHandlers:
             )
             await purgatories.wait(room, waiter, waiter.keys, max_wait_ms)
         result = self._reader.read(params, (requested for requested, _ in fetched), is_first=False)
-        return self._answer(call, params, context, result.fetched)
+        return self._respond(call, params, context, result.fetched)
 
     def _terms(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version
@@ -124,10 +124,10 @@ class FetchHandlers:
             None if call.access is None else _may_read(call.access, request.replica_id),
         )
 
-    def _answer(
+    def _respond(
         self, call: Call, params: FetchParams, context: FetchContext, fetched: Fetched
     ) -> Result:
-        begin, shown = context.answer(fetched, self._clock.steady_ms())
+        begin, shown = context.response(fetched, self._clock.steady_ms())
         self._reader.count(params, shown)
         return _frame(call, self._response(call, begin, shown))
 

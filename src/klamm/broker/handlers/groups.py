@@ -61,7 +61,7 @@ class FindCoordinatorHandlers:
 
 
 class GroupHandlers:
-    """Hands requests to the coordinator and its answers back."""
+    """Hands requests to the coordinator and its responses back."""
 
     def __init__(self, service: GroupService, metadata: MetadataCache) -> None:
         self._service = service
@@ -86,7 +86,7 @@ class GroupHandlers:
         request = groups.join_request(call.header, call.body, call.connection.client_host)
         return self._submit(
             lambda ticket, now_ms: self._service.coordinator.join(ticket, request, now_ms),
-            lambda answer: groups.join_body(call.header, answer),
+            lambda response: groups.join_body(call.header, response),
         )
 
     def _sync(self, call: Call) -> Result | Awaitable[Result]:
@@ -107,7 +107,7 @@ class GroupHandlers:
         request = groups.leave_request(call.header, call.body)
         return self._submit(
             lambda ticket, now_ms: self._service.coordinator.leave(ticket, request, now_ms),
-            lambda answer: groups.leave_body(call.header, answer),
+            lambda response: groups.leave_body(call.header, response),
         )
 
     def _commit(self, call: Call) -> Result | Awaitable[Result]:
@@ -116,13 +116,13 @@ class GroupHandlers:
             lambda ticket, now_ms: self._service.coordinator.commit_offsets(
                 ticket, request, now_ms
             ),
-            lambda answer: groups.offset_commit_body(call.body, answer),
+            lambda response: groups.offset_commit_body(call.body, response),
         )
 
     def _fetch_offsets(self, call: Call) -> Body:
         requests = groups.offset_fetch_requests(call.header, call.body)
-        answers = [self._service.coordinator.fetch_offsets(request) for request in requests]
-        return groups.offset_fetch_body(call.header, requests, answers)
+        responses = [self._service.coordinator.fetch_offsets(request) for request in requests]
+        return groups.offset_fetch_body(call.header, requests, responses)
 
     def _delete_offsets(self, call: Call) -> Result | Awaitable[Result]:
         request = groups.offset_delete_request(call.body, self._exists)
@@ -130,7 +130,7 @@ class GroupHandlers:
             lambda ticket, now_ms: self._service.coordinator.delete_offsets(
                 ticket, request, now_ms
             ),
-            lambda answer: groups.offset_delete_body(call.body, answer),
+            lambda response: groups.offset_delete_body(call.body, response),
         )
 
     def _describe(self, call: Call) -> Body:
@@ -158,11 +158,11 @@ class GroupHandlers:
         return self._metadata.snapshot.knows(name)
 
     def _submit(
-        self, ask: Callable[[int, int], list[Effect]], answer: Callable[[Any], Result]
+        self, request: Callable[[int, int], list[Effect]], response: Callable[[Any], Result]
     ) -> Result | Awaitable[Result]:
-        future = self._service.submit(ask)
-        return answer(future.result()) if future.done() else _then(future, answer)
+        future = self._service.submit(request)
+        return response(future.result()) if future.done() else _then(future, response)
 
 
-async def _then(future: asyncio.Future[Any], answer: Callable[[Any], Result]) -> Result:
-    return answer(await future)
+async def _then(future: asyncio.Future[Any], response: Callable[[Any], Result]) -> Result:
+    return response(await future)

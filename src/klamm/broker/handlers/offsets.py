@@ -37,7 +37,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _NOTHING: Final = TimestampedOffset(-1, -1, -1)
 
 
-class _Asker(NamedTuple):
+class _OffsetReader(NamedTuple):
     """Who asks for offsets, and how."""
 
     version: int
@@ -67,7 +67,7 @@ class OffsetHandlers:
 
     async def _list_offsets(self, call: Call) -> Body:
         body = call.body
-        asker = _Asker(
+        reader = _OffsetReader(
             call.header.api_version, body.replica_id, getattr(body, "isolation_level", 0) == 1
         )
         asked = Counter(
@@ -79,7 +79,7 @@ class OffsetHandlers:
                     "name": topic.name,
                     "partitions": [
                         await self._list(
-                            asker, TopicPartition(topic.name, each.partition_index), each
+                            reader, TopicPartition(topic.name, each.partition_index), each
                         )
                         if asked[topic.name, each.partition_index] == 1
                         else _no_offset(each.partition_index, ErrorCode.INVALID_REQUEST)
@@ -90,27 +90,27 @@ class OffsetHandlers:
             ]
         }
 
-    async def _list(self, asker: _Asker, name: TopicPartition, wanted: Any) -> Body:
+    async def _list(self, reader: _OffsetReader, name: TopicPartition, wanted: Any) -> Body:
         timestamp = wanted.timestamp
-        if timestamp < 0 and asker.version < _FIRST_VERSION.get(timestamp, 1 << 15):
+        if timestamp < 0 and reader.version < _FIRST_VERSION.get(timestamp, 1 << 15):
             return _no_offset(name.partition, ErrorCode.UNSUPPORTED_VERSION)
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
             return _no_offset(name.partition, partition)
         error = partition.check_reader(
-            Reader(leader_only=asker.replica_id != _DEBUGGER),
+            Reader(leader_only=reader.replica_id != _DEBUGGER),
             getattr(wanted, "current_leader_epoch", -1),
         )
         if error:
             return _no_offset(name.partition, error)
         try:
-            found = await _look_up(partition, asker, timestamp)
+            found = await _look_up(partition, reader, timestamp)
         except StorageError:
             return _no_offset(name.partition, ErrorCode.KAFKA_STORAGE_ERROR)
         is_open_ended = timestamp == LATEST or found.offset < 0
-        if asker.is_consumer and is_open_ended and partition.is_lagging_behind_predecessor():
+        if reader.is_consumer and is_open_ended and partition.is_lagging_behind_predecessor():
             # What follows may have been seen by consumers of the previous leader (HW-6).
-            is_known = asker.version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
+            is_known = reader.version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
             return _no_offset(
                 name.partition,
                 ErrorCode.OFFSET_NOT_AVAILABLE if is_known else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -193,13 +193,15 @@ class OffsetHandlers:
         }
 
 
-async def _look_up(partition: Partition, asker: _Asker, timestamp: int) -> TimestampedOffset:
+async def _look_up(
+    partition: Partition, reader: _OffsetReader, timestamp: int
+) -> TimestampedOffset:
     """The offset that `timestamp` stands for (LIST-1..3); -1 and -1 if there is none."""
     replica = partition.log
     assert isinstance(replica, Log), "a partition that can be read has a log on disk"
-    if not asker.is_consumer:
+    if not reader.is_consumer:
         end = replica.end_offset
-    elif asker.read_committed:
+    elif reader.read_committed:
         end = replica.last_stable_offset
     else:
         end = replica.high_watermark

@@ -43,7 +43,7 @@ Records: TypeAlias = memoryview | Batch | AppendError | None
 
 
 class ProduceHandlers:
-    """Appends what it is given, and answers when enough replicas have it."""
+    """Appends the batches of Produce requests, and responds when enough replicas have them."""
 
     def __init__(
         self, replicas: ReplicaManager, metadata: MetadataCache, meters: BrokerMeters
@@ -80,7 +80,7 @@ class ProduceHandlers:
         ]
         if call.body.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
-        return self._answer(call, topics)
+        return self._respond(call, topics)
 
     async def _validate_first(self, call: Call) -> Result:
         """Let other clients be served while batches of very many records are looked through."""
@@ -123,8 +123,8 @@ class ProduceHandlers:
             errors = self._replicas.check_committed(required)
             if errors is None:
                 return self._wait(call, request, topics, required)
-            return self._answer(call, _with_errors(topics, errors))
-        return self._answer(call, topics)
+            return self._respond(call, _with_errors(topics, errors))
+        return self._respond(call, topics)
 
     async def _wait(
         self,
@@ -134,7 +134,7 @@ class ProduceHandlers:
         required: Required,
     ) -> Result:
         errors = await self._replicas.wait_committed(required, request.timeout_ms)
-        return self._answer(call, _with_errors(topics, errors))
+        return self._respond(call, _with_errors(topics, errors))
 
     def _append_topic(
         self,
@@ -164,7 +164,7 @@ class ProduceHandlers:
     ) -> ProducePartitionResponse:
         """The checks of PROD-1 and PROD-2, in their order.
 
-        What has to be committed before an answer goes into `required`.
+        What has to be committed before a response goes into `required`.
         """
         version, acks = call.header.api_version, call.body.acks
         if not self._metadata.snapshot.knows(name):
@@ -213,7 +213,7 @@ class ProduceHandlers:
 
     @staticmethod
     def _check_unacknowledged(topics: list[ProduceTopicResponse]) -> None:
-        """A client that wants no answer is told of a failure by the end of its connection."""
+        """A client that wants no response is told of a failure by the end of its connection."""
         for topic in topics:
             for entry in topic.partitions:
                 if entry.error_code:
@@ -222,7 +222,7 @@ class ProduceHandlers:
                         f"{topic.name}-{entry.partition}: {code.name}, and acks is 0"
                     )
 
-    def _answer(self, call: Call, topics: list[ProduceTopicResponse]) -> Result:
+    def _respond(self, call: Call, topics: list[ProduceTopicResponse]) -> Result:
         hinted, codes = set(), []
         for topic in topics:
             for entry in topic.partitions:
@@ -255,7 +255,7 @@ def _refused(name: TopicPartition, failure: AppendError) -> ProducePartitionResp
 def _with_errors(
     topics: list[ProduceTopicResponse], errors: Mapping[TopicPartition, ErrorCode]
 ) -> list[ProduceTopicResponse]:
-    """The answer once it is known what was committed (PROD-7, PROD-8).
+    """The response once it is known what was committed (PROD-7, PROD-8).
 
     Offsets stay beside an error, as with Kafka: the records have them, and may yet be committed.
     """

@@ -278,7 +278,7 @@ class ProducerStateManager:
     def load_snapshot(self, up_to: int, now_ms: int) -> int | None:
         """Start from the newest usable snapshot for `up_to`, or else from nothing.
 
-        The answer is the offset from which on the log has to be read for the rest; None means
+        The response is the offset from which on the log has to be read for the rest; None means
         from its start. Damaged snapshots are deleted.
         """
         for offset in reversed(self.snapshots()):

@@ -1,4 +1,4 @@
-"""What a log answers."""
+"""What the operations of a log return."""
 
 from __future__ import annotations
 

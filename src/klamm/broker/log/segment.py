@@ -182,7 +182,7 @@ class Segment:
     def rebuild(self, index_interval_bytes: int, is_valid: Callable[[Batch], bool]) -> int:
         """Index the batches anew, cut the file before the first that is not valid, and seal it.
 
-        The answer is the number of bytes that were cut off. Slow: it reads the whole file.
+        The response is the number of bytes that were cut off. Slow: it reads the whole file.
         """
         file_size = self.size
         batches = self._batches(0, file_size)

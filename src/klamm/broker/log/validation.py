@@ -41,7 +41,7 @@ NO_TIMESTAMP: Final = -1
 _INT64_END: Final = 1 << 63
 #: From this version of Produce on a client may know zstd.
 _FIRST_PRODUCE_WITH_ZSTD: Final = 7
-#: Kafka's message shows no more than these, and the answer no more than those.
+#: Kafka's message shows no more than these, and the response no more than those.
 _ERRORS_SHOWN: Final = 3
 _ERRORS_MAX: Final = 10_000
 #: Beyond that, walking the records of a batch takes longer than others should have to wait.

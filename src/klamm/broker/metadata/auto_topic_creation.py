@@ -15,9 +15,9 @@ SendToController = Callable[[dict[str, object]], Awaitable[Any]]
 class AutoTopicCreation:
     """Creates topics through the controller's process, which knows how to place replicas."""
 
-    def __init__(self, config: BrokerConfig, ask: SendToController) -> None:
+    def __init__(self, config: BrokerConfig, request: SendToController) -> None:
         self.config = config
-        self._ask = ask
+        self._request = request
         self._under_way: set[str] = set()
 
     async def create(self, topic: str) -> ErrorCode:
@@ -26,12 +26,12 @@ class AutoTopicCreation:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         self._under_way.add(topic)
         try:
-            answer = await self._ask({"auto_create": topic, **self._shape(topic)})
+            response = await self._request({"auto_create": topic, **self._shape(topic)})
         except UnavailableError:
             return ErrorCode.LEADER_NOT_AVAILABLE
         finally:
             self._under_way.discard(topic)
-        code = ErrorCode.UNKNOWN_SERVER_ERROR if answer is None else ErrorCode.of(int(answer))
+        code = ErrorCode.UNKNOWN_SERVER_ERROR if response is None else ErrorCode.of(int(response))
         if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             return ErrorCode.LEADER_NOT_AVAILABLE
         return code

@@ -1,4 +1,4 @@
-"""Metadata answers about all topics, put together from the records of the metadata cache.
+"""Metadata responses about all topics, put together from the records of the metadata cache.
 
 A client that asks for everything gets every partition of the cluster. Nearly all of them are sent
 as the bytes that they are kept as, or cut from those for versions before 9, so that a hundred
@@ -47,7 +47,7 @@ def encode_all_topics(
     cluster_id: str,
     operations: Operations,
 ) -> bytes:
-    """The whole frame of an answer that names every topic (META-1..4)."""
+    """The whole frame of a response that names every topic (META-1..4)."""
     version = header.api_version
     is_flexible = version >= _FIRST_FLEXIBLE
     nodes = snapshot.nodes(listener)

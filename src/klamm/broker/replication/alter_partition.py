@@ -30,7 +30,7 @@ _VERSION_BY_NAME: Final = 1
 #: In ZooKeeper mode members of an ISR are not told apart by their incarnations.
 _NO_EPOCH: Final = -1
 
-OnAnswer = Callable[[AlterPartitionItem, AlterPartitionResult], None]
+OnResult = Callable[[AlterPartitionItem, AlterPartitionResult], None]
 
 
 class AlterPartitionManager:
@@ -46,9 +46,9 @@ class AlterPartitionManager:
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, on_answer: OnAnswer) -> None:
-        """Begin; `on_answer` hears what becomes of each proposal."""
-        self._task = asyncio.create_task(self._send_all(on_answer), name="ISR changes")
+    def start(self, on_result: OnResult) -> None:
+        """Begin; `on_result` hears what becomes of each proposal."""
+        self._task = asyncio.create_task(self._send_all(on_result), name="ISR changes")
 
     def submit(self, proposal: AlterPartitionItem) -> None:
         """Put a proposal into the line."""
@@ -77,7 +77,7 @@ class AlterPartitionManager:
         if self._task is not None:
             self._task.cancel()
 
-    async def _send_all(self, on_answer: OnAnswer) -> None:
+    async def _send_all(self, on_result: OnResult) -> None:
         while True:
             self._wanted.clear()
             controller = self._controller_channel.controller
@@ -88,17 +88,17 @@ class AlterPartitionManager:
                 await self._pause()
                 continue
             try:
-                answers = await self._ask(batch)
+                responses = await self._send(batch)
             except UnavailableError as error:
                 log.info("%s", error)
                 self._line.on_disconnect(self._clock.steady_ms())
                 continue
-            if isinstance(answers, ErrorCode):
-                log.info("the controller refuses AlterPartition: %s", answers.name)
-                self._line.on_error(answers, self._clock.steady_ms())
+            if isinstance(responses, ErrorCode):
+                log.info("the controller refuses AlterPartition: %s", responses.name)
+                self._line.on_error(responses, self._clock.steady_ms())
                 continue
-            for proposal, answer in self._line.on_answers(answers, self._clock.steady_ms()):
-                on_answer(proposal, answer)
+            for proposal, response in self._line.on_response(responses, self._clock.steady_ms()):
+                on_result(proposal, response)
 
     async def _pause(self) -> None:
         """Wait for a proposal, for a controller, or for the time to try again."""
@@ -112,13 +112,13 @@ class AlterPartitionManager:
         except TimeoutError:
             pass
 
-    async def _ask(
+    async def _send(
         self, batch: AlterPartitionBatch
     ) -> dict[TopicPartition, AlterPartitionResult] | ErrorCode:
-        """The answers by partition, or the error that refuses all."""
+        """The responses by partition, or the error that refuses all."""
         by_id = all(proposal.topic_id is not None for proposal in batch.proposals)
         version = _VERSION_BY_ID if by_id else _VERSION_BY_NAME
-        answer = await self._controller_channel.send_once(
+        response = await self._controller_channel.send_once(
             ApiKey.ALTER_PARTITION,
             version,
             {
@@ -127,8 +127,8 @@ class AlterPartitionManager:
                 "topics": _topics(batch.proposals),
             },
         )
-        if answer.error_code:
-            return ErrorCode.of(int(answer.error_code))
+        if response.error_code:
+            return ErrorCode.of(int(response.error_code))
         names = {proposal.topic_id: proposal.partition.topic for proposal in batch.proposals}
         return {
             TopicPartition(
@@ -140,7 +140,7 @@ class AlterPartitionManager:
                 int(partition.partition_epoch),
                 tuple(map(int, partition.isr)),
             )
-            for topic in answer.topics
+            for topic in response.topics
             for partition in topic.partitions
         }
 

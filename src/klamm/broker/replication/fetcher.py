@@ -1,9 +1,9 @@
 """The follower's loop: fetch from one leader, append, and truncate where the logs have parted.
 
-A `ReplicaFetcher` says what to ask next and takes in the answers; sending is up to its owner, as
+A `ReplicaFetcher` says what to ask next and takes in the responses; sending is up to its owner, as
 are truncations, since they may wait for the disk. Appending and moving the high watermark touch
 the page cache only and happen here. For every partition the log itself says where to fetch from:
-what a new leader holds differently shows in the answer to the very first fetch.
+what a new leader holds differently shows in the response to the very first fetch.
 """
 
 import enum
@@ -67,7 +67,7 @@ class ListOffsetsResult(NamedTuple):
 
 @dataclass(slots=True)
 class FetchEffects:
-    """What an answer brought about, and what is left to do for the owner of the fetcher."""
+    """What a response brought about, and what is left to do for the owner of the fetcher."""
 
     #: Consumers may be waiting for these here.
     high_watermark_moved: list[TopicPartition] = field(default_factory=list)
@@ -93,13 +93,13 @@ class _Followed:
     leader_epoch: int
     phase: _Phase = _Phase.FETCHING
     delayed_until_ms: int = 0
-    #: How far the leader's high watermark is ahead; None until there is an answer.
+    #: How far the leader's high watermark is ahead; None until there is a response.
     lag: int | None = None
 
 
 @dataclass(slots=True)
 class _Topic:
-    """What a topic id in an answer stands for, and how many partitions need to know."""
+    """What a topic id in a response stands for, and how many partitions need to know."""
 
     name: str
     partitions: int = 0
@@ -190,7 +190,7 @@ class ReplicaFetcher:
         return None
 
     def on_response(self, response: FetchResponse, now_ms: int) -> FetchEffects:
-        """Take in the answer to the last fetch."""
+        """Take in the response to the last fetch."""
         effects = FetchEffects()
         entries = list(self._entries(response))
         is_usable = self._session.on_response(
@@ -246,27 +246,27 @@ class ReplicaFetcher:
 
     def on_list_offsets(
         self,
-        question: ListOffsetsQuery,
-        replies: Mapping[TopicPartition, ListOffsetsResult],
+        query: ListOffsetsQuery,
+        results: Mapping[TopicPartition, ListOffsetsResult],
         now_ms: int,
     ) -> FetchEffects:
         """Take in what the leader says to an `ListOffsetsQuery`."""
         effects = FetchEffects()
-        phase = _Phase.ASKING_LATEST if question.timestamp == LATEST else _Phase.ASKING_EARLIEST
-        for name, leader_epoch in question.leader_epochs.items():
+        phase = _Phase.ASKING_LATEST if query.timestamp == LATEST else _Phase.ASKING_EARLIEST
+        for name, leader_epoch in query.leader_epochs.items():
             followed = self._followed.get(name)
             if not followed or followed.phase is not phase or followed.leader_epoch != leader_epoch:
                 continue
-            reply = replies.get(name, ListOffsetsResult(ErrorCode.UNKNOWN_SERVER_ERROR))
-            if reply.error:
+            result = results.get(name, ListOffsetsResult(ErrorCode.UNKNOWN_SERVER_ERROR))
+            if result.error:
                 followed.phase = _Phase.FETCHING
-                self._on_error(name, followed, reply.error, effects, now_ms)
-            elif phase is _Phase.ASKING_LATEST and reply.offset >= followed.log.end_offset:
+                self._on_error(name, followed, result.error, effects, now_ms)
+            elif phase is _Phase.ASKING_LATEST and result.offset >= followed.log.end_offset:
                 followed.phase = _Phase.ASKING_EARLIEST
             elif phase is _Phase.ASKING_LATEST:
-                effects.truncations.append(self._truncate(name, followed, reply.offset))
-            elif reply.offset > followed.log.end_offset:
-                truncation = self._truncate(name, followed, reply.offset, is_total=True)
+                effects.truncations.append(self._truncate(name, followed, result.offset))
+            elif result.offset > followed.log.end_offset:
+                truncation = self._truncate(name, followed, result.offset, is_total=True)
                 effects.truncations.append(truncation)
             else:
                 followed.phase = _Phase.FETCHING
@@ -292,7 +292,7 @@ class ReplicaFetcher:
             try:
                 self._append(name, followed, entry, effects, now_ms)
             except AppendError:
-                # The next answer may be whole: the leader may have sent it while truncating.
+                # The next response may be whole: the leader may have sent it while truncating.
                 self._delay(name, followed, now_ms)
             except StorageError:
                 self._stop(name, effects)

@@ -1,7 +1,7 @@
 """The loops in which a follower fetches: one for each leader and fetcher index (REPL-1).
 
-What to ask and what follows from the answers is `ReplicaFetcher`'s; here are the connections, the
-thread in which logs are truncated, and the waiting in between.
+`ReplicaFetcher` decides what to fetch and what follows from a response. This module owns the
+connections, the thread that truncates logs, and the waiting between fetches.
 """
 
 import asyncio
@@ -189,7 +189,7 @@ class _Loop:
         self._on_effects = on_effects
         self._on_end = on_end
         self._changed = asyncio.Event()
-        self._exchange = ClientConnection(
+        self._connection = ClientConnection(
             f"broker-{means.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
@@ -207,7 +207,7 @@ class _Loop:
 
     def close(self) -> None:
         self._task.cancel()
-        self._exchange.close()
+        self._connection.close()
 
     async def _run(self) -> None:
         while self.logs:
@@ -219,24 +219,24 @@ class _Loop:
             except Exception:
                 log.exception("fetching from broker %s failed", self.leader)
                 self.fetcher.on_disconnect(self._clock.steady_ms())
-        self._exchange.close()
+        self._connection.close()
         self._on_end(self)
 
     async def _step(self) -> None:
         self._changed.clear()
-        question = self.fetcher.next_list_offsets()
-        if question is not None:
-            replies = await self._ask_offsets(question)
+        query = self.fetcher.next_list_offsets()
+        if query is not None:
+            results = await self._list_offsets(query)
             now_ms = self._clock.steady_ms()
-            self._on_effects(self, self.fetcher.on_list_offsets(question, replies, now_ms))
+            self._on_effects(self, self.fetcher.on_list_offsets(query, results, now_ms))
             return
-        plan = self.fetcher.next_fetch(self._clock.steady_ms())
-        if plan is None:
+        request = self.fetcher.next_fetch(self._clock.steady_ms())
+        if request is None:
             await self._pause()
             return
         self.fetches.mark()
-        version = _FETCH_BY_ID if plan.by_id else _FETCH_BY_NAME
-        response = await self._ask(ApiKey.FETCH, version, self._fetch_body(plan))
+        version = _FETCH_BY_ID if request.by_id else _FETCH_BY_NAME
+        response = await self._send(ApiKey.FETCH, version, self._fetch_body(request))
         self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
 
     async def _pause(self) -> None:
@@ -250,14 +250,14 @@ class _Loop:
         except TimeoutError:
             pass
 
-    async def _ask(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+    async def _send(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
         listener = self._means.config.inter_broker_listener_name
         node = self._means.metadata.snapshot.node(self.leader, listener)
         if node is None:
             raise UnavailableError(f"broker {self.leader} is not known to be alive")
-        return await self._exchange.ask(node.host, node.port, key, version, body)
+        return await self._connection.send(node.host, node.port, key, version, body)
 
-    def _fetch_body(self, plan: FetchRequestData) -> dict[str, Any]:
+    def _fetch_body(self, request: FetchRequestData) -> dict[str, Any]:
         config, identity = self._means.config, self._means.identity
         return {
             "replica_id": identity.broker_id,
@@ -269,17 +269,17 @@ class _Loop:
             "min_bytes": config.replica_fetch_min_bytes,
             "max_bytes": config.replica_fetch_response_max_bytes,
             "isolation_level": 0,
-            "session_id": plan.session_id,
-            "session_epoch": plan.session_epoch,
-            "topics": _fetch_topics(plan.partitions, config.replica_fetch_max_bytes),
-            "forgotten_topics_data": _forgotten_topics(plan.forgotten),
+            "session_id": request.session_id,
+            "session_epoch": request.session_epoch,
+            "topics": _fetch_topics(request.partitions, config.replica_fetch_max_bytes),
+            "forgotten_topics_data": _forgotten_topics(request.forgotten),
             "rack_id": "",
         }
 
-    async def _ask_offsets(
-        self, question: ListOffsetsQuery
+    async def _list_offsets(
+        self, query: ListOffsetsQuery
     ) -> dict[TopicPartition, ListOffsetsResult]:
-        answer = await self._ask(
+        response = await self._send(
             ApiKey.LIST_OFFSETS,
             _LIST_OFFSETS,
             {
@@ -291,14 +291,14 @@ class _Loop:
                         "partitions": [
                             {
                                 "partition_index": name.partition,
-                                "current_leader_epoch": question.leader_epochs[name],
-                                "timestamp": question.timestamp,
+                                "current_leader_epoch": query.leader_epochs[name],
+                                "timestamp": query.timestamp,
                             }
                             for name in names
                         ],
                     }
                     for topic, names in groupby(
-                        sorted(question.leader_epochs), key=lambda name: name.topic
+                        sorted(query.leader_epochs), key=lambda name: name.topic
                     )
                 ],
             },
@@ -307,7 +307,7 @@ class _Loop:
             TopicPartition(topic.name, int(each.partition_index)): ListOffsetsResult(
                 int(each.error_code), int(each.offset)
             )
-            for topic in answer.topics
+            for topic in response.topics
             for each in topic.partitions
         }
 

@@ -51,7 +51,7 @@ class AlterPartitionResult(NamedTuple):
         return self.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED)
 
     @property
-    def awaits_order(self) -> bool:
+    def awaits_leader_and_isr(self) -> bool:
         """Whether the controller knows better, and only its next LeaderAndIsr will tell what."""
         return self.error in _SETTLED_BY_CONTROLLER
 
@@ -116,11 +116,11 @@ class AlterPartitionBatch(NamedTuple):
     proposals: tuple[AlterPartitionItem, ...]
 
 
-class Answered(NamedTuple):
+class SettledItem(NamedTuple):
     """A proposal that is settled for the line; the partition decides what that means."""
 
     proposal: AlterPartitionItem
-    answer: AlterPartitionResult
+    result: AlterPartitionResult
 
 
 class AlterPartitionQueue:
@@ -165,24 +165,24 @@ class AlterPartitionQueue:
         """When `next_batch` is worth another call if nothing else happens; None: not at all."""
         return self._not_before_ms if self._waiting and not self._in_flight else None
 
-    def on_answers(
-        self, answers: Mapping[TopicPartition, AlterPartitionResult], now_ms: int
-    ) -> list[Answered]:
+    def on_response(
+        self, results: Mapping[TopicPartition, AlterPartitionResult], now_ms: int
+    ) -> list[SettledItem]:
         """Take in a response without an error of its own.
 
         A partition that the controller left out stays in the line.
         """
         sent = self._land()
-        if any(answer.error is ErrorCode.NOT_CONTROLLER for answer in answers.values()):
+        if any(result.error is ErrorCode.NOT_CONTROLLER for result in results.values()):
             self._doubt(sent.controller, now_ms)
             return []
-        answered = [
-            Answered(proposal, answers[proposal.partition])
+        settled = [
+            SettledItem(proposal, results[proposal.partition])
             for proposal in sent.proposals
-            if proposal.partition in answers
+            if proposal.partition in results
         ]
-        self._settle(answered)
-        return answered
+        self._settle(settled)
+        return settled
 
     def on_error(self, error: ErrorCode, now_ms: int) -> None:
         """Take in a response that refuses the whole request."""
@@ -198,7 +198,7 @@ class AlterPartitionQueue:
         self._doubt(self._land().controller, now_ms)
 
     def _land(self) -> AlterPartitionBatch:
-        assert self._in_flight, "an answer to a request that was not sent"
+        assert self._in_flight, "a response to a request that was not sent"
         sent, self._in_flight = self._in_flight, None
         return sent
 
@@ -206,7 +206,7 @@ class AlterPartitionQueue:
         self._doubted = controller
         self._not_before_ms = now_ms + RETRY_BACKOFF_MS
 
-    def _settle(self, answered: Iterable[Answered]) -> None:
-        for proposal, _ in answered:
+    def _settle(self, settled: Iterable[SettledItem]) -> None:
+        for proposal, _ in settled:
             if self._waiting.get(proposal.partition) is proposal:
                 del self._waiting[proposal.partition]

@@ -135,23 +135,23 @@ class ReplicaManager:
         await self._fetchers.wait_truncated(name)
 
     def apply(
-        self, name: TopicPartition, topic_id: uuid.UUID | None, order: LeaderAndIsrPartitionState
+        self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
     ) -> ErrorCode:
         """Carry out one partition of a LeaderAndIsr (LISR-1..13)."""
         if name in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         try:
             partition = self._partitions.get(name) or self._new_partition(name)
-            error, step = partition.decide(order, topic_id)
+            error, step = partition.decide(state, topic_id)
             if step is Step.NOTHING:
                 return error
-            replica = self._open(name, topic_id, order)
+            replica = self._open(name, topic_id, state)
             self._hold(partition)
             match step:
                 case Step.LEAD:
-                    self._lead(partition, order, replica)
+                    self._lead(partition, state, replica)
                 case Step.FOLLOW:
-                    self._follow(partition, order, replica)
+                    self._follow(partition, state, replica)
                 case _:
                     partition.log = replica
         except StorageError as failure:
@@ -198,10 +198,10 @@ class ReplicaManager:
             self.role_listener.on_removed(name)
 
     def _open(
-        self, name: TopicPartition, topic_id: uuid.UUID | None, order: LeaderAndIsrPartitionState
+        self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
     ) -> Log:
         replica = self.logs.get_or_create(
-            name, topic_id=topic_id, is_new=order.is_new, now_ms=self._clock.wall_ms()
+            name, topic_id=topic_id, is_new=state.is_new, now_ms=self._clock.wall_ms()
         )
         if topic_id is not None and replica.topic_id is None:
             replica.assign_topic_id(topic_id)
@@ -210,35 +210,35 @@ class ReplicaManager:
             self._topic_names[replica.topic_id] = name.topic
         return replica
 
-    def _lead(self, partition: Partition, order: LeaderAndIsrPartitionState, replica: Log) -> None:
+    def _lead(self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log) -> None:
         name = partition.name
         self._fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
-        partition.become_leader(order, replica, self._clock.steady_ms())
+        partition.become_leader(state, replica, self._clock.steady_ms())
         log.debug(
             "[Broker id=%s] leads %s from offset %s under epoch %s, ISR %s",
             self._identity.broker_id,
             name,
             replica.end_offset,
-            order.leader_epoch,
-            order.isr,
+            state.leader_epoch,
+            state.isr,
         )
         self.purgatories.on_change(name)
         if self.role_listener is not None:
-            self.role_listener.on_leading(name, order.leader_epoch, replica)
+            self.role_listener.on_leading(name, state.leader_epoch, replica)
 
     def _follow(
-        self, partition: Partition, order: LeaderAndIsrPartitionState, replica: Log
+        self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log
     ) -> None:
         name = partition.name
         self._fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
-        partition.become_follower(order, replica)
+        partition.become_follower(state, replica)
         self.purgatories.on_change(name)
         if self.role_listener is not None:
-            self.role_listener.on_following(name, order.leader_epoch)
+            self.role_listener.on_following(name, state.leader_epoch)
         if not self.is_shutting_down:
-            self._fetchers.add(name, replica, order.leader, order.leader_epoch)
+            self._fetchers.add(name, replica, state.leader, state.leader_epoch)
 
     def _delete(self, name: TopicPartition) -> None:
         self._let_go(name)
@@ -375,13 +375,13 @@ class ReplicaManager:
             self.purgatories.on_low_watermark(partition.name)
 
     def on_alter_partition_result(
-        self, proposal: AlterPartitionItem, answer: AlterPartitionResult
+        self, proposal: AlterPartitionItem, result: AlterPartitionResult
     ) -> None:
         """Take in what the controller says to a change of an ISR (BISR-8..10)."""
         partition = self._partitions.get(proposal.partition)
         if partition is None:
             return
-        outcome = partition.on_alter_partition_result(proposal, answer, self._clock.steady_ms())
+        outcome = partition.on_alter_partition_result(proposal, result, self._clock.steady_ms())
         if outcome.resend:
             self._alter_partition_manager.submit_later(
                 proposal, lambda: partition.pending is proposal
@@ -391,9 +391,9 @@ class ReplicaManager:
             log.info("%s: the ISR is now %s", partition.name, partition.isr)
             # Who waits for acks may have to be told that there are too few replicas.
             self.purgatories.on_high_watermark(partition.name)
-        elif answer.error:
+        elif result.error:
             self._meters.failed_isr_updates += 1
-            log.info("%s: the controller says %s", partition.name, answer.error.name)
+            log.info("%s: the controller says %s", partition.name, result.error.name)
 
     def shrink_isrs(self) -> None:
         """Propose ISRs without the followers that have fallen behind (BISR-4)."""

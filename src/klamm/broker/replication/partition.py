@@ -4,9 +4,9 @@ A `Partition` decides and remembers; it reads no clock, opens no file and sends 
 owns it opens the log, hands over the time and the fact that something happened, and carries out
 what comes back: an ISR to propose to the controller, waiting requests to look at again.
 
-The committed ISR comes from LeaderAndIsr and from the answers to AlterPartition. Beside it there
-is at most one proposed ISR. Until the answer is there, whoever is in either of the two counts:
-the controller may have put the proposal into force already, and may never do so.
+The committed ISR comes from LeaderAndIsr and from the responses to AlterPartition. Beside it there
+is at most one proposed ISR. Until its response arrives, a replica in either of the two counts as in
+sync: the controller may have put the proposal into force already, and may never do so.
 """
 
 import enum
@@ -71,7 +71,7 @@ class Step(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """The answer to one partition of a LeaderAndIsr, and what to do before it is sent."""
+    """The response to one partition of a LeaderAndIsr, and what to do before it is sent."""
 
     error: ErrorCode
     step: Step
@@ -130,59 +130,59 @@ class Partition:
 
     # Orders of the controller
 
-    def decide(self, order: LeaderAndIsrPartitionState, topic_id: uuid.UUID | None) -> Decision:
+    def decide(self, state: LeaderAndIsrPartitionState, topic_id: uuid.UUID | None) -> Decision:
         """Whether `order` is news, and what has to be done about it. Changes nothing."""
         log_topic_id = self.log.topic_id if self.log else None
         if topic_id and log_topic_id and topic_id != log_topic_id:
             return Decision(ErrorCode.INCONSISTENT_TOPIC_ID, Step.NOTHING)
-        if order.leader_epoch < self.leader_epoch:
+        if state.leader_epoch < self.leader_epoch:
             return Decision(ErrorCode.STALE_CONTROLLER_EPOCH, Step.NOTHING)
-        if order.leader_epoch == self.leader_epoch:
+        if state.leader_epoch == self.leader_epoch:
             if topic_id and self.log and log_topic_id is None:
                 return Decision(ErrorCode.NONE, Step.ASSIGN_TOPIC_ID)
             return Decision(ErrorCode.STALE_CONTROLLER_EPOCH, Step.NOTHING)
-        if self.broker_id not in order.replicas:
+        if self.broker_id not in state.replicas:
             return Decision(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Step.NOTHING)
-        if order.leader != self.broker_id and not self._is_alive(order.leader):
+        if state.leader != self.broker_id and not self._is_alive(state.leader):
             # Taking the epoch over would make this broker refuse the same order when it comes
             # again, after the UpdateMetadata that names the leader.
             return Decision(ErrorCode.NONE, Step.OPEN_LOG)
-        if order.partition_epoch < self.partition_epoch:
+        if state.partition_epoch < self.partition_epoch:
             return Decision(ErrorCode.NONE, Step.NOTHING)
         return Decision(
-            ErrorCode.NONE, Step.LEAD if order.leader == self.broker_id else Step.FOLLOW
+            ErrorCode.NONE, Step.LEAD if state.leader == self.broker_id else Step.FOLLOW
         )
 
     def become_leader(
-        self, order: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
+        self, state: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
     ) -> BecameLeader:
         """Lead from now on. The fetcher is stopped and `log` is open with its high watermark."""
         is_new_leader = self.role is not Role.LEADER
         self.log = log
-        self._assign(order)
+        self._assign(state)
         # Only a leader has followers, so one that is new to it starts without knowing anything.
         self.followers = {
             replica: self.followers.get(replica) or FollowerState()
-            for replica in order.replicas
+            for replica in state.replicas
             if replica != self.broker_id
         }
-        self._commit_isr(order.isr)
+        self._commit_isr(state.isr)
         # Whoever asks about this epoch from now on has to find where it began, whether or not
         # anything is ever written under it.
-        log.epochs.assign(order.leader_epoch, log.end_offset)
+        log.epochs.assign(state.leader_epoch, log.end_offset)
         self.epoch_start_offset = log.end_offset
         for replica, follower in self.followers.items():
-            follower.last_caught_up_ms = now_ms if replica in order.isr else 0
+            follower.last_caught_up_ms = now_ms if replica in state.isr else 0
             if not is_new_leader:
                 follower.last_fetch_leader_end_offset = log.end_offset
                 follower.last_fetch_ms = now_ms
         self.role = Role.LEADER
         return BecameLeader(is_new_leader, self._raise_high_watermark(now_ms))
 
-    def become_follower(self, order: LeaderAndIsrPartitionState, log: ReplicaLog) -> None:
+    def become_follower(self, state: LeaderAndIsrPartitionState, log: ReplicaLog) -> None:
         """Follow from now on. The fetcher has to be started anew, even for the same leader."""
         self.log = log
-        self._assign(order)
+        self._assign(state)
         self.followers = {}
         self._commit_isr(())
         self.epoch_start_offset = None
@@ -194,13 +194,13 @@ class Partition:
             return ErrorCode.NONE
         return ErrorCode.FENCED_LEADER_EPOCH
 
-    def _assign(self, order: LeaderAndIsrPartitionState) -> None:
-        self.leader = order.leader
-        self.leader_epoch = order.leader_epoch
-        self.partition_epoch = order.partition_epoch
-        self.replicas = order.replicas
-        self.adding = order.adding
-        self.removing = order.removing
+    def _assign(self, state: LeaderAndIsrPartitionState) -> None:
+        self.leader = state.leader
+        self.leader_epoch = state.leader_epoch
+        self.partition_epoch = state.partition_epoch
+        self.replicas = state.replicas
+        self.adding = state.adding
+        self.removing = state.removing
 
     # In-sync replicas
 
@@ -260,27 +260,27 @@ class Partition:
         return self._propose(kept) if len(kept) < len(self.isr) else None
 
     def on_alter_partition_result(
-        self, proposal: AlterPartitionItem, answer: AlterPartitionResult, now_ms: int
+        self, proposal: AlterPartitionItem, result: AlterPartitionResult, now_ms: int
     ) -> IsrOutcome:
         """Take in what the controller says to `proposal`.
 
-        An answer to anything but the pending proposal is too late: a LeaderAndIsr has replaced
+        A response to anything but the pending proposal is too late: a LeaderAndIsr has replaced
         the state that it was about.
         """
         if proposal is not self.pending:
             return IsrOutcome()
-        if answer.refuses:
+        if result.refuses:
             self._commit_isr(self.isr)
             return IsrOutcome()
-        if answer.error:
-            return IsrOutcome(resend=not answer.awaits_order)
+        if result.error:
+            return IsrOutcome(resend=not result.awaits_leader_and_isr)
         if (
-            answer.leader_epoch != self.leader_epoch
-            or answer.partition_epoch < self.partition_epoch
+            result.leader_epoch != self.leader_epoch
+            or result.partition_epoch < self.partition_epoch
         ):
             return IsrOutcome()
-        self.partition_epoch = answer.partition_epoch
-        self._commit_isr(answer.isr)
+        self.partition_epoch = result.partition_epoch
+        self._commit_isr(result.isr)
         return IsrOutcome(committed=True, high_watermark_rose=self._raise_high_watermark(now_ms))
 
     def _expand(self, replica_id: int, follower: FollowerState) -> AlterPartitionItem | None:
@@ -369,7 +369,7 @@ class Partition:
         return ErrorCode.NONE
 
     def check_committed(self, required_offset: int) -> ErrorCode | None:
-        """The answer to an acks=all append that ends before `required_offset`; None: not yet."""
+        """The error of an acks=all append that ends before `required_offset`; None: not yet."""
         if self.role is not Role.LEADER or not self.log:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.log.high_watermark < required_offset:
@@ -389,7 +389,7 @@ class Partition:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def check_reader(self, reader: Reader, current_leader_epoch: int) -> ErrorCode:
-        """Whether this broker is the one to answer the reader."""
+        """Whether this broker may serve the reader."""
         if error := self.check_epoch(current_leader_epoch):
             return error
         is_leader = self.role is Role.LEADER
@@ -475,7 +475,7 @@ class Partition:
     # Other requests
 
     def end_of_epoch(self, epoch: int, current_leader_epoch: int) -> tuple[ErrorCode, EpochEnd]:
-        """The answer to OffsetForLeaderEpoch, which only a leader gives."""
+        """The end offset for OffsetForLeaderEpoch, which only a leader gives."""
         error = self.check_reader(Reader(leader_only=True), current_leader_epoch)
         if error or not self.log:
             return error, UNDEFINED_END
@@ -504,7 +504,7 @@ class Partition:
         return DeletePlan(ErrorCode.NONE, target)
 
     def check_deleted(self, offset: int) -> ErrorCode | None:
-        """The answer to a DeleteRecords up to `offset`; None while a live replica is behind."""
+        """The error of a DeleteRecords up to `offset`; None while a live replica is behind."""
         if self.role is not Role.LEADER:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.NONE if self.low_watermark() >= offset else None

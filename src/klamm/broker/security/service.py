@@ -23,7 +23,7 @@ from klamm.broker.security.quotas import ClientQuotas, QuotaWindow
 from klamm.broker.security.scram_credentials import ScramCredentials
 from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig
-from klamm.config.endpoints import Endpoint
+from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net.server import Dispatch, Listener
 from klamm.protocol.apis import ApiKey
@@ -97,7 +97,9 @@ class SecurityService:
         for endpoint in self._config.listeners:
             await self._authentication.start(self._config.listener_security(endpoint))
 
-    def listener(self, endpoint: Endpoint, dispatch: Dispatch, meter: RequestMeter) -> Listener:
+    def listener(
+        self, endpoint: ListenerEndpoint, dispatch: Dispatch, meter: RequestMeter
+    ) -> Listener:
         """What the server needs to know about a listener."""
         security = self._config.listener_security(endpoint)
         return self._authentication.listener(endpoint.name, security, dispatch, meter)

@@ -26,7 +26,7 @@ class ProducerIds:
         self._current = range(0)
         self._used = 0
         self._next: range | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._request: asyncio.Task[None] | None = None
 
     def take(self) -> int | None:
         """A fresh id; None while the controller has yet to give a block."""
@@ -41,26 +41,26 @@ class ProducerIds:
 
     def close(self) -> None:
         """Ask no more."""
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._request is not None:
+            self._request.cancel()
 
     def _prefetch(self) -> None:
         is_low = self._used * 100 >= len(self._current) * _PREFETCH_PERCENT
-        if is_low and self._next is None and self._asking is None:
-            self._asking = asyncio.create_task(self._ask(), name="producer ids")
+        if is_low and self._next is None and self._request is None:
+            self._request = asyncio.create_task(self._request_block(), name="producer ids")
 
-    async def _ask(self) -> None:
+    async def _request_block(self) -> None:
         try:
-            answer: Any = await self._controller_channel.ask(
+            response: Any = await self._controller_channel.send(
                 ApiKey.ALLOCATE_PRODUCER_IDS,
                 _VERSION,
                 lambda: {
                     "broker_id": self._identity.broker_id,
                     "broker_epoch": self._identity.broker_epoch,
                 },
-                lambda answer: bool(answer.error_code),
+                lambda response: bool(response.error_code),
             )
-            start = int(answer.producer_id_start)
-            self._next = range(start, start + int(answer.producer_id_len))
+            start = int(response.producer_id_start)
+            self._next = range(start, start + int(response.producer_id_len))
         finally:
-            self._asking = None
+            self._request = None

@@ -19,13 +19,13 @@ from klamm.core.events import (
     AlterPartition,
     ApiReassignment,
     ControlledShutdown,
-    ElectionType,
     ElectLeaders,
     Event,
     FeatureUpdate,
-    IsrAnswer,
-    IsrProposal,
     ListReassignments,
+    PartitionProposal,
+    ProposalResult,
+    RequestedElection,
     UpdateFeatures,
     UpgradeType,
 )
@@ -91,12 +91,12 @@ class ControllerRequests:
         """Queue the event and wait for its answer."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def answer(value: Any) -> None:
+        def respond(value: Any) -> None:
             if not answered.done():
                 answered.set_result(value)
 
         name = APIS[request.header.api_key].name
-        self._controller.submit(event, f"{name} request of {request.header.client_id!r}", answer)
+        self._controller.submit(event, f"{name} request of {request.header.client_id!r}", respond)
         return await answered
 
     async def _controlled_shutdown(self, request: Request) -> Body:
@@ -115,7 +115,7 @@ class ControllerRequests:
         body = request.body
         version = request.header.api_version
         proposals = [
-            IsrProposal(
+            PartitionProposal(
                 topic=None if version >= 2 else topic.topic_name,
                 topic_id=_topic_id_text(topic.topic_id) if version >= 2 else None,
                 partition=int(partition.partition_index),
@@ -128,16 +128,16 @@ class ControllerRequests:
             for partition in topic.partitions
         ]
         event = AlterPartition(int(body.broker_id), int(body.broker_epoch), version, proposals)
-        error, answers = await self._ask(event, request)
+        error, results = await self._ask(event, request)
         return {
             "error_code": error,
             "topics": [
                 {
                     "topic_id": topic_id and znodes.decode_topic_id("request", topic_id),
                     "topic_name": topic,
-                    "partitions": [_isr_answer(answer) for answer in of_topic],
+                    "partitions": [_proposal_result(result) for result in of_topic],
                 }
-                for (topic, topic_id), of_topic in _by_topic(answers)
+                for (topic, topic_id), of_topic in _by_topic(results)
             ],
         }
 
@@ -215,12 +215,12 @@ class ControllerRequests:
                 for topic in body.topic_partitions
                 for partition in topic.partitions
             ]
-        kind = int(getattr(body, "election_type", ElectionType.PREFERRED))
-        if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
+        kind = int(getattr(body, "election_type", RequestedElection.PREFERRED))
+        if kind not in (RequestedElection.PREFERRED, RequestedElection.UNCLEAN):
             refused = failure(request.header, body, ErrorCode.UNKNOWN_SERVER_ERROR)  # as Kafka does
             return dict(refused or {})
         deadline = _deadline(body)
-        results = await self._ask(ElectLeaders(ElectionType(kind), wanted), request)
+        results = await self._ask(ElectLeaders(RequestedElection(kind), wanted), request)
         elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
         if elected and not await self._topics.wait_announced(deadline):
             late = (ErrorCode.REQUEST_TIMED_OUT, "The request timed out.", -1)
@@ -336,29 +336,29 @@ def _proposed_isr(partition: Any, version: int) -> tuple[int, ...]:
     return tuple(int(broker) for broker in partition.new_isr)
 
 
-def _isr_answer(answer: IsrAnswer) -> Body:
+def _proposal_result(result: ProposalResult) -> Body:
     body: Body = {
-        "partition_index": answer.proposal.partition,
-        "error_code": answer.error,
-        "leader_id": answer.leader,
-        "leader_epoch": answer.leader_epoch,
-        "isr": answer.isr,
-        "leader_recovery_state": answer.recovery,
-        "partition_epoch": answer.partition_epoch,
+        "partition_index": result.proposal.partition,
+        "error_code": result.error,
+        "leader_id": result.leader,
+        "leader_epoch": result.leader_epoch,
+        "isr": result.isr,
+        "leader_recovery_state": result.recovery,
+        "partition_epoch": result.partition_epoch,
     }
-    if answer.error != ErrorCode.NONE:
+    if result.error != ErrorCode.NONE:
         # Kafka leaves these as they are in a message nobody filled in.
         body |= {"leader_id": 0, "leader_epoch": 0, "partition_epoch": 0}
     return body
 
 
 def _by_topic(
-    answers: Iterable[IsrAnswer],
-) -> Iterable[tuple[tuple[str | None, str | None], list[IsrAnswer]]]:
-    groups: dict[tuple[str | None, str | None], list[IsrAnswer]] = {}
-    for answer in answers:
-        key = (answer.proposal.topic, answer.proposal.topic_id)
-        groups.setdefault(key, []).append(answer)
+    results: Iterable[ProposalResult],
+) -> Iterable[tuple[tuple[str | None, str | None], list[ProposalResult]]]:
+    groups: dict[tuple[str | None, str | None], list[ProposalResult]] = {}
+    for result in results:
+        key = (result.proposal.topic, result.proposal.topic_id)
+        groups.setdefault(key, []).append(result)
     return groups.items()
 
 

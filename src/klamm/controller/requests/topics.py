@@ -15,11 +15,11 @@ from typing import Any, Final
 from klamm.config.broker import BrokerConfig
 from klamm.config.describe import describe_topic
 from klamm.config.topics import validate_topic_config
-from klamm.controller.announcements import Announcer
+from klamm.controller.announcements import RequestBatchSender
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
 from klamm.controller.requests.topic_checks import (
-    Refused,
+    TopicRefusedError,
     check_collision,
     check_consistent,
     check_count,
@@ -29,12 +29,12 @@ from klamm.controller.requests.topic_checks import (
     racks_of,
 )
 from klamm.core.assignment import AssignmentError, assign_more_replicas, assign_replicas
-from klamm.core.cluster import Cluster
+from klamm.core.cluster import ClusterState
 from klamm.errors import ConfigError, FencedError, MalformedZnodeError
 from klamm.protocol.codec.frames import Request
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper import znodes
-from klamm.zookeeper.store import Code, Create, Fence, NoNodeError, Row, SetData, Store
+from klamm.zookeeper.store import Create, Fence, NoNodeError, Row, SetData, Store, ZooKeeperCode
 
 Body = dict[str, Any]
 _METADATA_TOPIC: Final = "__cluster_metadata"
@@ -42,7 +42,7 @@ _DEFAULT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class NewTopic:
+class TopicToCreate:
     """A topic that passed all checks."""
 
     name: str
@@ -71,7 +71,7 @@ class TopicAdmin:
         store: Store,
         controller: Controller,
         interpreter: Interpreter,
-        announcer: Announcer,
+        announcer: RequestBatchSender,
         random: Random,
     ) -> None:
         self.config = config
@@ -80,7 +80,7 @@ class TopicAdmin:
         self._interpreter = interpreter
         self._announcer = announcer
         self._random = random
-        self._waiting: list[tuple[Callable[[Cluster], bool], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Callable[[ClusterState], bool], asyncio.Future[None]]] = []
         controller.after_each_event(self._look_at_waiting)
 
     # CreateTopics
@@ -91,7 +91,7 @@ class TopicAdmin:
         deadline = self._deadline(body)
         validate_only = bool(getattr(body, "validate_only", False))
         results: dict[str, Body] = {}
-        accepted: list[NewTopic] = []
+        accepted: list[TopicToCreate] = []
         counts: dict[str, int] = {}
         for topic in body.topics:
             counts[str(topic.name)] = counts.get(str(topic.name), 0) + 1
@@ -102,16 +102,16 @@ class TopicAdmin:
             try:
                 cluster = self._cluster()
                 if name == _METADATA_TOPIC:
-                    raise Refused(
+                    raise TopicRefusedError(
                         ErrorCode.INVALID_REQUEST,
                         f"Creation of internal topic {name} is prohibited.",
                     )
                 if counts[name] > 1:
-                    raise Refused(
+                    raise TopicRefusedError(
                         ErrorCode.INVALID_REQUEST, "Found multiple entries for this topic."
                     )
                 new = await self._check_new_topic(cluster, topic)
-            except Refused as refused:
+            except TopicRefusedError as refused:
                 results[name] = _failed_topic(name, refused)
             else:
                 accepted.append(new)
@@ -121,17 +121,19 @@ class TopicAdmin:
                 results[new.name] = _failed_topic(new.name, reason)
             created = [t for t in accepted if results[t.name]["error_code"] == ErrorCode.NONE]
             for name in await self._late([t.name for t in created], _all_led, deadline):
-                results[name] = _failed_topic(name, Refused(ErrorCode.REQUEST_TIMED_OUT))
+                results[name] = _failed_topic(name, TopicRefusedError(ErrorCode.REQUEST_TIMED_OUT))
         return {"topics": [results[str(topic.name)] for topic in body.topics]}
 
-    async def _check_new_topic(self, cluster: Cluster, topic: Any) -> NewTopic:
+    async def _check_new_topic(self, cluster: ClusterState, topic: Any) -> TopicToCreate:
         name = str(topic.name)
         # What brokers were told to forget is in nobody's cache: only ZooKeeper knows of it still.
         if not _is_gone(cluster, name):
-            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+            raise TopicRefusedError(
+                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
+            )
         nulls = [str(entry.name) for entry in topic.configs if entry.value is None]
         if nulls:
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.INVALID_CONFIG,
                 f"Null value not supported for topic configs: {','.join(nulls)}",
             )
@@ -144,15 +146,15 @@ class TopicAdmin:
         try:
             validate_topic_config(overrides)
         except ConfigError as error:
-            raise Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+            raise TopicRefusedError(ErrorCode.INVALID_CONFIG, str(error)) from error
         topic_id = znodes.new_topic_id(self._random.randbytes)
-        return NewTopic(name, topic_id, partitions, overrides)
+        return TopicToCreate(name, topic_id, partitions, overrides)
 
-    def _requested_assignment(self, cluster: Cluster, topic: Any) -> dict[int, list[int]]:
+    def _requested_assignment(self, cluster: ClusterState, topic: Any) -> dict[int, list[int]]:
         count, factor = int(topic.num_partitions), int(topic.replication_factor)
         if topic.assignments:
             if count != _DEFAULT or factor != _DEFAULT:
-                raise Refused(
+                raise TopicRefusedError(
                     ErrorCode.INVALID_REQUEST,
                     "Both numPartitions or replicationFactor and replicasAssignments were set. "
                     "Both cannot be used at the same time.",
@@ -179,34 +181,40 @@ class TopicAdmin:
                 shift=self._random.randrange(brokers),
             )
         except AssignmentError as error:
-            raise Refused(ErrorCode[error.kind.value], str(error)) from error
+            raise TopicRefusedError(ErrorCode[error.kind.value], str(error)) from error
         return dict(enumerate(rows.tolist()))
 
     async def _check_absent(self, name: str) -> None:
         """The topic is neither there nor on its way out, and its name is its own (ADM-8, ADM-9)."""
         if await self._store.exists(znodes.delete_topic_path(name)) is not None:
-            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is marked for deletion.")
+            raise TopicRefusedError(
+                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is marked for deletion."
+            )
         existing = await self._store.children(znodes.TOPICS)
         if name in existing:
-            raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+            raise TopicRefusedError(
+                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
+            )
         check_collision(name, existing)
 
-    async def _write(self, topics: Sequence[NewTopic]) -> list[tuple[NewTopic, Refused]]:
+    async def _write(
+        self, topics: Sequence[TopicToCreate]
+    ) -> list[tuple[TopicToCreate, TopicRefusedError]]:
         """Write topics, fenced; those that lost are returned with the reason."""
         lost = []
         try:
             outcomes = await self._store.write_many((t.row() for t in topics), self._fence())
         except FencedError:
-            return [(topic, Refused(ErrorCode.NOT_CONTROLLER)) for topic in topics]
+            return [(topic, TopicRefusedError(ErrorCode.NOT_CONTROLLER)) for topic in topics]
         for topic, outcome in zip(topics, outcomes, strict=True):
-            if outcome.code is Code.NODE_EXISTS:
+            if outcome.code is ZooKeeperCode.NODE_EXISTS:
                 message = f"Topic '{topic.name}' already exists."
-                lost.append((topic, Refused(ErrorCode.TOPIC_ALREADY_EXISTS, message)))
-            elif outcome.code is not Code.OK:
-                lost.append((topic, Refused(ErrorCode.UNKNOWN_SERVER_ERROR)))
+                lost.append((topic, TopicRefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, message)))
+            elif outcome.code is not ZooKeeperCode.OK:
+                lost.append((topic, TopicRefusedError(ErrorCode.UNKNOWN_SERVER_ERROR)))
         return lost
 
-    def _created_topic(self, topic: NewTopic) -> Body:
+    def _created_topic(self, topic: TopicToCreate) -> Body:
         return {
             "name": topic.name,
             "topic_id": topic.id,
@@ -234,11 +242,11 @@ class TopicAdmin:
             check_name(name)
             await self._check_absent(name)
             partitions = self.place(await self._registered_racks(), count, factor)
-        except Refused as refused:
+        except TopicRefusedError as refused:
             return refused.code
-        topic = NewTopic(name, znodes.new_topic_id(self._random.randbytes), partitions, config)
+        topic = TopicToCreate(name, znodes.new_topic_id(self._random.randbytes), partitions, config)
         (outcome,) = await self._store.write_many([topic.row()])
-        if outcome.code is Code.NODE_EXISTS:
+        if outcome.code is ZooKeeperCode.NODE_EXISTS:
             return ErrorCode.TOPIC_ALREADY_EXISTS
         return ErrorCode.NONE if outcome.ok else ErrorCode.UNKNOWN_SERVER_ERROR
 
@@ -269,31 +277,33 @@ class TopicAdmin:
         try:
             cluster = self._cluster()
             check_racks(cluster)
-        except Refused as refused:
+        except TopicRefusedError as refused:
             return {"results": [_failed(name, refused) for name in counts]}
         for topic in body.topics:
             name = str(topic.name)
             results[name] = {"name": name, "error_code": ErrorCode.NONE, "error_message": None}
             try:
                 if counts[name] > 1:
-                    raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
+                    raise TopicRefusedError(
+                        ErrorCode.INVALID_REQUEST, "Duplicate topic in request."
+                    )
                 if name in cluster.queued_for_deletion:
-                    raise Refused(
+                    raise TopicRefusedError(
                         ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is queued for deletion."
                     )
                 rows[name] = await self._expansion(cluster, topic)
-            except Refused as refused:
+            except TopicRefusedError as refused:
                 results[name] = _failed(name, refused)
         if not body.validate_only and rows:
             try:
                 await self._store.write_many(rows.values(), self._fence())
             except FencedError:
                 for name in rows:
-                    results[name] = _failed(name, Refused(ErrorCode.NOT_CONTROLLER))
+                    results[name] = _failed(name, TopicRefusedError(ErrorCode.NOT_CONTROLLER))
                 rows = {}
             wanted = {str(t.name): int(t.count) for t in body.topics}
 
-            def grown(cluster: Cluster, name: str) -> bool:
+            def grown(cluster: ClusterState, name: str) -> bool:
                 known = cluster.topics.get(name)
                 return (
                     known is not None
@@ -302,45 +312,45 @@ class TopicAdmin:
                 )
 
             for name in await self._late(list(rows), grown, deadline):
-                results[name] = _failed(name, Refused(ErrorCode.REQUEST_TIMED_OUT))
+                results[name] = _failed(name, TopicRefusedError(ErrorCode.REQUEST_TIMED_OUT))
         return {"results": [results[name] for name in counts]}
 
-    async def _expansion(self, cluster: Cluster, topic: Any) -> Row:
+    async def _expansion(self, cluster: ClusterState, topic: Any) -> Row:
         """The write that adds partitions to a topic, after all checks (ADM-18..22)."""
         name, count = str(topic.name), int(topic.count)
         known = cluster.topics.get(name)
         if known is not None and any(
             row in cluster.being_reassigned for row in known.rows.tolist()
         ):
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.REASSIGNMENT_IN_PROGRESS,
                 f"A partition reassignment is in progress for the topic '{name}'.",
             )
         try:
             node = await self._store.get(znodes.topic_path(name))
         except NoNodeError:
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
             ) from None
         try:
             present = znodes.decode_topic(name, node.data)
         except MalformedZnodeError as error:
-            raise Refused(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
+            raise TopicRefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
         existing = {p: list(replicas) for p, replicas in present.partitions.items()}
         more = count - len(existing)
         if more < 0:
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.INVALID_PARTITIONS,
                 f"Topic currently has {len(existing)} partitions, "
                 f"which is higher than the requested {count}.",
             )
         if more == 0:
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.INVALID_PARTITIONS, f"Topic already has {len(existing)} partitions."
             )
         check_count(count)
         if 0 not in existing:
-            raise Refused(
+            raise TopicRefusedError(
                 ErrorCode.UNKNOWN_SERVER_ERROR, f"Topic '{name}' does not have a partition 0."
             )
         if topic.assignments is None:
@@ -353,12 +363,12 @@ class TopicAdmin:
         return (SetData(znodes.topic_path(name), data),)
 
     def _more_replicas(
-        self, cluster: Cluster, existing: Mapping[int, Sequence[int]], more: int
+        self, cluster: ClusterState, existing: Mapping[int, Sequence[int]], more: int
     ) -> dict[int, list[int]]:
         try:
             rows = assign_more_replicas(racks_of(cluster), existing[0], len(existing), more)
         except AssignmentError as error:
-            raise Refused(ErrorCode[error.kind.value], str(error)) from error
+            raise TopicRefusedError(ErrorCode[error.kind.value], str(error)) from error
         return dict(enumerate(rows.tolist(), start=len(existing)))
 
     # DeleteTopics
@@ -375,7 +385,7 @@ class TopicAdmin:
         else:
             wanted = [(str(name), None) for name in body.topic_names]
         if any(name is not None and topic_id is not None for name, topic_id in wanted):
-            refused = Refused(
+            refused = TopicRefusedError(
                 ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be specified."
             )
             return {"responses": [_deleted(name, i, refused) for name, i in wanted]}
@@ -385,7 +395,7 @@ class TopicAdmin:
                 name, topic_id = self._check_deletable(name, topic_id, version)
                 await self._mark_for_deletion(name)
                 accepted.append(name)
-            except Refused as refused:
+            except TopicRefusedError as refused:
                 refused_with = refused
             results.append(_deleted(name, topic_id, refused_with))
         late = await self._late(accepted, _is_gone, deadline)
@@ -400,34 +410,34 @@ class TopicAdmin:
         cluster = self._cluster()
         if not self.config.delete_topic_enable:
             code = ErrorCode.TOPIC_DELETION_DISABLED if version >= 3 else ErrorCode.INVALID_REQUEST
-            raise Refused(code)
+            raise TopicRefusedError(code)
         if name is None:
             text = znodes.encode_topic_id(topic_id or uuid.UUID(int=0))
             name = cluster.topic_names.get(text)
             if name is None:
-                raise Refused(ErrorCode.UNKNOWN_TOPIC_ID)
+                raise TopicRefusedError(ErrorCode.UNKNOWN_TOPIC_ID)
         topic = cluster.topics.get(name)
         if topic is None or _is_gone(cluster, name):
-            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise TopicRefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if topic.id is None:
             return name, None
         return name, znodes.decode_topic_id(znodes.topic_path(name), topic.id)
 
     async def _mark_for_deletion(self, name: str) -> None:
         if await self._store.exists(znodes.topic_path(name)) is None:
-            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise TopicRefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         row: Row = (Create(znodes.delete_topic_path(name), exist_ok=True),)
         try:
             await self._store.write_many([row], self._fence())
         except FencedError:
-            raise Refused(ErrorCode.NOT_CONTROLLER) from None
+            raise TopicRefusedError(ErrorCode.NOT_CONTROLLER) from None
 
     # Waiting
 
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> ClusterState:
         context = self._controller.context
         if context is None or not self._controller.is_active:
-            raise Refused(ErrorCode.NOT_CONTROLLER)
+            raise TopicRefusedError(ErrorCode.NOT_CONTROLLER)
         return context.cluster
 
     def _fence(self) -> Fence:
@@ -441,7 +451,7 @@ class TopicAdmin:
         return float(now + body.timeout.total_seconds())
 
     async def _late(
-        self, names: Sequence[str], ready: Callable[[Cluster, str], bool], deadline: float
+        self, names: Sequence[str], ready: Callable[[ClusterState, str], bool], deadline: float
     ) -> set[str]:
         """Wait until each topic is as it should be and the own broker knows; name those late."""
 
@@ -477,13 +487,13 @@ class TopicAdmin:
         """Whether the own broker has by the deadline heard all that was announced until now."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._announcer.own_broker_is_told()
+                await self._announcer.wait_own_broker_updated()
         except TimeoutError:
             return False
         return True
 
 
-def _all_led(cluster: Cluster, name: str) -> bool:
+def _all_led(cluster: ClusterState, name: str) -> bool:
     """Every partition of the topic has a leader."""
     topic = cluster.topics.get(name)
     if topic is None or not len(topic.rows):
@@ -491,16 +501,16 @@ def _all_led(cluster: Cluster, name: str) -> bool:
     return bool((cluster.has_leadership[topic.rows] & (cluster.leader[topic.rows] >= 0)).all())
 
 
-def _is_gone(cluster: Cluster, name: str) -> bool:
+def _is_gone(cluster: ClusterState, name: str) -> bool:
     """Brokers have been told to forget the topic."""
     return name not in cluster.topics or name in cluster.deletion_started
 
 
-def _failed(name: str, refused: Refused) -> Body:
+def _failed(name: str, refused: TopicRefusedError) -> Body:
     return {"name": name, "error_code": refused.code, "error_message": str(refused)}
 
 
-def _failed_topic(name: str, refused: Refused) -> Body:
+def _failed_topic(name: str, refused: TopicRefusedError) -> Body:
     return {
         **_failed(name, refused),
         "topic_id": None,
@@ -510,7 +520,9 @@ def _failed_topic(name: str, refused: Refused) -> Body:
     }
 
 
-def _deleted(name: str | None, topic_id: uuid.UUID | None, refused: Refused | None) -> Body:
+def _deleted(
+    name: str | None, topic_id: uuid.UUID | None, refused: TopicRefusedError | None
+) -> Body:
     return {
         "name": name,
         "topic_id": topic_id,

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import Broker, TopicPartition
-from klamm.core.codes import Code
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import RegisteredBroker, TopicPartition
+from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, count
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
-    Answer,
     ChangeChannels,
     DropLogDirNotifications,
     ForgetBrokerWatch,
@@ -23,13 +22,14 @@ from klamm.core.effects import (
     ReadBroker,
     ReadBrokers,
     ReadLogDirNotifications,
+    Respond,
     WatchBrokers,
 )
-from klamm.core.events import ControlledShutdown, LeaderAndIsrAnswered
+from klamm.core.events import ControlledShutdown, LeaderAndIsrResponseReceived
 from klamm.core.procedures.deletion import fail_deletion, resume_deletion_of
-from klamm.core.procedures.partitions import Strategy, move_partitions, trigger_elections
-from klamm.core.procedures.reassignment import resume_moves
-from klamm.core.procedures.replicas import move_replicas
+from klamm.core.procedures.partitions import Strategy, change_partition_states, trigger_elections
+from klamm.core.procedures.reassignment import resume_reassignments
+from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.errors import FencedError
 
@@ -39,7 +39,7 @@ _NO_ROWS = np.empty(0, np.int32)
 def on_broker_change(ctx: Context) -> Procedure[None]:
     """Compare the registrations with the brokers that are known, and act on the difference."""
     cluster = ctx.cluster
-    registered: dict[int, Broker] = yield ReadBrokers()
+    registered: dict[int, RegisteredBroker] = yield ReadBrokers()
     dead = cluster.brokers.keys() - registered.keys()
     fit = fit_brokers(ctx, registered.values())
     new = {id: broker for id, broker in fit.items() if id not in cluster.brokers}
@@ -52,7 +52,7 @@ def on_broker_change(ctx: Context) -> Procedure[None]:
     if not (new or bounced or dead):
         return
     ctx.say(
-        Log.CONTROLLER,
+        LoggerName.CONTROLLER,
         Level.INFO,
         f"brokers: new {sorted(new)}, gone {sorted(dead)}, bounced {sorted(bounced)}, "
         f"all {sorted(registered)}",
@@ -70,7 +70,7 @@ def on_broker_change(ctx: Context) -> Procedure[None]:
         yield from on_brokers_failed(ctx, dead)
 
 
-def fit_brokers(ctx: Context, brokers: Iterable[Broker]) -> dict[int, Broker]:
+def fit_brokers(ctx: Context, brokers: Iterable[RegisteredBroker]) -> dict[int, RegisteredBroker]:
     """Those brokers that support the cluster's features, by id; others are left out (BRK-3)."""
     fit = {}
     for broker in brokers:
@@ -78,7 +78,7 @@ def fit_brokers(ctx: Context, brokers: Iterable[Broker]) -> dict[int, Broker]:
             fit[broker.id] = broker
         else:
             text = f"broker {broker.id} is ignored: it does not support the finalized features"
-            ctx.say(Log.CONTROLLER, Level.WARNING, text)
+            ctx.say(LoggerName.CONTROLLER, Level.WARNING, text)
     return fit
 
 
@@ -92,9 +92,9 @@ def on_brokers_started(ctx: Context, started: Collection[int]) -> Procedure[None
     known = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     yield from send_metadata(ctx, known, started)
     row, broker = cluster.hosted_by(started, rows)
-    yield from move_replicas(ctx, row, broker, ReplicaState.ONLINE)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.ONLINE)
     yield from trigger_elections(ctx)
-    yield from resume_moves(ctx, lambda move: not set(started).isdisjoint(move.target))
+    yield from resume_reassignments(ctx, lambda move: not set(started).isdisjoint(move.target))
     yield from resume_deletion_of(ctx, cluster.topic_names_of(row[cluster.is_queued(row)]))
     yield WatchBrokers(sorted(started))
 
@@ -122,10 +122,10 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     rows = rows[cluster.has_leadership[rows]]
     leaderless = rows[~cluster.leader_is_online(rows)]
     leaderless = leaderless[~cluster.is_queued(leaderless)]
-    yield from move_partitions(ctx, leaderless, PartitionState.OFFLINE)
+    yield from change_partition_states(ctx, leaderless, PartitionState.OFFLINE)
     results = yield from trigger_elections(ctx)
     is_queued = cluster.is_queued(row)
-    yield from move_replicas(ctx, row[~is_queued], broker[~is_queued], ReplicaState.OFFLINE)
+    yield from change_replica_states(ctx, row[~is_queued], broker[~is_queued], ReplicaState.OFFLINE)
     yield from fail_deletion(ctx, row[is_queued], broker[is_queued])
     if is_queued.all() and not len(results.elected):
         # Nothing went out so far, and the brokers have to learn who is gone.
@@ -135,12 +135,12 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
 def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
     """Pass on what a broker has changed about its endpoints or features (BRK-20..22)."""
     cluster = ctx.cluster
-    changed: Broker | None = yield ReadBroker(id)
+    changed: RegisteredBroker | None = yield ReadBroker(id)
     known = cluster.brokers.get(id)
     if changed is None or known is None:
         return
     if (changed.endpoints, changed.features) != (known.endpoints, known.features):
-        ctx.say(Log.CONTROLLER, Level.INFO, f"broker {id} changed its registration")
+        ctx.say(LoggerName.CONTROLLER, Level.INFO, f"broker {id} changed its registration")
         # Its epoch stays the known one: a new one is a bounce, which is still to be noticed.
         cluster.brokers[id] = replace(changed, epoch=known.epoch)
         yield from send_metadata(ctx, _NO_ROWS)
@@ -150,7 +150,7 @@ def send_metadata(
     ctx: Context, rows: I32, brokers: Collection[int] | None = None
 ) -> Procedure[None]:
     """Send one UpdateMetadata by itself, to the brokers given or to all."""
-    batch = Batch(ctx.cluster)
+    batch = BrokerRequestBatch(ctx.cluster)
     batch.update_metadata(rows, brokers)
     yield from batch.send()
 
@@ -162,9 +162,11 @@ def on_log_dir_notification(ctx: Context) -> Procedure[None]:
         return
     drop = DropLogDirNotifications(names)
     try:
-        ctx.say(Log.CONTROLLER, Level.WARNING, f"brokers lost log directories: {sorted(brokers)}")
+        ctx.say(
+            LoggerName.CONTROLLER, Level.WARNING, f"brokers lost log directories: {sorted(brokers)}"
+        )
         row, broker = ctx.cluster.hosted_by(brokers)
-        yield from move_replicas(ctx, row, broker, ReplicaState.ONLINE)
+        yield from change_replica_states(ctx, row, broker, ReplicaState.ONLINE)
     except FencedError:
         raise
     except Exception:
@@ -173,31 +175,36 @@ def on_log_dir_notification(ctx: Context) -> Procedure[None]:
     yield drop
 
 
-def on_leader_and_isr_answered(ctx: Context, event: LeaderAndIsrAnswered) -> Procedure[None]:
+def on_leader_and_isr_response(
+    ctx: Context, event: LeaderAndIsrResponseReceived
+) -> Procedure[None]:
     """Take note of partitions that are on a lost directory, or no longer (LOGDIR-4..9)."""
     cluster = ctx.cluster
-    if event.error != Code.NONE:
+    if event.error != ControllerError.NONE:
         text = f"broker {event.broker} answered LeaderAndIsr with error {event.error}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+        ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
         return
     if event.broker not in cluster.brokers:
         return
     before = cluster.offline_dirs.get(event.broker, set())
     reported = {
-        cluster.row(*tp) for tp, error in event.errors.items() if error == Code.KAFKA_STORAGE_ERROR
+        cluster.row(*tp)
+        for tp, error in event.errors.items()
+        if error == ControllerError.KAFKA_STORAGE_ERROR
     }
     lost = {row for row in reported if row is not None}
     healed = {
         row
         for row in before - lost
-        if (tp := cluster.name(row)) in event.answered and event.errors.get(tp, 0) == Code.NONE
+        if (tp := cluster.name(row)) in event.answered
+        and event.errors.get(tp, 0) == ControllerError.NONE
     }
     if before or lost:
         cluster.offline_dirs[event.broker] = (before - healed) | lost
     newly = np.array(sorted(lost - before), np.int32)
     if len(newly):
         ctx.say_of(
-            Log.STATE_CHANGE, Level.INFO, newly, f"replicas offline on broker {event.broker}"
+            LoggerName.STATE_CHANGE, Level.INFO, newly, f"replicas offline on broker {event.broker}"
         )
         yield from on_replicas_offline(ctx, newly, np.full(len(newly), event.broker, np.int32))
 
@@ -211,40 +218,42 @@ def on_controlled_shutdown(ctx: Context, event: ControlledShutdown) -> Procedure
     refusal = _refusal(ctx, event)
     if refusal is None:
         remaining = yield from _empty(ctx, event.broker)
-        yield Answer(event, (Code.NONE, remaining))
+        yield Respond(event, (ControllerError.NONE, remaining))
     else:
-        yield Answer(event, (refusal, []))
+        yield Respond(event, (refusal, []))
 
 
-def _refusal(ctx: Context, event: ControlledShutdown) -> Code | None:
+def _refusal(ctx: Context, event: ControlledShutdown) -> ControllerError | None:
     known = ctx.cluster.brokers.get(event.broker)
     if event.broker_epoch == _ANY_EPOCH:
-        return Code.BROKER_NOT_AVAILABLE if known is None else None
+        return ControllerError.BROKER_NOT_AVAILABLE if known is None else None
     if known is None:
-        return Code.UNKNOWN_SERVER_ERROR
-    return Code.STALE_BROKER_EPOCH if event.broker_epoch < known.epoch else None
+        return ControllerError.UNKNOWN_SERVER_ERROR
+    return ControllerError.STALE_BROKER_EPOCH if event.broker_epoch < known.epoch else None
 
 
 def _empty(ctx: Context, broker: int) -> Procedure[list[TopicPartition]]:
     """Take the broker out of the lead and out of the ISRs; returns what could not be moved."""
     cluster = ctx.cluster
     cluster.shutting_down.add(broker)
-    ctx.say(Log.CONTROLLER, Level.INFO, f"shutting down {sorted(cluster.shutting_down)}")
+    ctx.say(LoggerName.CONTROLLER, Level.INFO, f"shutting down {sorted(cluster.shutting_down)}")
     rows, _ = cluster.hosted_by([broker])
     # A partition without another replica has nowhere to go; it is neither moved nor reported.
     rows = rows[count(cluster.replicas[rows]) > 1]
     rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     leads = cluster.leader[rows] == broker
-    yield from move_partitions(
+    yield from change_partition_states(
         ctx, rows[leads], PartitionState.ONLINE, Strategy.CONTROLLED_SHUTDOWN
     )
     followed = rows[~leads]
     brokers = np.full(len(followed), broker, np.int32)
     # It stops fetching first, so that leaders do not take it back.
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     batch.stop_replica(followed, brokers, delete=False)
     yield from batch.send()
-    yield from move_replicas(ctx, followed, brokers, ReplicaState.OFFLINE)
+    yield from change_replica_states(ctx, followed, brokers, ReplicaState.OFFLINE)
     still_led = rows[cluster.leader[rows] == broker]
-    ctx.say_of(Log.CONTROLLER, Level.WARNING, still_led, f"broker {broker} still leads partitions")
+    ctx.say_of(
+        LoggerName.CONTROLLER, Level.WARNING, still_led, f"broker {broker} still leads partitions"
+    )
     return [cluster.name(row) for row in still_led.tolist()]

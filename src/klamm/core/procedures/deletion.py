@@ -9,10 +9,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.codes import Code
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     DeleteTopic,
     DropDeletions,
@@ -20,9 +20,9 @@ from klamm.core.effects import (
     Procedure,
     ReadDeletions,
 )
-from klamm.core.events import StopReplicaAnswered
-from klamm.core.procedures.partitions import move_partitions
-from klamm.core.procedures.replicas import move_replicas
+from klamm.core.events import StopReplicaResponseReceived
+from klamm.core.procedures.partitions import change_partition_states
+from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
 
 
@@ -33,7 +33,7 @@ def on_topic_deletion(ctx: Context) -> Procedure[None]:
     unknown = requested - cluster.topics.keys()
     if unknown:
         text = f"requests to delete unknown topics are dropped: {sorted(unknown)}"
-        ctx.say(Log.DELETION, Level.WARNING, text)
+        ctx.say(LoggerName.DELETION, Level.WARNING, text)
         yield DropDeletions(sorted(unknown))
     requested -= unknown
     if not requested:
@@ -41,14 +41,14 @@ def on_topic_deletion(ctx: Context) -> Procedure[None]:
     if not ctx.settings.delete_topics:
         yield DropDeletions(sorted(requested))
         return
-    ctx.say(Log.DELETION, Level.INFO, f"topics queued for deletion: {sorted(requested)}")
+    ctx.say(LoggerName.DELETION, Level.INFO, f"topics queued for deletion: {sorted(requested)}")
     moving = np.fromiter(cluster.being_reassigned, np.int32, len(cluster.being_reassigned))
     cluster.queue_for_deletion(requested)
     mark_ineligible(ctx, cluster.topic_names_of(moving) & requested, "reassignment in progress")
     yield from resume_deletions(ctx)
 
 
-def on_stop_replica_answered(ctx: Context, event: StopReplicaAnswered) -> Procedure[None]:
+def on_stop_replica_response(ctx: Context, event: StopReplicaResponseReceived) -> Procedure[None]:
     """Take note of which replicas a broker has deleted and which it could not (DEL-20..24)."""
     cluster = ctx.cluster
     deleted: list[int] = []
@@ -56,7 +56,7 @@ def on_stop_replica_answered(ctx: Context, event: StopReplicaAnswered) -> Proced
     for (topic, partition), error in event.errors.items():
         row = cluster.row(topic, partition) if topic in cluster.deletion_started else None
         if row is not None:
-            is_failed = event.error != Code.NONE or error != Code.NONE
+            is_failed = event.error != ControllerError.NONE or error != ControllerError.NONE
             (failed if is_failed else deleted).append(row)
     if failed:
         yield from fail_deletion(ctx, *_on(failed, event.broker))
@@ -64,7 +64,7 @@ def on_stop_replica_answered(ctx: Context, event: StopReplicaAnswered) -> Proced
         row_of, broker = _on(deleted, event.broker)
         # What failed may have finished or dropped a topic meanwhile.
         is_queued = cluster.is_queued(row_of)
-        yield from move_replicas(
+        yield from change_replica_states(
             ctx, row_of[is_queued], broker[is_queued], ReplicaState.DELETION_SUCCESSFUL
         )
         yield from resume_deletions(ctx)
@@ -80,7 +80,7 @@ def fail_deletion(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     row, broker = row[is_queued], broker[is_queued]
     if not len(row):
         return
-    yield from move_replicas(ctx, row, broker, ReplicaState.DELETION_INELIGIBLE)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.DELETION_INELIGIBLE)
     mark_ineligible(ctx, ctx.cluster.topic_names_of(row), "replica deletion failure")
     yield from resume_deletions(ctx)
 
@@ -90,7 +90,7 @@ def mark_ineligible(ctx: Context, names: Collection[str], why: str) -> None:
     paused = ctx.cluster.queued_for_deletion & set(names)
     if paused:
         ctx.cluster.ineligible_for_deletion |= paused
-        ctx.say(Log.DELETION, Level.INFO, f"deletion of {sorted(paused)} is paused: {why}")
+        ctx.say(LoggerName.DELETION, Level.INFO, f"deletion of {sorted(paused)} is paused: {why}")
 
 
 def resume_deletion_of(ctx: Context, names: Collection[str]) -> Procedure[None]:
@@ -116,7 +116,7 @@ def resume_deletions(ctx: Context) -> Procedure[None]:
             if name not in cluster.ineligible_for_deletion:
                 begun.append(name)
     row, broker = cluster.replicas_in(cluster.rows_of(retried), ReplicaState.DELETION_INELIGIBLE)
-    yield from move_replicas(ctx, row, broker, ReplicaState.OFFLINE)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.OFFLINE)
     if begun:
         yield from _begin(ctx, begun)
 
@@ -125,21 +125,23 @@ def _begin(ctx: Context, names: list[str]) -> Procedure[None]:
     """Take topics out of service, then stop and delete the replicas that can be reached."""
     cluster = ctx.cluster
     unseen = cluster.rows_of(sorted(set(names) - cluster.deletion_started))
-    yield from move_partitions(ctx, unseen, PartitionState.OFFLINE)
-    yield from move_partitions(ctx, unseen, PartitionState.NON_EXISTENT)
+    yield from change_partition_states(ctx, unseen, PartitionState.OFFLINE)
+    yield from change_partition_states(ctx, unseen, PartitionState.NON_EXISTENT)
     cluster.deletion_started.update(names)
-    ctx.say(Log.DELETION, Level.INFO, f"deletion of {names} starts")
+    ctx.say(LoggerName.DELETION, Level.INFO, f"deletion of {names} starts")
     rows = cluster.rows_of(names)
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     batch.update_metadata(rows)
     yield from batch.send()
     row, broker = cluster.replicas_of(rows)
     is_online = cluster.online(rows)[cluster.replicas[rows] != NO_BROKER]
     dead = row[~is_online]
-    yield from move_replicas(ctx, dead, broker[~is_online], ReplicaState.DELETION_INELIGIBLE)
+    yield from change_replica_states(
+        ctx, dead, broker[~is_online], ReplicaState.DELETION_INELIGIBLE
+    )
     todo = is_online & (cluster.states_of(row, broker) != ReplicaState.DELETION_SUCCESSFUL)
-    yield from move_replicas(ctx, row[todo], broker[todo], ReplicaState.OFFLINE)
-    yield from move_replicas(ctx, row[todo], broker[todo], ReplicaState.DELETION_STARTED)
+    yield from change_replica_states(ctx, row[todo], broker[todo], ReplicaState.OFFLINE)
+    yield from change_replica_states(ctx, row[todo], broker[todo], ReplicaState.DELETION_STARTED)
     mark_ineligible(ctx, cluster.topic_names_of(dead), "offline replicas")
 
 
@@ -148,7 +150,7 @@ def _finish(ctx: Context, name: str) -> Procedure[None]:
     cluster = ctx.cluster
     yield ForgetTopicWatch([name])
     row, broker = cluster.replicas_in(cluster.rows_of([name]), ReplicaState.DELETION_SUCCESSFUL)
-    yield from move_replicas(ctx, row, broker, ReplicaState.NON_EXISTENT)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.NON_EXISTENT)
     yield DeleteTopic(name)
     cluster.remove_topic(name)
-    ctx.say(Log.DELETION, Level.INFO, f"deletion of {name} is complete")
+    ctx.say(LoggerName.DELETION, Level.INFO, f"deletion of {name} is complete")

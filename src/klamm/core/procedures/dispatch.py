@@ -3,14 +3,11 @@
 from typing import Any
 
 from klamm.core import events
-from klamm.core.codes import Code
-from klamm.core.context import Context, Level, Log
-from klamm.core.effects import Answer, Procedure
+from klamm.core.codes import ControllerError
+from klamm.core.context import Context, Level, LoggerName
+from klamm.core.effects import Procedure, Respond
 from klamm.core.events import Event
-from klamm.core.procedures import brokers, deletion, features, isr, leaders, topics
-from klamm.core.procedures import brokers as logdirs
-from klamm.core.procedures import brokers as shutdown
-from klamm.core.procedures import reassignment as moves
+from klamm.core.procedures import brokers, deletion, features, isr, leaders, reassignment, topics
 from klamm.errors import FencedError
 
 
@@ -21,7 +18,7 @@ def handle(ctx: Context, event: Event) -> Procedure[None]:
     except Exception as error:
         fallback = _answer_on_failure(event, error)
         if fallback is not None:
-            yield Answer(event, fallback)
+            yield Respond(event, fallback)
         raise
 
 
@@ -37,16 +34,16 @@ def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
             return topics.on_partition_modifications(ctx, topic)
         case events.TopicDeletion():
             return deletion.on_topic_deletion(ctx)
-        case events.StopReplicaAnswered():
-            return deletion.on_stop_replica_answered(ctx, event)
+        case events.StopReplicaResponseReceived():
+            return deletion.on_stop_replica_response(ctx, event)
         case events.ZkReassignment():
-            return moves.take_up_request(ctx)
+            return reassignment.on_zk_reassignment(ctx)
         case events.ReassignmentIsrChange():
-            return moves.on_reassignment_isr_change(ctx, event)
+            return reassignment.on_reassignment_isr_change(ctx, event)
         case events.ApiReassignment():
-            return moves.on_api_reassignment(ctx, event)
+            return reassignment.on_api_reassignment(ctx, event)
         case events.ListReassignments():
-            return moves.on_list_reassignments(ctx, event)
+            return reassignment.on_list_reassignments(ctx, event)
         case events.ZkPreferredElection():
             return leaders.on_zk_preferred_election(ctx)
         case events.ElectLeaders():
@@ -58,7 +55,7 @@ def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
         case events.TopicUncleanElectionEnabled(topic):
             return leaders.on_unclean_election_enabled(ctx, topic)
         case events.ControlledShutdown():
-            return shutdown.on_controlled_shutdown(ctx, event)
+            return brokers.on_controlled_shutdown(ctx, event)
         case events.UpdateFeatures():
             return features.on_update_features(ctx, event)
         case events.AlterPartition():
@@ -66,55 +63,55 @@ def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
         case events.IsrChangeNotification():
             return isr.on_isr_change_notification(ctx)
         case events.LogDirEventNotification():
-            return logdirs.on_log_dir_notification(ctx)
-        case events.LeaderAndIsrAnswered():
-            return logdirs.on_leader_and_isr_answered(ctx, event)
-        case events.UpdateMetadataAnswered():
-            return _on_update_metadata_answered(ctx, event)
+            return brokers.on_log_dir_notification(ctx)
+        case events.LeaderAndIsrResponseReceived():
+            return brokers.on_leader_and_isr_response(ctx, event)
+        case events.UpdateMetadataResponseReceived():
+            return _on_update_metadata_response(ctx, event)
     raise TypeError(f"no procedure for {event!r}")
 
 
-def _on_update_metadata_answered(
-    ctx: Context, event: events.UpdateMetadataAnswered
+def _on_update_metadata_response(
+    ctx: Context, event: events.UpdateMetadataResponseReceived
 ) -> Procedure[None]:
     """An error is worth a line in the log, and nothing else (CHAN-33)."""
-    if event.error != Code.NONE:
+    if event.error != ControllerError.NONE:
         text = f"broker {event.broker} answered UpdateMetadata with error {event.error}"
-        ctx.say(Log.STATE_CHANGE, Level.ERROR, text)
+        ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
     yield from ()
 
 
 def _answer_on_failure(event: Event, error: Exception) -> Any:
     if isinstance(event, events.AlterPartition):
-        return Code.UNKNOWN_SERVER_ERROR, []
+        return ControllerError.UNKNOWN_SERVER_ERROR, []
     if isinstance(error, FencedError):
-        return answer_when_not_active(event)
+        return not_controller_response(event)
     match event:
         case events.ControlledShutdown():
-            return Code.UNKNOWN_SERVER_ERROR, []
+            return ControllerError.UNKNOWN_SERVER_ERROR, []
         case events.ApiReassignment() | events.ListReassignments() | events.UpdateFeatures():
-            return Code.UNKNOWN_SERVER_ERROR, {}
+            return ControllerError.UNKNOWN_SERVER_ERROR, {}
         case events.ElectLeaders(_, partitions):
-            return dict.fromkeys(partitions or (), (Code.UNKNOWN_SERVER_ERROR, None, -1))
+            return dict.fromkeys(partitions or (), (ControllerError.UNKNOWN_SERVER_ERROR, None, -1))
     return None
 
 
-def answer_when_not_active(event: Event) -> Any:
+def not_controller_response(event: Event) -> Any:
     """What a node that is not controller answers (EVT-7); None: nobody waits for an answer."""
     if isinstance(event, events.AlterPartition):
-        return Code.NOT_CONTROLLER, []
+        return ControllerError.NOT_CONTROLLER, []
     if isinstance(event, events.UpdateFeatures):
-        return Code.NOT_CONTROLLER, {}
-    return answer_when_preempted(event)
+        return ControllerError.NOT_CONTROLLER, {}
+    return preempted_response(event)
 
 
-def answer_when_preempted(event: Event) -> Any:
+def preempted_response(event: Event) -> Any:
     """What is answered for an event that was dropped from the queue (EVT-6); None: nothing."""
     match event:
         case events.ControlledShutdown():
-            return Code.STALE_CONTROLLER_EPOCH, []
+            return ControllerError.STALE_CONTROLLER_EPOCH, []
         case events.ApiReassignment() | events.ListReassignments():
-            return Code.NOT_CONTROLLER, {}
+            return ControllerError.NOT_CONTROLLER, {}
         case events.ElectLeaders(_, partitions):
-            return dict.fromkeys(partitions or (), (Code.NOT_CONTROLLER, None, -1))
+            return dict.fromkeys(partitions or (), (ControllerError.NOT_CONTROLLER, None, -1))
     return None

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.cluster import Broker, TopicPartition, TopicRead
+from klamm.core.cluster import RegisteredBroker, TopicPartition, TopicRead
 from klamm.core.columns import NO_BROKER
-from klamm.core.context import FIRST_REBALANCE_DELAY_S, Context, Level, Log
+from klamm.core.context import FIRST_REBALANCE_DELAY_S, Context, Level, LoggerName
 from klamm.core.effects import (
     ChangeChannels,
     DropDeletions,
@@ -30,7 +30,11 @@ from klamm.core.procedures.brokers import fit_brokers, send_metadata
 from klamm.core.procedures.deletion import mark_ineligible, resume_deletions
 from klamm.core.procedures.leaders import elect_requested
 from klamm.core.procedures.partitions import start_partition_machine
-from klamm.core.procedures.reassignment import give_up_moves, resume_moves, take_up_request
+from klamm.core.procedures.reassignment import (
+    drop_reassignments,
+    on_zk_reassignment,
+    resume_reassignments,
+)
 from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
@@ -40,7 +44,7 @@ _TOPICS_AT_A_TIME: Final = 500
 _NO_ROWS: Final = np.empty(0, np.int32)
 
 
-def take_office(ctx: Context) -> Procedure[None]:
+def on_controller_failover(ctx: Context) -> Procedure[None]:
     """Become controller, with an empty cluster whose controller id and epoch are set.
 
     The steps follow section 5 in its order. Watches are armed by the reads, and before them.
@@ -63,8 +67,8 @@ def take_office(ctx: Context) -> Procedure[None]:
     yield from start_replica_machine(ctx)
     yield from start_partition_machine(ctx)
     _say(ctx, "the machines have started; taking up what was left unfinished")
-    handled = yield from take_up_request(ctx)
-    yield from resume_moves(ctx, lambda _: True, handled)
+    handled = yield from on_zk_reassignment(ctx)
+    yield from resume_reassignments(ctx, lambda _: True, handled)
     yield from resume_deletions(ctx)
     yield from _elect_preferred(ctx)
     if ctx.settings.auto_rebalance:
@@ -76,11 +80,11 @@ def take_office(ctx: Context) -> Procedure[None]:
 
 
 def _say(ctx: Context, stage: str) -> None:
-    ctx.say(Log.CONTROLLER, Level.INFO, stage)
+    ctx.say(LoggerName.CONTROLLER, Level.INFO, stage)
 
 
 def _read_brokers(ctx: Context) -> Procedure[None]:
-    registered: dict[int, Broker] = yield ReadBrokers()
+    registered: dict[int, RegisteredBroker] = yield ReadBrokers()
     ctx.cluster.brokers = fit_brokers(ctx, registered.values())
 
 
@@ -128,7 +132,7 @@ def _read_deletions(ctx: Context) -> Procedure[None]:
     mark_ineligible(ctx, cluster.topic_names_of(moving[is_led]), "reassignment in progress")
     # A deletion had begun here. It leaves nobody to learn from, and no leader is elected any more
     # (DEL-7): such a move would never end, and if resumed bring back what is deleted already.
-    give_up_moves(cluster, moving[~is_led])
+    drop_reassignments(cluster, moving[~is_led])
 
 
 def _place_new_partitions(ctx: Context) -> Procedure[None]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from klamm.core.codes import Code
-from klamm.core.context import Context, Level, Log
-from klamm.core.effects import Answer, Procedure, WriteFeatures
+from klamm.core.codes import ControllerError
+from klamm.core.context import Context, Level, LoggerName
+from klamm.core.effects import Procedure, Respond, WriteFeatures
 from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.errors import FencedError, KlammError
 
@@ -20,9 +20,9 @@ def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
     for update in event.updates:
         text = _flaw(ctx, update, cluster.finalized_features)
         if text is not None:
-            verdicts[update.feature] = (Code.INVALID_REQUEST, text)
+            verdicts[update.feature] = (ControllerError.INVALID_REQUEST, text)
             continue
-        verdicts[update.feature] = (Code.NONE, None)
+        verdicts[update.feature] = (ControllerError.NONE, None)
         if update.level < 1:
             del levels[update.feature]
         else:
@@ -33,16 +33,16 @@ def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
         except FencedError:
             raise
         except KlammError as error:
-            ctx.say(Log.CONTROLLER, Level.WARNING, f"features cannot be written: {error}")
-            failed: Verdict = (Code.FEATURE_UPDATE_FAILED, None)
+            ctx.say(LoggerName.CONTROLLER, Level.WARNING, f"features cannot be written: {error}")
+            failed: Verdict = (ControllerError.FEATURE_UPDATE_FAILED, None)
             verdicts = {
-                name: failed if verdict[0] == Code.NONE else verdict
+                name: failed if verdict[0] == ControllerError.NONE else verdict
                 for name, verdict in verdicts.items()
             }
         else:
             cluster.finalized_features = levels
-            ctx.say(Log.CONTROLLER, Level.INFO, f"features are finalized at {levels}")
-    yield Answer(event, (Code.NONE, verdicts))
+            ctx.say(LoggerName.CONTROLLER, Level.INFO, f"features are finalized at {levels}")
+    yield Respond(event, (ControllerError.NONE, verdicts))
 
 
 def _flaw(ctx: Context, update: FeatureUpdate, finalized: Mapping[str, int]) -> str | None:

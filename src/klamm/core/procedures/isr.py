@@ -2,25 +2,25 @@
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import States, TopicPartition
-from klamm.core.codes import Code
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import LeaderAndIsrs, TopicPartition
+from klamm.core.codes import ControllerError
 from klamm.core.columns import padded, unpad
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
-    Answer,
     DropIsrNotifications,
-    Outcome,
-    Outcomes,
     Procedure,
     ReadIsrNotifications,
     ReadStates,
+    Respond,
     StatesRead,
+    WriteOutcome,
+    WriteOutcomes,
     WriteStates,
 )
 from klamm.core.elections import RECOVERING
-from klamm.core.events import AlterPartition, IsrAnswer, IsrProposal
-from klamm.core.procedures.reassignment import complete_moves
+from klamm.core.events import AlterPartition, PartitionProposal, ProposalResult
+from klamm.core.procedures.reassignment import complete_reassignments
 from klamm.errors import FencedError
 
 
@@ -29,14 +29,14 @@ def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
     cluster = ctx.cluster
     broker = cluster.brokers.get(event.broker)
     if broker is None or broker.epoch != event.broker_epoch:
-        yield Answer(event, (Code.STALE_BROKER_EPOCH, []))
+        yield Respond(event, (ControllerError.STALE_BROKER_EPOCH, []))
         return
-    answers: list[IsrAnswer] = []
-    found: dict[int, IsrProposal] = {}
+    results: list[ProposalResult] = []
+    found: dict[int, PartitionProposal] = {}
     for proposal in event.proposals:
         row, error = _row_of(ctx, proposal)
         if row is None:
-            answers.append(IsrAnswer(proposal, error))
+            results.append(ProposalResult(proposal, error))
         else:
             found[row] = proposal
     judged = {row: _judge(ctx, row, proposal, event) for row, proposal in found.items()}
@@ -44,28 +44,34 @@ def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
     verdicts = {row: verdict for row, verdict in judged.items() if verdict is not None}
     verdicts |= yield from _write(ctx, news)
     for row, proposal in found.items():
-        good = verdicts[row] == Code.NONE
-        answers.append(_answer(ctx, row, proposal) if good else IsrAnswer(proposal, verdicts[row]))
-    batch = Batch(cluster)
+        good = verdicts[row] == ControllerError.NONE
+        results.append(
+            _result(ctx, row, proposal) if good else ProposalResult(proposal, verdicts[row])
+        )
+    batch = BrokerRequestBatch(cluster)
     batch.update_metadata(np.array(sorted(found), np.int32))
     yield from batch.send()
-    yield Answer(event, (Code.NONE, answers))
-    yield from complete_moves(ctx, [row for row in found if verdicts[row] == Code.NONE])
+    yield Respond(event, (ControllerError.NONE, results))
+    yield from complete_reassignments(
+        ctx, [row for row in found if verdicts[row] == ControllerError.NONE]
+    )
 
 
-def _row_of(ctx: Context, proposal: IsrProposal) -> tuple[int | None, Code]:
+def _row_of(ctx: Context, proposal: PartitionProposal) -> tuple[int | None, ControllerError]:
     """Where the partition is, or else why it cannot be found (ISR-10, ISR-12)."""
     cluster = ctx.cluster
     topic = proposal.topic
     if proposal.topic_id is not None:
         topic = cluster.topic_names.get(proposal.topic_id)
         if topic is None:
-            return None, Code.UNKNOWN_TOPIC_ID
+            return None, ControllerError.UNKNOWN_TOPIC_ID
     row = None if topic is None else cluster.row(topic, proposal.partition)
-    return row, Code.UNKNOWN_TOPIC_OR_PARTITION
+    return row, ControllerError.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _judge(ctx: Context, row: int, proposal: IsrProposal, event: AlterPartition) -> Code | None:
+def _judge(
+    ctx: Context, row: int, proposal: PartitionProposal, event: AlterPartition
+) -> ControllerError | None:
     """Compare a proposal with what is known: an error, NONE if it is no news, None if it is."""
     cluster = ctx.cluster
     leader_epoch = int(cluster.leader_epoch[row])
@@ -73,37 +79,43 @@ def _judge(ctx: Context, row: int, proposal: IsrProposal, event: AlterPartition)
     recovery = int(cluster.recovery[row])
     is_leader = cluster.leader[row] == event.broker
     if not cluster.has_leadership[row]:
-        return Code.UNKNOWN_TOPIC_OR_PARTITION
+        return ControllerError.UNKNOWN_TOPIC_OR_PARTITION
     if proposal.partition_epoch > partition_epoch or proposal.leader_epoch > leader_epoch:
         # Somebody knows more than this controller, which is probably none any more.
-        return Code.NOT_CONTROLLER
+        return ControllerError.NOT_CONTROLLER
     if proposal.leader_epoch < leader_epoch:
-        return Code.FENCED_LEADER_EPOCH
+        return ControllerError.FENCED_LEADER_EPOCH
     is_known = list(proposal.isr) == unpad(cluster.isr[row]) and proposal.recovery == recovery
     if is_leader and is_known:
-        return Code.NONE
+        return ControllerError.NONE
     if proposal.partition_epoch < partition_epoch:
-        return Code.INVALID_UPDATE_VERSION
+        return ControllerError.INVALID_UPDATE_VERSION
     starts_recovering = proposal.recovery == RECOVERING and recovery != RECOVERING
     if starts_recovering or (proposal.recovery == RECOVERING and len(proposal.isr) > 1):
-        return Code.INVALID_REQUEST
+        return ControllerError.INVALID_REQUEST
     if not cluster.live.issuperset(proposal.isr):
-        return Code.INELIGIBLE_REPLICA if event.version > 1 else Code.OPERATION_NOT_ATTEMPTED
+        return (
+            ControllerError.INELIGIBLE_REPLICA
+            if event.version > 1
+            else ControllerError.OPERATION_NOT_ATTEMPTED
+        )
     if not is_leader or not proposal.isr:
         # Stricter than the reference, where a stranger with the right epochs becomes the leader
         # and an ISR may be emptied (ISR-21).
-        return Code.INVALID_REQUEST
+        return ControllerError.INVALID_REQUEST
     return None
 
 
-def _write(ctx: Context, news: dict[int, IsrProposal]) -> Procedure[dict[int, Code]]:
+def _write(
+    ctx: Context, news: dict[int, PartitionProposal]
+) -> Procedure[dict[int, ControllerError]]:
     """Write proposals that passed, each on condition of the version that it names."""
     if not news:
         return {}
     cluster = ctx.cluster
     rows = np.array(sorted(news), np.int32)
     known = cluster.leadership(rows)
-    decided = States(
+    decided = LeaderAndIsrs(
         row=rows,
         leader=known.leader,
         leader_epoch=known.leader_epoch,
@@ -112,27 +124,27 @@ def _write(ctx: Context, news: dict[int, IsrProposal]) -> Procedure[dict[int, Co
         controller_epoch=known.controller_epoch,
         version=np.array([news[row].partition_epoch for row in rows.tolist()], np.int32),
     ).decided_in(cluster.controller_epoch)
-    outcomes: Outcomes = yield WriteStates(decided, "isr change")
-    cluster.record_leadership(decided.at(outcomes == Outcome.DONE).accepted())
+    outcomes: WriteOutcomes = yield WriteStates(decided, "isr change")
+    cluster.record_leadership(decided.at(outcomes == WriteOutcome.DONE).accepted())
     return {
-        row: _CODE.get(outcome, Code.UNKNOWN_SERVER_ERROR)
+        row: _CODE.get(outcome, ControllerError.UNKNOWN_SERVER_ERROR)
         for row, outcome in zip(rows.tolist(), outcomes.tolist(), strict=True)
     }
 
 
 _CODE = {
-    Outcome.DONE: Code.NONE,
-    Outcome.BAD_VERSION: Code.INVALID_UPDATE_VERSION,
-    Outcome.NO_NODE: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    WriteOutcome.DONE: ControllerError.NONE,
+    WriteOutcome.BAD_VERSION: ControllerError.INVALID_UPDATE_VERSION,
+    WriteOutcome.NO_NODE: ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
 }
 
 
-def _answer(ctx: Context, row: int, proposal: IsrProposal) -> IsrAnswer:
+def _result(ctx: Context, row: int, proposal: PartitionProposal) -> ProposalResult:
     """What is true now of a partition whose proposal was accepted."""
     cluster = ctx.cluster
-    return IsrAnswer(
+    return ProposalResult(
         proposal,
-        Code.NONE,
+        ControllerError.NONE,
         leader=int(cluster.leader[row]),
         leader_epoch=int(cluster.leader_epoch[row]),
         isr=tuple(unpad(cluster.isr[row])),
@@ -165,8 +177,8 @@ def _refresh(ctx: Context, partitions: set[TopicPartition]) -> Procedure[None]:
         return
     reply: StatesRead = yield ReadStates(rows)
     cluster.record_leadership(reply.states.at(reply.found))
-    ctx.say_of(Log.CONTROLLER, Level.TRACE, rows, "leaders changed the ISRs of partitions")
-    batch = Batch(cluster)
+    ctx.say_of(LoggerName.CONTROLLER, Level.TRACE, rows, "leaders changed the ISRs of partitions")
+    batch = BrokerRequestBatch(cluster)
     batch.update_metadata(rows)
     yield from batch.send()
-    yield from complete_moves(ctx, rows.tolist())
+    yield from complete_reassignments(ctx, rows.tolist())

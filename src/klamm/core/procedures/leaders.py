@@ -7,19 +7,24 @@ import numpy as np
 
 from klamm.core.balance import needs_preferred_election
 from klamm.core.cluster import TopicPartition
-from klamm.core.codes import Code
+from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, Mask, is_one_of
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
-    Answer,
     DropPreferredRequest,
     Enqueue,
     Procedure,
     ReadPreferredRequest,
+    Respond,
     Schedule,
 )
-from klamm.core.events import AutoRebalance, ElectionType, ElectLeaders, ZkPreferredElection
-from klamm.core.procedures.partitions import Failure, Strategy, move_partitions, trigger_elections
+from klamm.core.events import AutoRebalance, ElectLeaders, RequestedElection, ZkPreferredElection
+from klamm.core.procedures.partitions import (
+    Failure,
+    Strategy,
+    change_partition_states,
+    trigger_elections,
+)
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError
 
@@ -28,18 +33,18 @@ from klamm.errors import FencedError
 Result = tuple[int, str | None, int]
 
 _STRATEGY: Final = {
-    ElectionType.PREFERRED: Strategy.PREFERRED,
-    ElectionType.UNCLEAN: Strategy.UNCLEAN,
+    RequestedElection.PREFERRED: Strategy.PREFERRED,
+    RequestedElection.UNCLEAN: Strategy.UNCLEAN,
 }
 _NOT_ELECTED: Final = {
-    ElectionType.PREFERRED: Code.PREFERRED_LEADER_NOT_AVAILABLE,
-    ElectionType.UNCLEAN: Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    RequestedElection.PREFERRED: ControllerError.PREFERRED_LEADER_NOT_AVAILABLE,
+    RequestedElection.UNCLEAN: ControllerError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
 }
 
 #: As the reference spells them in its messages.
 _STRATEGY_NAME: Final = {
-    ElectionType.PREFERRED: "PreferredReplicaPartitionLeaderElectionStrategy",
-    ElectionType.UNCLEAN: "OfflinePartitionLeaderElectionStrategy(true)",
+    RequestedElection.PREFERRED: "PreferredReplicaPartitionLeaderElectionStrategy",
+    RequestedElection.UNCLEAN: "OfflinePartitionLeaderElectionStrategy(true)",
 }
 
 
@@ -47,14 +52,14 @@ def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
     """Elect leaders on request, and answer for each partition (PREF-1..12)."""
     if event.partitions is not None:
         results = yield from _elect_named(ctx, event.partitions, event.kind)
-        yield Answer(event, results)
+        yield Respond(event, results)
         return
     cluster = ctx.cluster
     rows = cluster.all_rows()
     rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     needy = rows[_needs_election(ctx, rows, event.kind)]
     results = yield from _elect(ctx, needy, event.kind)
-    yield Answer(event, results)
+    yield Respond(event, results)
 
 
 def on_zk_preferred_election(ctx: Context) -> Procedure[None]:
@@ -66,11 +71,11 @@ def on_zk_preferred_election(ctx: Context) -> Procedure[None]:
 
 def elect_requested(ctx: Context, requested: Iterable[TopicPartition]) -> Procedure[None]:
     """Run the preferred elections that a znode asks for, and remove the znode (PREF-9)."""
-    results = yield from _elect_named(ctx, sorted(requested), ElectionType.PREFERRED)
+    results = yield from _elect_named(ctx, sorted(requested), RequestedElection.PREFERRED)
     for (topic, partition), (code, _, _) in results.items():
-        if code not in (Code.NONE, Code.ELECTION_NOT_NEEDED):
-            text = f"preferred election of {topic}-{partition} fails: {Code(code).name}"
-            ctx.say(Log.CONTROLLER, Level.WARNING, text)
+        if code not in (ControllerError.NONE, ControllerError.ELECTION_NOT_NEEDED):
+            text = f"preferred election of {topic}-{partition} fails: {ControllerError(code).name}"
+            ctx.say(LoggerName.CONTROLLER, Level.WARNING, text)
     yield DropPreferredRequest()
     # The next request is looked for here, not by the watch on what was just deleted (ZK-27).
     yield Enqueue(ZkPreferredElection())
@@ -103,7 +108,7 @@ def _rebalance(ctx: Context) -> Procedure[None]:
             ctx.settings.imbalance_percentage,
         )
     ]
-    yield from move_partitions(ctx, strayed, PartitionState.ONLINE, Strategy.PREFERRED)
+    yield from change_partition_states(ctx, strayed, PartitionState.ONLINE, Strategy.PREFERRED)
 
 
 def on_unclean_election_enabled(ctx: Context, topic: str | None = None) -> Procedure[None]:
@@ -113,7 +118,7 @@ def on_unclean_election_enabled(ctx: Context, topic: str | None = None) -> Proce
 
 
 def _elect_named(
-    ctx: Context, partitions: Iterable[TopicPartition], kind: ElectionType
+    ctx: Context, partitions: Iterable[TopicPartition], kind: RequestedElection
 ) -> Procedure[dict[TopicPartition, Result]]:
     """Sort out the partitions that are not to be elected, elect the others, and say it of each."""
     cluster = ctx.cluster
@@ -123,9 +128,13 @@ def _elect_named(
         row = cluster.row(*tp)
         if row is None:
             text = "The partition does not exist."
-            results[tp] = (Code.UNKNOWN_TOPIC_OR_PARTITION, text, -1)
+            results[tp] = (ControllerError.UNKNOWN_TOPIC_OR_PARTITION, text, -1)
         elif tp[0] in cluster.queued_for_deletion:
-            results[tp] = (Code.INVALID_TOPIC_EXCEPTION, "The topic is being deleted", -1)
+            results[tp] = (
+                ControllerError.INVALID_TOPIC_EXCEPTION,
+                "The topic is being deleted",
+                -1,
+            )
         elif not cluster.has_leadership[row]:
             # The reference would not answer at all (PREF-12).
             results[tp] = (_NOT_ELECTED[kind], "The partition has never had a leader.", -1)
@@ -134,28 +143,30 @@ def _elect_named(
     rows = np.array(sorted(set(found)), np.int32)
     is_needy = _needs_election(ctx, rows, kind)
     for row in rows[~is_needy].tolist():
-        results[cluster.name(row)] = (Code.ELECTION_NOT_NEEDED, None, -1)
+        results[cluster.name(row)] = (ControllerError.ELECTION_NOT_NEEDED, None, -1)
     results |= yield from _elect(ctx, rows[is_needy], kind)
     return results
 
 
-def _needs_election(ctx: Context, rows: I32, kind: ElectionType) -> Mask:
+def _needs_election(ctx: Context, rows: I32, kind: RequestedElection) -> Mask:
     """Which partitions have a reason to be elected (PREF-5); all have leadership."""
     cluster = ctx.cluster
-    if kind == ElectionType.PREFERRED:
+    if kind == RequestedElection.PREFERRED:
         strays: Mask = cluster.leader[rows] != cluster.replicas[rows, 0]
         return strays
     return ~is_one_of(cluster.leader[rows], list(cluster.live))
 
 
-def _elect(ctx: Context, rows: I32, kind: ElectionType) -> Procedure[dict[TopicPartition, Result]]:
+def _elect(
+    ctx: Context, rows: I32, kind: RequestedElection
+) -> Procedure[dict[TopicPartition, Result]]:
     cluster = ctx.cluster
-    elected = yield from move_partitions(ctx, rows, PartitionState.ONLINE, _STRATEGY[kind])
+    elected = yield from change_partition_states(ctx, rows, PartitionState.ONLINE, _STRATEGY[kind])
     results: dict[TopicPartition, Result] = {}
     for row, failure in zip(elected.row.tolist(), elected.failure.tolist(), strict=True):
         topic, partition = tp = cluster.name(row)
         if failure == Failure.NONE:
-            results[tp] = (Code.NONE, None, int(cluster.leader[row]))
+            results[tp] = (ControllerError.NONE, None, int(cluster.leader[row]))
         elif failure == Failure.STATE_CHANGE_FAILED:
             text = (
                 f"Failed to elect leader for partition {topic}-{partition} "
@@ -163,5 +174,5 @@ def _elect(ctx: Context, rows: I32, kind: ElectionType) -> Procedure[dict[TopicP
             )
             results[tp] = (_NOT_ELECTED[kind], text, -1)
         else:
-            results[tp] = (Code.UNKNOWN_SERVER_ERROR, None, -1)
+            results[tp] = (ControllerError.UNKNOWN_SERVER_ERROR, None, -1)
     return results

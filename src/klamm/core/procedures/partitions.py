@@ -9,19 +9,19 @@ from enum import Enum, IntEnum, auto
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import States
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import LeaderAndIsrs
 from klamm.core.columns import I8, I32, NO_BROKER, Mask, any_slot, contains
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     CreateStates,
-    Outcome,
-    Outcomes,
     Procedure,
     ReadStates,
     ReadUncleanOverrides,
     StatesRead,
     UnreadableConfig,
+    WriteOutcome,
+    WriteOutcomes,
     WriteStates,
 )
 from klamm.core.elections import (
@@ -33,7 +33,7 @@ from klamm.core.elections import (
     elect_reassign,
     initialise,
 )
-from klamm.core.transitions import PartitionState, partition_move_allowed
+from klamm.core.transitions import PartitionState, is_valid_partition_change
 from klamm.errors import FencedError, SessionLostError
 
 
@@ -75,7 +75,7 @@ class ElectionResults:
 NOBODY_ELECTED = ElectionResults(np.empty(0, np.int32), np.empty(0, np.int8))
 
 
-def move_partitions(
+def change_partition_states(
     ctx: Context, rows: I32, target: PartitionState, strategy: Strategy | None = None
 ) -> Procedure[ElectionResults]:
     """Move partitions to a state, tell the brokers once, and say how the elections went.
@@ -85,16 +85,16 @@ def move_partitions(
     cluster = ctx.cluster
     if not len(rows):
         return NOBODY_ELECTED
-    allowed = partition_move_allowed(cluster.state[rows], target)
+    allowed = is_valid_partition_change(cluster.state[rows], target)
     text = f"partitions that cannot become {target.name} from where they are"
-    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows[~allowed], text)
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.ERROR, rows[~allowed], text)
     rows = rows[allowed]
     if target != PartitionState.ONLINE:
         cluster.state[rows] = target
         level = Level.INFO if target == PartitionState.NEW else Level.TRACE
-        ctx.say_of(Log.STATE_CHANGE, level, rows, f"partitions become {target.name}")
+        ctx.say_of(LoggerName.STATE_CHANGE, level, rows, f"partitions become {target.name}")
         return NOBODY_ELECTED
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     is_new = cluster.state[rows] == PartitionState.NEW
     if strategy is None and not is_new.all():
         raise ValueError("an election needs a strategy")
@@ -107,7 +107,7 @@ def move_partitions(
         raise
     except Exception as error:
         # Whatever else went wrong concerns this call only; the event goes on (PSM-22).
-        ctx.say(Log.PARTITION_MACHINE, Level.ERROR, f"moving partitions failed: {error!r}")
+        ctx.say(LoggerName.PARTITION_MACHINE, Level.ERROR, f"moving partitions failed: {error!r}")
         failed = rows[~is_new]
         results = ElectionResults(failed, np.full(len(failed), Failure.STORE, np.int8))
     yield from batch.send()
@@ -124,7 +124,9 @@ def trigger_elections(ctx: Context, rows: I32 | None = None) -> Procedure[Electi
     state = cluster.state[rows]
     waiting = rows[(state == PartitionState.NEW) | (state == PartitionState.OFFLINE)]
     waiting = waiting[~cluster.is_queued(waiting)]
-    results = yield from move_partitions(ctx, waiting, PartitionState.ONLINE, Strategy.OFFLINE)
+    results = yield from change_partition_states(
+        ctx, waiting, PartitionState.ONLINE, Strategy.OFFLINE
+    )
     return results
 
 
@@ -141,13 +143,13 @@ def start_partition_machine(ctx: Context) -> Procedure[None]:
 
 
 def _say_failed(ctx: Context, rows: I32, why: str) -> None:
-    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows, f"partitions stay as they are, {why}")
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.ERROR, rows, f"partitions stay as they are, {why}")
 
 
 # New to Online
 
 
-def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
+def _initialise(ctx: Context, rows: I32, batch: BrokerRequestBatch) -> Procedure[None]:
     """Give partitions their first leader: the first live replica, all live ones in sync."""
     cluster = ctx.cluster
     first = initialise(cluster.replicas[rows], cluster.online(rows))
@@ -156,7 +158,7 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
     rows = rows[won]
     if not len(rows):
         return
-    states = States(
+    states = LeaderAndIsrs(
         row=rows,
         leader=first.leader[won],
         leader_epoch=np.zeros(len(rows), np.int32),
@@ -165,8 +167,8 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
         controller_epoch=np.full(len(rows), cluster.controller_epoch, np.int32),
         version=np.zeros(len(rows), np.int32),
     )
-    outcomes: Outcomes = yield CreateStates(states)
-    created = outcomes == Outcome.DONE
+    outcomes: WriteOutcomes = yield CreateStates(states)
+    created = outcomes == WriteOutcome.DONE
     _say_failed(ctx, rows[~created], "their states not having been created in ZooKeeper")
     states = states.at(created)
     cluster.record_leadership(states)
@@ -174,13 +176,15 @@ def _initialise(ctx: Context, rows: I32, batch: Batch) -> Procedure[None]:
     at, slot = np.nonzero(states.isr != NO_BROKER)
     batch.leader_and_isr(states.row[at], states.isr[at, slot], is_new=True)
     text = "partitions become ONLINE with their first leader"
-    ctx.say_of(Log.STATE_CHANGE, Level.INFO, states.row, text, with_leaders=True)
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.INFO, states.row, text, with_leaders=True)
 
 
 # Elections
 
 
-def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedure[ElectionResults]:
+def _elect(
+    ctx: Context, rows: I32, strategy: Strategy, batch: BrokerRequestBatch
+) -> Procedure[ElectionResults]:
     """Choose leaders and write them; what the cache had wrong is read and chosen again.
 
     The cache is believed where it offers an in-sync leader, since the write then tells whether it
@@ -210,11 +214,13 @@ def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedu
         doubtful = np.full(len(rows), not is_fresh)
         doubtful[at[won]] = False
         if len(decided):
-            outcomes: Outcomes = yield WriteStates(decided, f"{strategy.name.lower()} election")
-            done = outcomes == Outcome.DONE
+            outcomes: WriteOutcomes = yield WriteStates(
+                decided, f"{strategy.name.lower()} election"
+            )
+            done = outcomes == WriteOutcome.DONE
             failure[at[won][done]] = Failure.NONE
-            failure[at[won][outcomes == Outcome.FAILED]] = Failure.STORE
-            doubtful[at[won][outcomes == Outcome.BAD_VERSION]] = True
+            failure[at[won][outcomes == WriteOutcome.FAILED]] = Failure.STORE
+            doubtful[at[won][outcomes == WriteOutcome.BAD_VERSION]] = True
             ctx.unclean_elections += int(np.count_nonzero(chosen.outcome[won][done] == UNCLEAN))
             cluster.record_leadership(decided.at(done).accepted())
             cluster.state[decided.row[done]] = PartitionState.ONLINE
@@ -226,14 +232,14 @@ def _elect(ctx: Context, rows: I32, strategy: Strategy, batch: Batch) -> Procedu
         at, known, is_fresh = again[reply.found], reply.states.at(reply.found), True
     results = ElectionResults(rows, failure)
     text = f"partitions become ONLINE by {strategy.name} election"
-    ctx.say_of(Log.STATE_CHANGE, Level.INFO, results.elected, text, with_leaders=True)
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.INFO, results.elected, text, with_leaders=True)
     _say_failed(ctx, rows[failure == Failure.STATE_CHANGE_FAILED], "no replica being able to lead")
     _say_failed(ctx, rows[failure == Failure.STORE], "ZooKeeper or their topic's config failing")
     return results
 
 
 def _choose(
-    ctx: Context, known: States, strategy: Strategy, *, may_be_unclean: bool
+    ctx: Context, known: LeaderAndIsrs, strategy: Strategy, *, may_be_unclean: bool
 ) -> Procedure[tuple[Elections, Mask]]:
     """Apply the strategy to states; the mask marks rows whose configuration cannot be read."""
     cluster = ctx.cluster

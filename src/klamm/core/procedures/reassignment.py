@@ -15,22 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import Cluster, TopicPartition
-from klamm.core.codes import Code
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import ClusterState, TopicPartition
+from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER, Mask
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
-    Answer,
     Enqueue,
     ForgetStateWatch,
-    Outcome,
-    Outcomes,
     Procedure,
     ReadReassignRequest,
     ReadStates,
+    Respond,
     StatesRead,
     WatchStates,
+    WriteOutcome,
+    WriteOutcomes,
     WriteReassignRequest,
     WriteStates,
     WriteTopic,
@@ -43,16 +43,16 @@ from klamm.core.events import (
     ZkReassignment,
 )
 from klamm.core.procedures.deletion import mark_ineligible, resume_deletion_of
-from klamm.core.procedures.partitions import Strategy, move_partitions
-from klamm.core.procedures.replicas import move_replicas
+from klamm.core.procedures.partitions import Strategy, change_partition_states
+from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
 
 #: What became of a request about one partition: Kafka's code, and a message if it has its own.
 Verdict = tuple[int, str | None]
-_ACCEPTED: Final[Verdict] = (Code.NONE, None)
+_ACCEPTED: Final[Verdict] = (ControllerError.NONE, None)
 _NO_SUCH_PARTITION: Final[Verdict] = (
-    Code.UNKNOWN_TOPIC_OR_PARTITION,
+    ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
     "The partition does not exist.",
 )
 #: Moves that go through the phases together: as many as a bulk write and an announcement take well.
@@ -64,7 +64,7 @@ _ONE_BY_ONE: Final = 16
 # Requests
 
 
-def take_up_request(ctx: Context) -> Procedure[set[int]]:
+def on_zk_reassignment(ctx: Context) -> Procedure[set[int]]:
     """Begin the moves that `/admin/reassign_partitions` asks for; returns their rows.
 
     What cannot be done is taken out of it; the rest stays until it is complete (REASG-1..4).
@@ -81,10 +81,10 @@ def take_up_request(ctx: Context) -> Procedure[set[int]]:
         else:
             verdicts[tp] = flaw
     verdicts |= yield from _reassign_to(ctx, targets)
-    failed = {tp: verdict for tp, verdict in verdicts.items() if verdict[0] != Code.NONE}
+    failed = {tp: verdict for tp, verdict in verdicts.items() if verdict[0] != ControllerError.NONE}
     for (topic, partition), (code, _) in failed.items():
-        text = f"reassignment of {topic}-{partition} fails: {Code(code).name}"
-        ctx.say(Log.CONTROLLER, Level.WARNING, text)
+        text = f"reassignment of {topic}-{partition} fails: {ControllerError(code).name}"
+        ctx.say(LoggerName.CONTROLLER, Level.WARNING, text)
     if failed:
         yield from _shrink_request(ctx, lambda tp, _: tp in failed)
     rows = (ctx.cluster.row(*tp) for tp in verdicts.keys() - failed.keys())
@@ -101,7 +101,7 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
             if current.is_being_reassigned:
                 targets[tp] = current.origin
             else:
-                verdicts[tp] = (Code.NO_REASSIGNMENT_IN_PROGRESS, None)
+                verdicts[tp] = (ControllerError.NO_REASSIGNMENT_IN_PROGRESS, None)
             continue
         flaw = _flaw(replicas) or _unreachable(ctx, current.reassign_to(replicas))
         if flaw is None:
@@ -112,7 +112,7 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
         # The latest request wins, however the earlier one was made.
         yield from _shrink_request(ctx, lambda tp, _: tp in targets)
         verdicts |= yield from _reassign_to(ctx, targets)
-    yield Answer(event, (Code.NONE, verdicts))
+    yield Respond(event, (ControllerError.NONE, verdicts))
 
 
 def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[None]:
@@ -123,7 +123,7 @@ def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[N
         wanted = [cluster.name(row) for row in sorted(cluster.being_reassigned)]
     found = {tp: _current(ctx, tp) for tp in wanted}
     moving = {tp: move for tp, move in found.items() if move.is_being_reassigned}
-    yield Answer(event, (Code.NONE, moving))
+    yield Respond(event, (ControllerError.NONE, moving))
 
 
 def _current(ctx: Context, tp: TopicPartition) -> Assignment:
@@ -141,7 +141,7 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
         text = f"Duplicate replica ids in partition reassignment replica list: {list(replicas)}"
     elif min(replicas) < 0:
         text = f"Invalid broker id in replica list: {list(replicas)}"
-    return None if text is None else (Code.INVALID_REPLICA_ASSIGNMENT, text)
+    return None if text is None else (ControllerError.INVALID_REPLICA_ASSIGNMENT, text)
 
 
 def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
@@ -157,7 +157,7 @@ def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
         "Replica assignment has brokers that are not alive. "
         f"Replica list: {list(move.adding)}, live broker list: {sorted(live)}"
     )
-    return Code.INVALID_REPLICA_ASSIGNMENT, text
+    return ControllerError.INVALID_REPLICA_ASSIGNMENT, text
 
 
 def _reassign_to(
@@ -175,16 +175,16 @@ def _reassign_to(
             verdicts[tp] = _ACCEPTED
             moves[row] = cluster.assignment(row).reassign_to(replicas)
     names = {row: cluster.name(row) for row in moves}
-    failed = yield from reassign(ctx, moves)
+    failed = yield from run_reassignments(ctx, moves)
     for row in failed:
-        verdicts[names[row]] = (Code.UNKNOWN_SERVER_ERROR, None)
+        verdicts[names[row]] = (ControllerError.UNKNOWN_SERVER_ERROR, None)
     return verdicts
 
 
 # What makes a move go on
 
 
-def resume_moves(
+def resume_reassignments(
     ctx: Context,
     chosen: Callable[[Assignment], bool],
     handled: Iterable[int] = (),
@@ -193,12 +193,12 @@ def resume_moves(
     cluster = ctx.cluster
     rows = sorted(cluster.being_reassigned.difference(handled))
     moves = {row: move for row in rows if chosen(move := cluster.assignment(row))}
-    failed = yield from reassign(ctx, moves)
+    failed = yield from run_reassignments(ctx, moves)
     text = "moves that could not be resumed"
-    ctx.say_of(Log.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
+    ctx.say_of(LoggerName.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
 
 
-def give_up_moves(cluster: Cluster, rows: I32) -> None:
+def drop_reassignments(cluster: ClusterState, rows: I32) -> None:
     """Leave moves where they are: all replicas, old and new, count as the partition's own.
 
     ZooKeeper is not told, since these go with their topic.
@@ -208,14 +208,14 @@ def give_up_moves(cluster: Cluster, rows: I32) -> None:
     cluster.being_reassigned -= replicas.keys()
 
 
-def complete_moves(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
+def complete_reassignments(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
     """The ISRs of these rows have changed: finish the moves that this completes (REASG-25..27)."""
     cluster = ctx.cluster
     moving = np.array(sorted(cluster.being_reassigned.intersection(rows)), np.int32)
     if len(moving):
         done = yield from _is_complete(ctx, moving)
         moves = {row: cluster.assignment(row) for row in moving[done].tolist()}
-        yield from reassign(ctx, moves)
+        yield from run_reassignments(ctx, moves)
 
 
 def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Procedure[None]:
@@ -223,13 +223,13 @@ def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Pr
     row = ctx.cluster.row(event.topic, event.partition)
     if row is not None and row in ctx.cluster.being_reassigned:
         yield WatchStates(np.array([row], np.int32))
-        yield from complete_moves(ctx, [row])
+        yield from complete_reassignments(ctx, [row])
 
 
 # The procedure
 
 
-def reassign(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[set[int]]:
+def run_reassignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[set[int]]:
     """Run moves as far as they go now, from the top; returns the rows for which that failed."""
     failed: set[int] = set()
     for together in _chunks(moves):
@@ -267,7 +267,9 @@ def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Proced
     cluster.being_reassigned.update(ready)
     if ready and not ctx.settings.alter_partition:
         yield WatchStates(np.array(ready, np.int32))
-    ctx.say_of(Log.CONTROLLER, Level.INFO, np.array(ready, np.int32), "partitions are reassigned")
+    ctx.say_of(
+        LoggerName.CONTROLLER, Level.INFO, np.array(ready, np.int32), "partitions are reassigned"
+    )
     return ready
 
 
@@ -292,11 +294,11 @@ def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> P
             content = {**content, **moved}
             portions.append(portion)
             writes.append(WriteTopic(name, cluster.topics[name].id, content))
-    outcomes: list[Outcome] = yield WriteTopics(writes)
+    outcomes: list[WriteOutcome] = yield WriteTopics(writes)
     return {
         row
         for portion, outcome in zip(portions, outcomes, strict=True)
-        if outcome == Outcome.DONE
+        if outcome == WriteOutcome.DONE
         for row in portion
     }
 
@@ -317,12 +319,14 @@ def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
 def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
     """Phase A: a new epoch with the new list, told to all of it; returns the rows it went to."""
     cluster = ctx.cluster
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     # The replica that a replaced move no longer needs may have been the leader. Kafka leaves such a
     # partition without one until its next failure (KAFKA-14808).
     is_orphaned = cluster.state[rows] == PartitionState.ONLINE
     is_orphaned &= cluster.has_leadership[rows] & (cluster.leader[rows] == NO_BROKER)
-    yield from move_partitions(ctx, rows[is_orphaned], PartitionState.ONLINE, Strategy.OFFLINE)
+    yield from change_partition_states(
+        ctx, rows[is_orphaned], PartitionState.ONLINE, Strategy.OFFLINE
+    )
     rows = yield from _raise_epoch(ctx, rows)
     moves = [(row, cluster.assignment(row)) for row in rows.tolist()]
     joining = _pairs((row, broker) for row, move in moves for broker in move.adding)
@@ -330,7 +334,7 @@ def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
     batch.leader_and_isr(*joining, is_new=True)
     yield from batch.send()
     # One that was added before, by a move that is resumed or replaced, needs no second start.
-    yield from move_replicas(ctx, *joining, ReplicaState.NEW)
+    yield from change_replica_states(ctx, *joining, ReplicaState.NEW)
     return set(rows.tolist())
 
 
@@ -341,15 +345,15 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
         return set()
     moves = {row: cluster.assignment(row) for row in rows.tolist()}
     joined = _pairs((row, broker) for row, move in moves.items() for broker in move.adding)
-    yield from move_replicas(ctx, *joined, ReplicaState.ONLINE)
+    yield from change_replica_states(ctx, *joined, ReplicaState.ONLINE)
     cluster.set_assignments({row: move.completed() for row, move in moves.items()})
     # The leader has to know the new list before others leave, or it would take them back.
     leader = cluster.leader[rows]
     is_target = (cluster.replicas[rows] == leader[:, None]).any(axis=1)
     stays = is_target & cluster.leader_is_online(rows)
-    yield from move_partitions(ctx, rows[~stays], PartitionState.ONLINE, Strategy.REASSIGN)
+    yield from change_partition_states(ctx, rows[~stays], PartitionState.ONLINE, Strategy.REASSIGN)
     told = yield from _raise_epoch(ctx, rows[stays])
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     batch.leader_and_isr(*cluster.replicas_of(told))
     yield from batch.send()
     yield from _retire(
@@ -362,10 +366,10 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     targets = {cluster.name(row): list(moves[row].target) for row in completed}
     yield from _shrink_request(ctx, lambda tp, replicas: targets.get(tp) == list(replicas))
     cluster.being_reassigned -= completed
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     batch.update_metadata(ended)
     yield from batch.send()
-    ctx.say_of(Log.CONTROLLER, Level.INFO, ended, "reassignments are complete")
+    ctx.say_of(LoggerName.CONTROLLER, Level.INFO, ended, "reassignments are complete")
     yield from resume_deletion_of(ctx, cluster.topic_names_of(ended))
     return completed
 
@@ -383,11 +387,11 @@ def _raise_epoch(ctx: Context, rows: I32) -> Procedure[I32]:
             decided = replace(
                 known.decided_in(cluster.controller_epoch), leader_epoch=known.leader_epoch + 1
             )
-            outcomes: Outcomes = yield WriteStates(decided, "reassignment")
-            done = decided.at(outcomes == Outcome.DONE)
+            outcomes: WriteOutcomes = yield WriteStates(decided, "reassignment")
+            done = decided.at(outcomes == WriteOutcome.DONE)
             cluster.record_leadership(done.accepted())
             raised.append(done.row)
-            unread = np.concatenate([unread, decided.row[outcomes == Outcome.BAD_VERSION]])
+            unread = np.concatenate([unread, decided.row[outcomes == WriteOutcome.BAD_VERSION]])
         if not len(unread):
             break
         reply: StatesRead = yield ReadStates(unread)
@@ -404,7 +408,7 @@ def _retire(ctx: Context, replicas: Sequence[tuple[int, int]]) -> Procedure[None
         ReplicaState.DELETION_SUCCESSFUL,
         ReplicaState.NON_EXISTENT,
     ):
-        yield from move_replicas(ctx, row, broker, state)
+        yield from change_replica_states(ctx, row, broker, state)
 
 
 def _pairs(replicas: Iterable[tuple[int, int]]) -> tuple[I32, I32]:

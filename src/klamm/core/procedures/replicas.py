@@ -8,17 +8,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from klamm.core.batch import Batch
-from klamm.core.cluster import States
+from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import LeaderAndIsrs
 from klamm.core.columns import I32, NO_BROKER
-from klamm.core.context import Context, Level, Log
-from klamm.core.effects import Outcome, Outcomes, Procedure, ReadStates, StatesRead, WriteStates
+from klamm.core.context import Context, Level, LoggerName
+from klamm.core.effects import (
+    Procedure,
+    ReadStates,
+    StatesRead,
+    WriteOutcome,
+    WriteOutcomes,
+    WriteStates,
+)
 from klamm.core.elections import shrink_isr
-from klamm.core.transitions import ReplicaState, replica_move_allowed
+from klamm.core.transitions import ReplicaState, is_valid_replica_change
 from klamm.errors import FencedError, SessionLostError
 
 
-def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> Procedure[None]:
+def change_replica_states(
+    ctx: Context, row: I32, broker: I32, target: ReplicaState
+) -> Procedure[None]:
     """Move replicas, `row[k]` on `broker[k]`, to a state, and tell the brokers once.
 
     Replicas that may not make the move are named in the log and left alone (RSM-5).
@@ -27,11 +36,11 @@ def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> 
         return
     cluster = ctx.cluster
     current = cluster.states_of(row, broker)
-    allowed = replica_move_allowed(current, target)
+    allowed = is_valid_replica_change(current, target)
     text = f"replicas that cannot become {target.name} from where they are"
-    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, row[~allowed], text)
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.ERROR, row[~allowed], text)
     row, broker, current = row[allowed], broker[allowed], current[allowed]
-    batch = Batch(cluster)
+    batch = BrokerRequestBatch(cluster)
     match target:
         case ReplicaState.NEW:
             has_leadership = cluster.has_leadership[row]
@@ -54,7 +63,7 @@ def move_replicas(ctx: Context, row: I32, broker: I32, target: ReplicaState) -> 
             cluster.forget_replicas(row, broker)
         case ReplicaState.DELETION_SUCCESSFUL | ReplicaState.DELETION_INELIGIBLE:
             cluster.set_replica_state(row, broker, target)
-    ctx.say_of(Log.STATE_CHANGE, Level.TRACE, row, f"replicas become {target.name}")
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.TRACE, row, f"replicas become {target.name}")
     yield from batch.send()
 
 
@@ -73,14 +82,16 @@ def start_replica_machine(ctx: Context) -> Procedure[None]:
         (is_replica & ~online, ReplicaState.OFFLINE),
     ):
         at, slot = np.nonzero(found)
-        yield from move_replicas(ctx, rows[at], cluster.replicas[rows[at], slot], target)
+        yield from change_replica_states(ctx, rows[at], cluster.replicas[rows[at], slot], target)
 
 
 def _say_failed(ctx: Context, rows: I32, why: str) -> None:
-    ctx.say_of(Log.STATE_CHANGE, Level.ERROR, rows, f"replicas keep their state, {why}")
+    ctx.say_of(LoggerName.STATE_CHANGE, Level.ERROR, rows, f"replicas keep their state, {why}")
 
 
-def _take_offline(ctx: Context, row: I32, broker: I32, batch: Batch) -> Procedure[None]:
+def _take_offline(
+    ctx: Context, row: I32, broker: I32, batch: BrokerRequestBatch
+) -> Procedure[None]:
     """Stop the replicas, take each out of its ISR in ZooKeeper, and tell those that remain."""
     try:
         # One write for each replica that leaves, so that the epoch counts them all (RSM-25).
@@ -90,10 +101,14 @@ def _take_offline(ctx: Context, row: I32, broker: I32, batch: Batch) -> Procedur
         raise
     except Exception as error:
         # Whatever else went wrong concerns this call only; the event goes on (RSM-24).
-        ctx.say(Log.REPLICA_MACHINE, Level.ERROR, f"taking replicas offline failed: {error!r}")
+        ctx.say(
+            LoggerName.REPLICA_MACHINE, Level.ERROR, f"taking replicas offline failed: {error!r}"
+        )
 
 
-def _take_broker_offline(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[None]:
+def _take_broker_offline(
+    ctx: Context, rows: I32, broker: int, batch: BrokerRequestBatch
+) -> Procedure[None]:
     cluster = ctx.cluster
     brokers = np.full(len(rows), broker, np.int32)
     batch.stop_replica(rows, brokers, delete=False)
@@ -105,7 +120,7 @@ def _take_broker_offline(ctx: Context, rows: I32, broker: int, batch: Batch) -> 
     yield from _leave_isr(ctx, rows[has_leadership], broker, batch)
 
 
-def _leave_isr(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[None]:
+def _leave_isr(ctx: Context, rows: I32, broker: int, batch: BrokerRequestBatch) -> Procedure[None]:
     cluster = ctx.cluster
     known = cluster.leadership(rows)
     # Leaders that write states themselves may be ahead of the cache (PSM-16).
@@ -128,17 +143,19 @@ def _leave_isr(ctx: Context, rows: I32, broker: int, batch: Batch) -> Procedure[
             leader_epoch=before.leader_epoch + 1,
             isr=shrunk.isr[shrunk.was_member],
         )
-        outcomes: Outcomes = yield WriteStates(decided, "replica offline")
-        shrunken = decided.at(outcomes == Outcome.DONE).accepted()
+        outcomes: WriteOutcomes = yield WriteStates(decided, "replica offline")
+        shrunken = decided.at(outcomes == WriteOutcome.DONE).accepted()
         _gone_offline(ctx, shrunken, broker, batch)
         text = f"replica {broker} is taken out of the ISR of partitions"
-        ctx.say_of(Log.STATE_CHANGE, Level.INFO, shrunken.row, text, with_leaders=True)
-        _say_missing(ctx, decided.row[outcomes == Outcome.NO_NODE])
-        _say_failed(ctx, decided.row[outcomes == Outcome.FAILED], "ZooKeeper refusing the write")
-        known = yield from _read_again(ctx, decided.row[outcomes == Outcome.BAD_VERSION])
+        ctx.say_of(LoggerName.STATE_CHANGE, Level.INFO, shrunken.row, text, with_leaders=True)
+        _say_missing(ctx, decided.row[outcomes == WriteOutcome.NO_NODE])
+        _say_failed(
+            ctx, decided.row[outcomes == WriteOutcome.FAILED], "ZooKeeper refusing the write"
+        )
+        known = yield from _read_again(ctx, decided.row[outcomes == WriteOutcome.BAD_VERSION])
 
 
-def _read_again(ctx: Context, rows: I32) -> Procedure[States]:
+def _read_again(ctx: Context, rows: I32) -> Procedure[LeaderAndIsrs]:
     """What ZooKeeper holds about the rows now."""
     if not len(rows):
         return ctx.cluster.leadership(rows)
@@ -152,7 +169,9 @@ def _say_missing(ctx: Context, rows: I32) -> None:
     _say_failed(ctx, rows[~ctx.cluster.is_queued(rows)], "their states not being in ZooKeeper")
 
 
-def _gone_offline(ctx: Context, states: States, broker: int, batch: Batch) -> None:
+def _gone_offline(
+    ctx: Context, states: LeaderAndIsrs, broker: int, batch: BrokerRequestBatch
+) -> None:
     """Cache the states, mark the replica offline, and tell the partition's other replicas."""
     cluster = ctx.cluster
     row = states.row

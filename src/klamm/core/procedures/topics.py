@@ -6,20 +6,20 @@ import numpy as np
 
 from klamm.core.cluster import Topic, TopicRead
 from klamm.core.columns import I32, is_one_of
-from klamm.core.context import Context, Level, Log
+from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     ForgetTopicWatch,
     NewTopicIds,
-    Outcome,
     Procedure,
     ReadPartitionChildren,
     ReadTopicNames,
     ReadTopics,
+    WriteOutcome,
     WriteTopic,
     WriteTopics,
 )
-from klamm.core.procedures.partitions import Strategy, move_partitions
-from klamm.core.procedures.replicas import move_replicas
+from klamm.core.procedures.partitions import Strategy, change_partition_states
+from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
 
 
@@ -29,14 +29,14 @@ def on_topic_change(ctx: Context) -> Procedure[None]:
     names: set[str] = yield ReadTopicNames()
     vanished = sorted(cluster.topics.keys() - names)
     if vanished:
-        ctx.say(Log.CONTROLLER, Level.WARNING, f"topics vanished: {vanished}")
+        ctx.say(LoggerName.CONTROLLER, Level.WARNING, f"topics vanished: {vanished}")
         yield ForgetTopicWatch(vanished)
         for name in vanished:
             cluster.remove_topic(name)
     new = sorted(names - cluster.topics.keys())
     if new:
         reads: dict[str, TopicRead] = yield ReadTopics(new)
-        ctx.say(Log.CONTROLLER, Level.INFO, f"new topics: {new}")
+        ctx.say(LoggerName.CONTROLLER, Level.INFO, f"new topics: {new}")
         rows = yield from add_topics(ctx, reads)
         yield from create_partitions(ctx, rows)
 
@@ -56,7 +56,7 @@ def add_topics(ctx: Context, reads: Mapping[str, TopicRead]) -> Procedure[I32]:
             known[name] = read
         else:
             text = f"topic {name} is ignored: its id {read.topic_id} is that of {owner}"
-            ctx.say(Log.CONTROLLER, Level.ERROR, text)
+            ctx.say(LoggerName.CONTROLLER, Level.ERROR, text)
     rows = cluster.add_partitions(known)
     if ctx.settings.topic_ids:
         yield from _give_ids(
@@ -70,27 +70,27 @@ def _give_ids(ctx: Context, names: list[str]) -> Procedure[None]:
         return
     cluster = ctx.cluster
     ids: list[str] = yield NewTopicIds(len(names))
-    outcomes: list[Outcome] = yield WriteTopics(
+    outcomes: list[WriteOutcome] = yield WriteTopics(
         [
             WriteTopic(name, topic_id, cluster.assignments(name))
             for name, topic_id in zip(names, ids, strict=True)
         ]
     )
     for name, topic_id, outcome in zip(names, ids, outcomes, strict=True):
-        if outcome == Outcome.DONE:
+        if outcome == WriteOutcome.DONE:
             cluster.set_topic_id(name, topic_id)
         else:
-            ctx.say(Log.CONTROLLER, Level.ERROR, f"topic {name} did not get an id")
+            ctx.say(LoggerName.CONTROLLER, Level.ERROR, f"topic {name} did not get an id")
 
 
 def create_partitions(ctx: Context, rows: I32) -> Procedure[None]:
     """Take partitions that nobody has heard of into service (TOPIC-6..9)."""
     yield from replace_controller_only(ctx, rows)
-    yield from move_partitions(ctx, rows, PartitionState.NEW)
+    yield from change_partition_states(ctx, rows, PartitionState.NEW)
     row, broker = ctx.cluster.replicas_of(rows)
-    yield from move_replicas(ctx, row, broker, ReplicaState.NEW)
-    yield from move_partitions(ctx, rows, PartitionState.ONLINE, Strategy.OFFLINE)
-    yield from move_replicas(ctx, row, broker, ReplicaState.ONLINE)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.NEW)
+    yield from change_partition_states(ctx, rows, PartitionState.ONLINE, Strategy.OFFLINE)
+    yield from change_replica_states(ctx, row, broker, ReplicaState.ONLINE)
 
 
 def on_partition_modifications(ctx: Context, name: str) -> Procedure[None]:
@@ -109,7 +109,7 @@ def on_partition_modifications(ctx: Context, name: str) -> Procedure[None]:
     if name in cluster.queued_for_deletion:
         yield from _refuse_expansion(ctx, topic, read)
         return
-    ctx.say(Log.CONTROLLER, Level.INFO, f"new partitions of {name}: {added}")
+    ctx.say(LoggerName.CONTROLLER, Level.INFO, f"new partitions of {name}: {added}")
     rows = cluster.add_partitions({name: read.only(added)})
     yield from create_partitions(ctx, rows)
 
@@ -119,7 +119,7 @@ def _refuse_expansion(ctx: Context, topic: Topic, read: TopicRead) -> Procedure[
     existing: set[int] = yield ReadPartitionChildren(topic.name)
     known = ctx.cluster.assignments(topic.name)
     kept = existing & read.replicas.keys() & known.keys()
-    ctx.say(Log.CONTROLLER, Level.ERROR, f"{topic.name} is being deleted and cannot grow")
+    ctx.say(LoggerName.CONTROLLER, Level.ERROR, f"{topic.name} is being deleted and cannot grow")
     yield WriteTopic(topic.name, topic.id, {number: known[number] for number in sorted(kept)})
 
 
@@ -148,13 +148,13 @@ def replace_controller_only(ctx: Context, rows: I32) -> Procedure[None]:
         if replicas:
             replaced[row] = type(assignment)(replicas)
     text = "replicas on nodes that only compete for the controller's role are moved"
-    ctx.say_of(Log.CONTROLLER, Level.WARNING, touched, text)
+    ctx.say_of(LoggerName.CONTROLLER, Level.WARNING, touched, text)
     for topic, of_topic in cluster.topics_by_row(np.array(list(replaced), np.int32)):
         content = cluster.assignments(topic.name)
         for row in of_topic.tolist():
             content[int(cluster.partition[row])] = replaced[row]
-        outcome: Outcome = yield WriteTopic(topic.name, topic.id, content)
-        if outcome == Outcome.DONE:
+        outcome: WriteOutcome = yield WriteTopic(topic.name, topic.id, content)
+        if outcome == WriteOutcome.DONE:
             for row in of_topic.tolist():
                 cluster.set_assignment(row, replaced[row])
 

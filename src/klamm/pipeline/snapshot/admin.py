@@ -129,7 +129,7 @@ def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], in
 def _describe_log_dirs(address: tuple[str, int]) -> Any:
     connection = BlockingConnection(*address, "klamm-snapshot")
     try:
-        return connection.ask(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
+        return connection.send(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
     except (UnavailableError, ProtocolError, KafkaError):
         return None
     finally:

@@ -47,7 +47,7 @@ _SIZE: Final = struct.Struct(">i")
 _DTYPES: Final = {"bool": "?", "int8": "i1", "int32": ">i4"}
 
 
-class Topics(NamedTuple):
+class RequestTopics(NamedTuple):
     """The topics of a request: topic `i` owns the rows `bounds[i]:bounds[i + 1]`."""
 
     names: Sequence[str]
@@ -108,7 +108,7 @@ class ControlRequest(NamedTuple):
 
 def encode_leader_and_isr(
     version: int,
-    topics: Topics,
+    topics: RequestTopics,
     states: PartitionStates,
     *,
     controller_id: int,
@@ -139,7 +139,7 @@ def encode_leader_and_isr(
 
 def encode_update_metadata(
     version: int,
-    topics: Topics,
+    topics: RequestTopics,
     states: PartitionStates,
     *,
     controller_id: int,
@@ -171,7 +171,7 @@ def encode_update_metadata(
 
 def encode_stop_replica(
     version: int,
-    topics: Topics,
+    topics: RequestTopics,
     replicas: StoppedReplicas,
     *,
     controller_id: int,
@@ -200,11 +200,11 @@ def encode_stop_replica(
     return requests
 
 
-def _of_rows(topics: Topics, chosen: Mask) -> Topics:
+def _of_rows(topics: RequestTopics, chosen: Mask) -> RequestTopics:
     """The topics that have chosen rows, when only those are left."""
     before = np.concatenate([[0], np.cumsum(chosen)])[topics.bounds]
     kept = np.flatnonzero(np.diff(before)).tolist()
-    return Topics(
+    return RequestTopics(
         [topics.names[i] for i in kept],
         [topics.ids[i] for i in kept],
         np.append(before[kept], before[-1]).astype(np.int64),
@@ -212,7 +212,7 @@ def _of_rows(topics: Topics, chosen: Mask) -> Topics:
 
 
 def _encode(
-    key: ApiKey, version: int, values: Values, topics: Topics, columns: Columns
+    key: ApiKey, version: int, values: Values, topics: RequestTopics, columns: Columns
 ) -> ControlRequest:
     schema = message_schema(key, version, "request")
     fields = wire_fields(schema)
@@ -238,7 +238,7 @@ def _size_before_broker_epoch(fields: Sequence[WireField]) -> int | None:
     return struct.calcsize(">" + "".join(FIXED_FORMATS[each.kafka_type] for each in before))
 
 
-def _encode_items(item: Any, topics: Topics, columns: Columns) -> EncodedArray:
+def _encode_items(item: Any, topics: RequestTopics, columns: Columns) -> EncodedArray:
     """The array that holds the partitions: of topics, or in old versions, of bare partitions."""
     fields = wire_fields(item)
     is_flexible: bool = item.__flexible__
@@ -265,7 +265,7 @@ def _encode_items(item: Any, topics: Topics, columns: Columns) -> EncodedArray:
 
 
 def _encode_ungrouped(
-    fields: Sequence[WireField], is_flexible: bool, topics: Topics, columns: Columns
+    fields: Sequence[WireField], is_flexible: bool, topics: RequestTopics, columns: Columns
 ) -> EncodedArray:
     """Every partition with its topic's name before it."""
     own_fields = [each for each in fields if each.name in columns]

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from klamm.core import effects, events
-from klamm.core.cluster import Broker, Cluster, States, TopicPartition, TopicRead
+from klamm.core.cluster import (
+    ClusterState,
+    LeaderAndIsrs,
+    RegisteredBroker,
+    TopicPartition,
+    TopicRead,
+)
 from klamm.core.columns import padded, unpad
-from klamm.core.effects import Outcome, StatesRead, UnreadableConfig
+from klamm.core.effects import StatesRead, UnreadableConfig, WriteOutcome
 from klamm.errors import FencedError
 
 TOPICS = "/brokers/topics"
@@ -61,7 +67,7 @@ class Faults:
     #: Stop after that many more writes.
     crash_after: int | None = None
     #: Outcomes for the next writes of states, by path; used up one by one.
-    refuse: dict[str, list[Outcome]] = field(default_factory=dict)
+    refuse: dict[str, list[WriteOutcome]] = field(default_factory=dict)
     #: Called before each effect; may raise, or change the world behind the controller's back.
     before: Callable[[effects.Effect], None] = do_nothing
 
@@ -73,11 +79,11 @@ def state_path(topic: str, partition: int) -> str:
 class Ensemble:
     """Znodes, and the effects that read and write them."""
 
-    cluster: Cluster
+    cluster: ClusterState
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.registrations: dict[int, Broker] = {}
+        self.registrations: dict[int, RegisteredBroker] = {}
         self.features: dict[str, int] = {}
         self.controller_epoch = 0
         self.writes: list[Write] = []
@@ -134,7 +140,7 @@ class Ensemble:
         ]
         return StatesRead(
             np.array(found, np.bool_),
-            States(
+            LeaderAndIsrs(
                 effect.rows,
                 np.array([d["leader"] for d in data], np.int32),
                 np.array([d["leader_epoch"] for d in data], np.int32),
@@ -145,7 +151,7 @@ class Ensemble:
             ),
         )
 
-    def _write_states(self, effect: effects.WriteStates) -> effects.Outcomes:
+    def _write_states(self, effect: effects.WriteStates) -> effects.WriteOutcomes:
         self._fenced()
         outcomes = []
         for k, row in enumerate(effect.states.row.tolist()):
@@ -154,17 +160,17 @@ class Ensemble:
             if injected:
                 outcomes.append(injected.pop(0))
             elif path not in self.nodes:
-                outcomes.append(Outcome.NO_NODE)
+                outcomes.append(WriteOutcome.NO_NODE)
             elif self.nodes[path].version != effect.states.version[k]:
-                outcomes.append(Outcome.BAD_VERSION)
+                outcomes.append(WriteOutcome.BAD_VERSION)
             else:
                 data = _state_of(effect.states, k)
                 _check_succession(self.nodes[path].data, data)
                 self.set(path, data)
-                outcomes.append(Outcome.DONE)
+                outcomes.append(WriteOutcome.DONE)
         return np.array(outcomes, np.int8)
 
-    def _create_states(self, effect: effects.CreateStates) -> effects.Outcomes:
+    def _create_states(self, effect: effects.CreateStates) -> effects.WriteOutcomes:
         self._fenced()
         outcomes = []
         for k, row in enumerate(effect.states.row.tolist()):
@@ -177,7 +183,7 @@ class Ensemble:
             self.create(parent.rsplit("/", 1)[0], None)
             self.create(parent, None)
             is_new = self.create(path, _state_of(effect.states, k))
-            outcomes.append(Outcome.DONE if is_new else Outcome.EXISTS)
+            outcomes.append(WriteOutcome.DONE if is_new else WriteOutcome.EXISTS)
         return np.array(outcomes, np.int8)
 
     def _path(self, row: int) -> str:
@@ -196,14 +202,14 @@ class Ensemble:
         )
         return TopicRead(node.data.get("topic_id"), *lists)
 
-    def _write_topic(self, effect: effects.WriteTopic) -> Outcome:
+    def _write_topic(self, effect: effects.WriteTopic) -> WriteOutcome:
         self._fenced()
         path = f"{TOPICS}/{effect.name}"
         injected = self.faults.refuse.get(path)
         if injected:
             return injected.pop(0)
         if path not in self.nodes:
-            return Outcome.NO_NODE
+            return WriteOutcome.NO_NODE
         moves = effect.partitions.items()
         data = {
             "version": 3,
@@ -216,7 +222,7 @@ class Ensemble:
         if effect.topic_id is not None:
             data["topic_id"] = effect.topic_id
         self.set(path, data)
-        return Outcome.DONE
+        return WriteOutcome.DONE
 
     def _new_topic_ids(self, effect: effects.NewTopicIds) -> list[str]:
         self._topic_ids += effect.count
@@ -366,7 +372,7 @@ def state_json(
     return data | {"leader_recovery_state": recovery} if recovery else data
 
 
-def _state_of(states: States, k: int) -> dict[str, Any]:
+def _state_of(states: LeaderAndIsrs, k: int) -> dict[str, Any]:
     return state_json(
         int(states.leader[k]),
         int(states.leader_epoch[k]),

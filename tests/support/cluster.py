@@ -4,19 +4,11 @@ A broker keeps its port and its directory over a restart, and everything is gone
 talk to brokers as anybody would: with stock clients, over sockets, through ZooKeeper, by signals.
 """
 
-import contextlib
-import os
-import random
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -26,13 +18,12 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.broker.raw import Raw
-
-PATIENCE_S = 30.0
+from tests.support.chroot import Chroot
+from tests.support.node_process import NodeProcess, with_dots
+from tests.support.raw import Raw
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: Quick enough for tests; everything else is as it comes.
 SETTINGS = {
@@ -50,100 +41,20 @@ SETTINGS = {
 }
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Look until there is something, and return it; a test that waits in vain says for what."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s} s in vain: {what}")
-        time.sleep(0.02)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago, from below those that clients get."""
-    while True:
-        port = random.randint(20_000, 31_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-class BrokerProcess:
-    """One broker: its file, its directory, and a process while it runs."""
-
-    def __init__(self, broker_id: int, directory: Path, settings: Mapping[str, str]) -> None:
-        self.id = broker_id
-        self.port = free_port()
-        self.directory = directory
-        self.log_dir = directory / "logs"
-        self.settings = {
-            "broker.id": str(broker_id),
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "log.dirs": str(self.log_dir),
-            **settings,
-        }
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def output(self) -> str:
-        return (self.directory / "output").read_text(errors="replace")
-
-    def start(self, **changed: str) -> None:
-        self.settings.update({key.replace("_", "."): value for key, value in changed.items()})
-        self.directory.mkdir(parents=True, exist_ok=True)
-        file = self.directory / "server.properties"
-        file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
-        with (self.directory / "output").open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "klamm", "broker", str(file)],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+class BrokerProcess(NodeProcess):
+    """One broker of a cluster."""
 
     def kill(self) -> None:
-        """A crash."""
+        """Crash the process that was started; the node's other processes have to follow it."""
         self.signal(signal.SIGKILL)
         self.wait()
 
-    def stop(self) -> int:
-        """A controlled shutdown; the exit code."""
-        self.signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> int:
-        assert self._process is not None
-        return self._process.wait(timeout=PATIENCE_S)
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            # The whole group: a candidate must not outlive the test either.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(timeout=PATIENCE_S)
+        """Kill all processes of the broker, if it runs."""
+        super().kill()
 
 
-class RealCluster:
+class RealCluster(Chroot):
     """Some brokers, and what a test asks of them all the time."""
 
     def __init__(
@@ -154,11 +65,10 @@ class RealCluster:
         settings: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
     ) -> None:
-        self.chroot = f"/{directory.name}-{random.getrandbits(32):08x}"
-        self._zookeeper = zookeeper
+        super().__init__(zookeeper.address, directory.name)
         common = {
             **SETTINGS,
-            "zookeeper.connect": f"{zookeeper.address}{self.chroot}",
+            "zookeeper.connect": self.address,
             "offsets.topic.replication.factor": str(min(brokers, 3)),
             **(settings or {}),
         }
@@ -170,7 +80,6 @@ class RealCluster:
             )
             for each in range(1, brokers + 1)
         }
-        self._client: KazooClient | None = None
         self._admin: AdminClient | None = None
 
     def __enter__(self) -> "RealCluster":
@@ -183,17 +92,11 @@ class RealCluster:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._admin = None
         for broker in self.brokers.values():
             broker.end()
-        if self._client is not None:
-            self._client.stop()
-            self._client.close()
-            self._client = None
+        super().close()
 
     def revive(self) -> None:
         """Let every broker run again, whatever was done to it."""
@@ -212,48 +115,13 @@ class RealCluster:
     def __getitem__(self, broker_id: int) -> BrokerProcess:
         return self.brokers[broker_id]
 
-    # ZooKeeper
-
-    @property
-    def zookeeper(self) -> KazooClient:
-        if self._client is None:
-            self._client = KazooClient(self._zookeeper.address)
-            self._client.start()
-            self._client.ensure_path(self.chroot)
-            self._client.chroot = self.chroot
-        return self._client
-
-    def znode(self, path: str) -> Any:
-        """A node's JSON; None if there is no such node."""
-        try:
-            return orjson.loads(self.zookeeper.get(path)[0] or b"null")
-        except NoNodeError:
-            return None
-
-    def registered(self) -> set[int]:
-        try:
-            return {int(name) for name in self.zookeeper.get_children("/brokers/ids")}
-        except NoNodeError:
-            return set()
-
-    def state(self, topic: str, partition: int = 0) -> Any:
-        return self.znode(f"/brokers/topics/{topic}/partitions/{partition}/state")
-
-    def leader(self, topic: str, partition: int = 0) -> int:
-        state = self.state(topic, partition)
-        return -1 if state is None else int(state["leader"])
-
-    def controller(self) -> int:
-        node = self.znode("/controller")
-        return -1 if node is None else int(node["brokerid"])
-
     # Waiting
 
     def wait_ready(self) -> None:
         """All brokers that run are registered, and each of them knows all of them."""
         running = {each.id for each in self.brokers.values() if each.is_running}
         wait_until(lambda: self.registered() >= running, f"brokers {running} register")
-        wait_until(lambda: self.controller() >= 0, "a controller is elected")
+        wait_until(lambda: self.controller_id() is not None, "a controller is elected")
         for each in running:
             wait_until(
                 lambda each=each: self._known_to(self[each]) >= running,
@@ -348,7 +216,7 @@ class RealCluster:
             {
                 "bootstrap.servers": self.bootstrap,
                 "log_level": 0,
-                **{key.replace("_", "."): value for key, value in settings.items()},
+                **with_dots(settings),
             }
         )
 

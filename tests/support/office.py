@@ -8,13 +8,19 @@ import numpy as np
 
 from klamm.config.broker import BrokerConfig
 from klamm.core import effects
-from klamm.core.cluster import Broker, Cluster, States, TopicPartition, TopicRead
+from klamm.core.cluster import (
+    ClusterState,
+    LeaderAndIsrs,
+    RegisteredBroker,
+    TopicPartition,
+    TopicRead,
+)
 from klamm.core.columns import padded, unpad
 from klamm.core.context import Context, Settings
-from klamm.core.effects import Effect, Outcome, Procedure, StatesRead
-from klamm.core.events import Event, Queued
+from klamm.core.effects import Effect, Procedure, StatesRead, WriteOutcome
+from klamm.core.events import Event, QueuedEvent
 from klamm.core.procedures.dispatch import handle
-from klamm.core.procedures.failover import take_office
+from klamm.core.procedures.failover import on_controller_failover
 from klamm.history.recorder import History
 from klamm.history.spool import read_spool
 
@@ -59,14 +65,14 @@ class Office:
         self.history = History(self.config, self.clock)
         self.settings = Settings()
         self.context: Context | None = None
-        self.registered: dict[int, Broker] = {}
+        self.registered: dict[int, RegisteredBroker] = {}
         self.topics: dict[str, TopicRead] = {}
         self.states: dict[TopicPartition, tuple[int, int, list[int], int, int, int]] = {}
         self.deletions: set[str] = set()
         self.isr_notifications: set[TopicPartition] = set()
         self.unclean_topics: set[str] = set()
         #: What the next write about a partition comes to, if it is not done.
-        self.refusals: dict[TopicPartition, Outcome] = {}
+        self.refusals: dict[TopicPartition, WriteOutcome] = {}
         self.answers: list[Any] = []
         self.enqueued: list[Event] = []
         self.fails_to_announce = False
@@ -75,25 +81,25 @@ class Office:
             self.register(broker)
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterState:
         assert self.context is not None
         return self.context.cluster
 
     def register(self, broker: int) -> None:
         self._epochs += 1
-        self.registered[broker] = Broker(broker, self._epochs)
+        self.registered[broker] = RegisteredBroker(broker, self._epochs)
 
     def add_topic(self, name: str, replicas: Mapping[int, Sequence[int]]) -> None:
         self.topics[name] = TopicRead(f"id-of-{name}", replicas)
 
     # Events
 
-    def take_office(self, epoch: int = 1) -> None:
-        context = Context(Cluster(), self.settings)
+    def fail_over(self, epoch: int = 1) -> None:
+        context = Context(ClusterState(), self.settings)
         context.cluster.controller_id = 1
         context.cluster.controller_epoch = epoch
         self._begin(Elect(), "watch on /controller")
-        self._run(context, take_office(context))
+        self._run(context, on_controller_failover(context))
         self.context = context
         self.history.end("done", context)
 
@@ -114,7 +120,7 @@ class Office:
 
     def _begin(self, event: Event, cause: str) -> None:
         epoch = self.context.cluster.controller_epoch if self.context else 0
-        queued = Queued(event, self.clock.monotonic(), cause)
+        queued = QueuedEvent(event, self.clock.monotonic(), cause)
         self.clock.at += 0.005
         self.history.begin(queued, epoch, self.clock.now())
 
@@ -137,7 +143,7 @@ class Office:
         except StopIteration:
             pass
 
-    def _perform(self, cluster: Cluster, effect: Effect) -> Any:
+    def _perform(self, cluster: ClusterState, effect: Effect) -> Any:
         match effect:
             case effects.SetUpFeatures():
                 return {}
@@ -154,10 +160,10 @@ class Office:
             case effects.WriteTopics(topics):
                 for topic in topics:
                     self._write_topic(topic)
-                return [Outcome.DONE] * len(topics)
+                return [WriteOutcome.DONE] * len(topics)
             case effects.WriteTopic():
                 self._write_topic(effect)
-                return Outcome.DONE
+                return WriteOutcome.DONE
             case effects.DeleteTopic(name):
                 del self.topics[name]
                 self.deletions.discard(name)
@@ -167,19 +173,19 @@ class Office:
                 return set(self.deletions)
             case effects.ReadIsrNotifications():
                 return ["isr_change_0"], set(self.isr_notifications)
-            case effects.Answer(_, value):
+            case effects.Respond(_, value):
                 self.answers.append(value)
             case effects.Enqueue(event) | effects.Schedule(event):
                 self.enqueued.append(event)
-            case effects.Announce() if self.fails_to_announce:
+            case effects.SendRequestBatch() if self.fails_to_announce:
                 raise RuntimeError("no way to announce")
         return None
 
-    def _read_states(self, cluster: Cluster, rows: list[int]) -> StatesRead:
+    def _read_states(self, cluster: ClusterState, rows: list[int]) -> StatesRead:
         found = [self.states.get(cluster.name(row)) for row in rows]
         values = [state or (-1, 0, [], 0, 0, -1) for state in found]
         leader, epoch, isr, recovery, controller_epoch, version = zip(*values, strict=True)
-        states = States(
+        states = LeaderAndIsrs(
             np.array(rows, np.int32),
             np.array(leader, np.int32),
             np.array(epoch, np.int32),
@@ -190,12 +196,12 @@ class Office:
         )
         return StatesRead(np.array([state is not None for state in found]), states)
 
-    def _write_states(self, cluster: Cluster, states: States) -> Any:
+    def _write_states(self, cluster: ClusterState, states: LeaderAndIsrs) -> Any:
         outcomes = np.zeros(len(states), np.int8)
         for k, row in enumerate(states.row.tolist()):
             name = cluster.name(row)
-            outcomes[k] = self.refusals.pop(name, Outcome.DONE)
-            if outcomes[k] == Outcome.DONE:
+            outcomes[k] = self.refusals.pop(name, WriteOutcome.DONE)
+            if outcomes[k] == WriteOutcome.DONE:
                 self.states[name] = (
                     int(states.leader[k]),
                     int(states.leader_epoch[k]),

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from klamm.config.ibp import Ibp
-from klamm.controller.announcements import Announcer
-from klamm.controller.channels import Channels
+from klamm.controller.announcements import RequestBatchSender
+from klamm.controller.channels import ControllerChannels
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
 from klamm.controller.metrics import ControllerMetrics
@@ -16,7 +16,7 @@ from klamm.core.context import Settings
 from klamm.history.recorder import History
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
-from tests.controller.office import Clock, history_config
+from tests.support.office import Clock, history_config
 
 
 class World(Clock):
@@ -30,9 +30,9 @@ class Node:
         self.world = World()
         self.zookeeper = MemoryZooKeeper()
         self.store = self.zookeeper.session()
-        self.channels = Channels(1, "PLAINTEXT")
+        self.channels = ControllerChannels(1, "PLAINTEXT")
         self.history = History(history_config(directory), self.world)
-        announcer = Announcer(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
+        announcer = RequestBatchSender(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
         interpreter = Interpreter(
             1,
             self.store,
@@ -68,7 +68,7 @@ class Node:
         return self.samples()[name]
 
     async def register(self, broker: int, port: int) -> None:
-        endpoint = znodes.Endpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", port)
+        endpoint = znodes.RegisteredEndpoint("PLAINTEXT", "PLAINTEXT", "127.0.0.1", port)
         data = znodes.encode_broker(znodes.BrokerRegistration(broker, (endpoint,)), 0)
         await self.store.create(znodes.broker_path(broker), data)
 

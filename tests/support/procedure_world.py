@@ -14,18 +14,18 @@ import numpy as np
 from klamm.core import effects, events
 from klamm.core.cluster import (
     LEADER_DURING_DELETE,
-    Broker,
-    Cluster,
-    Endpoint,
+    AdvertisedEndpoint,
+    ClusterState,
+    RegisteredBroker,
     TopicPartition,
 )
 from klamm.core.columns import NO_BROKER, unpad
-from klamm.core.context import Context, Log, Settings
+from klamm.core.context import Context, LoggerName, Settings
 from klamm.core.effects import Procedure
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
-from klamm.core.procedures.failover import take_office
-from tests.core.ensemble import (
+from klamm.core.procedures.failover import on_controller_failover
+from tests.support.procedure_store import (
     DELETIONS,
     IDS,
     ISR_CHANGES,
@@ -98,7 +98,7 @@ class World(Ensemble):
         self.channels: dict[int, int] = {}
         self.views: dict[int, BrokerView] = {}
         self.settings = settings or Settings()
-        self.ctx: Context = Context(Cluster(), self.settings)
+        self.ctx: Context = Context(ClusterState(), self.settings)
         self._zxid = 100
         for broker in brokers:
             self.register(broker)
@@ -110,9 +110,9 @@ class World(Ensemble):
     def register(self, broker: int, **changes: Any) -> None:
         """A broker registers, with a new epoch."""
         self._zxid += 1
-        endpoint = Endpoint("PLAINTEXT", f"host{broker}", 9092)
+        endpoint = AdvertisedEndpoint("PLAINTEXT", f"host{broker}", 9092)
         values = {"endpoints": (endpoint,), **changes}
-        self.registrations[broker] = Broker(broker, self._zxid, **values)
+        self.registrations[broker] = RegisteredBroker(broker, self._zxid, **values)
         # Its disk survives a restart, what it knew of others does not.
         replicas = self.views[broker].replicas if broker in self.views else {}
         self.views[broker] = BrokerView(replicas=replicas)
@@ -132,8 +132,8 @@ class World(Ensemble):
     def reregister(self, broker: int, **changes: Any) -> None:
         """A broker changes what its registration says."""
         old = self.registrations[broker]
-        self.registrations[broker] = Broker(
-            **{name: getattr(old, name) for name in Broker.__slots__} | changes
+        self.registrations[broker] = RegisteredBroker(
+            **{name: getattr(old, name) for name in RegisteredBroker.__slots__} | changes
         )
         self.queue.append(events.BrokerModifications(broker))
 
@@ -199,18 +199,18 @@ class World(Ensemble):
     # The controller
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterState:
         return self.ctx.cluster
 
-    def take_office(self, broker: int = 100, epoch: int | None = None) -> None:
+    def fail_over(self, broker: int = 100, epoch: int | None = None) -> None:
         """A node wins the election; what was in memory or on its way before is gone."""
         self.controller_epoch = self.controller_epoch + 1 if epoch is None else epoch
-        self.ctx = Context(Cluster(), self.settings)
+        self.ctx = Context(ClusterState(), self.settings)
         self.cluster.controller_id = broker
         self.cluster.controller_epoch = self.controller_epoch
         self.queue.clear()
         self.channels.clear()
-        self.run(take_office(self.ctx))
+        self.run(on_controller_failover(self.ctx))
 
     def settle(self, limit: int = 1000) -> None:
         """Handle events until there are none, and look at the cluster after each."""
@@ -229,7 +229,7 @@ class World(Ensemble):
 
     def report_isr(
         self, topic: str, isr: Sequence[int], /, partition: int = 0, **changes: Any
-    ) -> events.IsrAnswer:
+    ) -> events.ProposalResult:
         """The leader proposes an ISR; `changes` are fields of the proposal that are otherwise.
 
         Fields of the request itself are given as `broker`, `broker_epoch` and `version`.
@@ -249,9 +249,9 @@ class World(Ensemble):
             "recovery": 0,
             "partition_epoch": int(self.cluster.partition_epoch[row]),
         }
-        proposal = events.IsrProposal(**values | changes)
+        proposal = events.PartitionProposal(**values | changes)
         error, answers = self.ask(events.AlterPartition(broker, broker_epoch, version, [proposal]))
-        return answers[0] if answers else events.IsrAnswer(proposal, error)
+        return answers[0] if answers else events.ProposalResult(proposal, error)
 
     def run(self, procedure: Procedure[Any]) -> Any:
         """Drive a procedure to its end and return its result."""
@@ -312,7 +312,7 @@ class World(Ensemble):
         """Errors that a state machine has caught although no fault was meant for it."""
         if self.faults.before is not do_nothing:
             return []
-        machines = (Log.PARTITION_MACHINE, Log.REPLICA_MACHINE)
+        machines = (LoggerName.PARTITION_MACHINE, LoggerName.REPLICA_MACHINE)
         return [remark.text for remark in self.ctx.remarks if remark.log in machines]
 
     def disagreements(self) -> list[str]:
@@ -360,7 +360,7 @@ class World(Ensemble):
             assert opened.id not in self.channels, "a channel is opened twice"
             self.channels[opened.id] = opened.epoch
 
-    def _answer(self, effect: effects.Answer) -> None:
+    def _answer(self, effect: effects.Respond) -> None:
         self.answers.append((effect.event, effect.value))
 
     def _schedule(self, effect: effects.Schedule) -> None:
@@ -368,7 +368,7 @@ class World(Ensemble):
 
     # Requests to brokers
 
-    def _announce(self, effect: effects.Announce) -> None:
+    def _announce(self, effect: effects.SendRequestBatch) -> None:
         for broker, entries in effect.leader_and_isr.items():
             self._send_leader_and_isr(broker, entries)
         metadata = self._metadata(effect)
@@ -386,7 +386,7 @@ class World(Ensemble):
         if is_heard:
             self.views[request.to].hear(request)
 
-    def _send_leader_and_isr(self, broker: int, entries: effects.ToReplicas) -> None:
+    def _send_leader_and_isr(self, broker: int, entries: effects.ReplicaRequestRows) -> None:
         told = {
             self.cluster.name(row): self._leadership(row)
             | {
@@ -401,9 +401,11 @@ class World(Ensemble):
         self._send(Request(broker, "LeaderAndIsr", told, sorted(leaders)))
         if broker not in self.silent:
             lost = {tp: 56 for tp in told if (broker, tp) in self.storage_errors}
-            self.queue.append(events.LeaderAndIsrAnswered(broker, 0, lost, told.keys()))
+            self.queue.append(events.LeaderAndIsrResponseReceived(broker, 0, lost, told.keys()))
 
-    def _metadata(self, effect: effects.Announce) -> dict[TopicPartition, Mapping[str, Any]]:
+    def _metadata(
+        self, effect: effects.SendRequestBatch
+    ) -> dict[TopicPartition, Mapping[str, Any]]:
         cluster = self.cluster
         rows = effect.metadata_rows[cluster.has_leadership[effect.metadata_rows]]
         offline = np.where(cluster.online(rows), NO_BROKER, cluster.replicas[rows])
@@ -434,7 +436,7 @@ class World(Ensemble):
                 assert node.data[key] == entry[key], "what is announced is not in ZooKeeper"
         return entry | {"replicas": unpad(cluster.replicas[row])}
 
-    def _send_stop_replica(self, broker: int, entries: effects.ToReplicas) -> None:
+    def _send_stop_replica(self, broker: int, entries: effects.ReplicaRequestRows) -> None:
         columns = (entries.rows.tolist(), entries.leader_epoch.tolist(), entries.flag.tolist())
         told = {
             self.cluster.name(row): {"leader_epoch": epoch, "delete": delete}
@@ -445,16 +447,16 @@ class World(Ensemble):
             tp: self.deletion_errors.get((broker, tp), 0) for tp in told if told[tp]["delete"]
         }
         if deleted and broker not in self.silent:
-            self.queue.append(events.StopReplicaAnswered(broker, 0, deleted))
+            self.queue.append(events.StopReplicaResponseReceived(broker, 0, deleted))
 
 
 _PERFORM: dict[type[effects.Effect], Callable[[World, Any], Any]] = {
     **ZOOKEEPER_EFFECTS,
     effects.ChangeChannels: World._change_channels,
-    effects.Announce: World._announce,
+    effects.SendRequestBatch: World._announce,
     effects.Enqueue: lambda world, e: world.queue.append(e.event),
     effects.Schedule: World._schedule,
-    effects.Answer: World._answer,
+    effects.Respond: World._answer,
 }
 
 
@@ -465,7 +467,7 @@ def steady(
 ) -> World:
     """A world whose controller, in epoch 5, has created the topics, and is at rest."""
     world = World(brokers, settings)
-    world.take_office(epoch=5)
+    world.fail_over(epoch=5)
     for name, partitions in topics.items():
         world.create_topic(name, partitions)
     world.settle()

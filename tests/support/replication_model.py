@@ -24,7 +24,7 @@ from klamm.protocol.fast.fetch import (
     FetchResponse,
     FetchTopicResponse,
 )
-from tests.broker.memory_log import MemoryLog
+from tests.support.memory_log import MemoryLog
 
 NAME = TopicPartition("t", 0)
 BROKERS = (1, 2, 3)
@@ -112,20 +112,20 @@ class Broker:
         self.answer: FetchResponse | None = None
         self.altered: dict[TopicPartition, AlterPartitionResult] | None = None
 
-    def obey(self, order: LeaderAndIsrPartitionState) -> None:
-        step = self.partition.decide(order, None).step
+    def obey(self, state: LeaderAndIsrPartitionState) -> None:
+        step = self.partition.decide(state, None).step
         if step is Step.LEAD:
             self.fetcher.remove(NAME)
-            self.partition.become_leader(order, self.log, self.cluster.now_ms)
+            self.partition.become_leader(state, self.log, self.cluster.now_ms)
         elif step is Step.FOLLOW:
             self.line.withdraw(NAME)
             self.fetcher.remove(NAME)
-            if order.leader != self.partition.leader:
+            if state.leader != self.partition.leader:
                 # Another leader is another loop, with a connection and a session of its own.
                 self.fetcher = ReplicaFetcher(backoff_ms=BACKOFF_MS)
                 self.answer = None
-            self.partition.become_follower(order, self.log)
-            truncation = self.fetcher.add(NAME, None, self.log, order.leader_epoch)
+            self.partition.become_follower(state, self.log)
+            truncation = self.fetcher.add(NAME, None, self.log, state.leader_epoch)
             self.cut([truncation] if truncation else [])
 
     def cut(self, truncations) -> None:
@@ -181,7 +181,7 @@ class Broker:
         if not isinstance(context, FetchContext):
             return FetchResponse([], context)
         fetched = [(each, self._read(each, reader)) for each in context.partitions]
-        answer, included = context.answer(fetched, now_ms)
+        answer, included = context.response(fetched, now_ms)
         topics = [FetchTopicResponse(NAME.topic, None, [each]) for _, each in included]
         return FetchResponse(topics, answer.error, answer.session_id)
 
@@ -242,7 +242,7 @@ class Broker:
     def take_altered(self) -> None:
         altered, self.altered = self.altered, None
         if altered is not None:
-            for proposal, answer in self.line.on_answers(altered, self.cluster.now_ms):
+            for proposal, answer in self.line.on_response(altered, self.cluster.now_ms):
                 outcome = self.partition.on_alter_partition_result(
                     proposal, answer, self.cluster.now_ms
                 )

@@ -6,52 +6,26 @@ was told to: at once, not until released, or with errors. Everything waits for c
 
 import contextlib
 import json
-import os
-import random
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
 
 from klamm.protocol.apis import ApiKey, request_header_version
 from klamm.protocol.codec.frames import decode_response, encode_request, encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.schema.lookup import message_reader
+from tests.support.chroot import Chroot
+from tests.support.node_process import NodeProcess, with_dots
+from tests.support.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 30.0
 CONTROL = {ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA}
-
-
-def wait_until(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of the condition."""
-    end = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise TimeoutError(f"not in {timeout_s} s: {what or condition}; last: {value!r}")
-        threading.Event().wait(0.05)
-
-
-def free_port() -> int:
-    """A port below those that clients are given: a node can have it again after a restart."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def topic_znode(partitions: Mapping[int, list[int]], topic_id: str | None = None) -> bytes:
@@ -246,53 +220,23 @@ def _decode(frame: bytes) -> tuple[RequestHeader, Any]:
     return RequestHeader(key, version, correlation_id, ""), body
 
 
-class Node:
-    """A `klamm broker` process."""
+class Node(NodeProcess):
+    """A node that is only a controller, unless its settings say otherwise."""
 
     def __init__(self, directory: Path, zookeeper: str, node_id: int, **config: Any) -> None:
-        self.id = node_id
-        self.directory = directory / f"node{node_id}"
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        self.config = {
-            "broker.id": node_id,
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "zookeeper.connect": zookeeper,
-            "zookeeper.session.timeout.ms": 3000,
-            "log.dirs": self.directory / "logs",
-            "auto.leader.rebalance.enable": "false",
-            "auto.create.topics.enable": "false",
-            "controlled.shutdown.retry.backoff.ms": 100,
-            "klamm.roles": "controller",
-            **{key.replace("_", "."): value for key, value in config.items()},
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> "Node":
-        file = self.directory / "server.properties"
-        file.write_text("".join(f"{key}={value}\n" for key, value in self.config.items()))
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(file), stdout=log, stderr=log, start_new_session=True
-            )
-        return self
-
-    def run_to_its_end(self) -> tuple[int, str]:
-        """For one that cannot start: its exit code and what it said."""
-        process = self.start().process
-        assert process is not None
-        return process.wait(PATIENCE_S), self.log
-
-    def restart_if_dead(self) -> None:
-        if self.process is None or self.process.poll() is not None:
-            self.start()
-
-    def command(self, file: Path) -> list[str]:
-        return [sys.executable, "-m", "klamm", "broker", str(file)]
-
-    @property
-    def log(self) -> str:
-        return (self.directory / "log").read_text()
+        super().__init__(
+            node_id,
+            directory / f"node{node_id}",
+            {
+                "zookeeper.connect": zookeeper,
+                "zookeeper.session.timeout.ms": 3000,
+                "auto.leader.rebalance.enable": "false",
+                "auto.create.topics.enable": "false",
+                "controlled.shutdown.retry.backoff.ms": 100,
+                "klamm.roles": "controller",
+                **with_dots(config),
+            },
+        )
 
     def ask(self, api: ApiKey, version: int, timeout_s: float = PATIENCE_S, **body: Any) -> Any:
         """One request on a connection of its own."""
@@ -315,52 +259,22 @@ class Node:
                     return int(pid)
         return None
 
-    def signal(self, number: int) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
 
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-            self.process.wait(PATIENCE_S)
-
-    def terminate(self) -> int:
-        assert self.process is not None
-        self.process.terminate()
-        return self.process.wait(PATIENCE_S)
-
-
-class Lab:
+class Lab(Chroot):
     """One cluster on a chroot of its own."""
 
     def __init__(self, address: str, directory: Path) -> None:
-        self.chroot = f"/lab-{uuid.uuid4().hex[:8]}"
-        self.address = address + self.chroot
+        super().__init__(address, "lab")
         self.directory = directory
         self.brokers: dict[int, ScriptedBroker] = {}
         self.nodes: dict[int, Node] = {}
-        with_root = KazooClient(address, timeout=10)
-        with_root.start()
-        with_root.ensure_path(self.chroot)
-        with_root.stop()
-        with_root.close()
-        self.zk = KazooClient(self.address, timeout=10)
-        self.zk.start()
 
     def close(self) -> None:
         for node in self.nodes.values():
             node.kill()
         for broker in self.brokers.values():
             broker.close()
-        self.zk.stop()
-        self.zk.close()
-
-    def __enter__(self) -> "Lab":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def add_brokers(self, *ids: int, racks: Mapping[int, str] | None = None) -> None:
         for broker_id in ids:
@@ -380,17 +294,6 @@ class Lab:
         return node
 
     # ZooKeeper
-
-    def json(self, path: str) -> Any:
-        try:
-            data, _ = self.zk.get(path)
-        except NoNodeError:
-            return None
-        return json.loads(data) if data else None
-
-    def controller_id(self) -> int | None:
-        value = self.json("/controller")
-        return None if value is None else int(value["brokerid"])
 
     def wait_registered(self, *ids: int) -> None:
         for each in ids:
@@ -415,14 +318,6 @@ class Lab:
         self.zk.create(f"/brokers/topics/{name}", topic_znode(partitions))
         for partition in partitions:
             self.wait_state(name, partition, lambda state: state["leader"] >= 0)
-
-    def state(self, topic: str, partition: int) -> dict[str, Any] | None:
-        """The partition's state, with its data version as `version`."""
-        try:
-            data, stat = self.zk.get(f"/brokers/topics/{topic}/partitions/{partition}/state")
-        except NoNodeError:
-            return None
-        return {**json.loads(data), "version": stat.version}
 
     def wait_state(
         self, topic: str, partition: int, condition: Callable[[dict[str, Any]], bool]

@@ -16,20 +16,13 @@ from kazoo.exceptions import NoNodeError
 
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey
-from tests.controller.lab import Lab, Node, wait_until
+from tests.support.kafka_process import kafka_command
+from tests.support.lab import Lab, Node
+from tests.support.node_process import with_dots
+from tests.support.waiting import wait_until
 
 #: Java brokers on a busy machine take their time.
 PATIENCE_S = 180.0
-
-#: Small enough for several on one machine, and quick to start.
-JVM = ("-Xms128m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-
-LOG4J = """\
-log4j.rootLogger=INFO, stdout
-log4j.appender.stdout=org.apache.log4j.ConsoleAppender
-log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
-log4j.appender.stdout.layout.ConversionPattern=[%d{ISO8601}] %p %m (%c)%n
-"""
 
 
 class Kind(StrEnum):
@@ -37,8 +30,10 @@ class Kind(StrEnum):
     KLAMM = "klamm"
 
 
-class Broker(Node):
+class MixedBroker(Node):
     """A broker of either kind."""
+
+    patience_s = PATIENCE_S
 
     def __init__(
         self,
@@ -66,42 +61,22 @@ class Broker(Node):
     def command(self, file: Path) -> list[str]:
         if self.kind is Kind.KLAMM:
             return super().command(file)
-        log4j = self.directory / "log4j.properties"
-        log4j.write_text(LOG4J)
-        logging = f"-Dlog4j.configuration=file:{log4j}"
-        return ["java", *JVM, logging, "-cp", f"{self._libs}/*", "kafka.Kafka", str(file)]
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def data(self) -> Path:
-        return Path(self.config["log.dirs"])
-
-    def terminate(self) -> int:
-        assert self.process is not None
-        self.process.terminate()
-        return self.process.wait(PATIENCE_S)
+        return kafka_command(self._libs, file)
 
 
-class Cluster(Lab):
+class MixedCluster(Lab):
     """Brokers of both kinds on a chroot of their own."""
 
     def __init__(self, address: str, directory: Path, libs: Path, **config: Any) -> None:
         super().__init__(address, directory)
         self.libs = libs
-        self._config = {key.replace("_", "."): value for key, value in config.items()}
+        self._config = with_dots(config)
 
     def add(self, kind: Kind, *ids: int, **config: Any) -> None:
         """Start brokers and wait until they serve."""
-        own = {key.replace("_", "."): value for key, value in config.items()}
+        own = with_dots(config)
         for broker_id in ids:
-            self.nodes[broker_id] = Broker(
+            self.nodes[broker_id] = MixedBroker(
                 kind, self.libs, self.directory, self.address, broker_id, self._config | own
             )
         self.start_brokers(*ids)
@@ -109,9 +84,9 @@ class Cluster(Lab):
     def add_controller_only(self, broker_id: int, **config: Any) -> None:
         self.add(Kind.KLAMM, broker_id, klamm_roles="controller", **config)
 
-    def broker(self, broker_id: int) -> Broker:
+    def broker(self, broker_id: int) -> MixedBroker:
         node = self.nodes[broker_id]
-        assert isinstance(node, Broker)
+        assert isinstance(node, MixedBroker)
         return node
 
     def start_brokers(self, *ids: int) -> None:
@@ -127,12 +102,12 @@ class Cluster(Lab):
     def restart(self, broker_id: int, kind: Kind | None = None) -> None:
         """Stop in order, and start again, perhaps as another kind."""
         broker = self.broker(broker_id)
-        assert broker.terminate() in (0, 143)
+        assert broker.stop() in (0, 143)
         broker.kind = kind or broker.kind
         self.start_brokers(broker_id)
 
     def remove(self, broker_id: int) -> None:
-        assert self.broker(broker_id).terminate() in (0, 143)
+        assert self.broker(broker_id).stop() in (0, 143)
         del self.nodes[broker_id]
         self.wait_gone(broker_id)
 
@@ -171,7 +146,7 @@ class Cluster(Lab):
 
     def wait_in_sync(self, topic: str, partitions: Iterable[int] | None = None) -> None:
         """Wait until every replica of the topic is in the ISR."""
-        assignment = self.json(f"/brokers/topics/{topic}")["partitions"]
+        assignment = self.znode(f"/brokers/topics/{topic}")["partitions"]
         for partition in partitions if partitions is not None else map(int, assignment):
             self.wait_isr(topic, partition, assignment[str(partition)])
 
@@ -190,7 +165,7 @@ class Cluster(Lab):
     def topic(self, name: str) -> dict[str, Any]:
         """All that ZooKeeper holds about a topic, without what differs from run to run."""
         root = f"/brokers/topics/{name}"
-        topic = self.json(root)
+        topic = self.znode(root)
         if topic is None:
             return {}
         has_id = topic.pop("topic_id", None) is not None

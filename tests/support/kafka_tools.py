@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.interop.cluster import PATIENCE_S
+from tests.support.mixed_cluster import PATIENCE_S
 
 CLASSES = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",

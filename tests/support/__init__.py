@@ -1,0 +1,1 @@
+"""What tests of several areas share: processes, clusters, doubles, and waiting."""
