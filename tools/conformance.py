@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-SPECIFICATIONS: Final = ("controller.md", "broker.md")
+SPECIFICATIONS: Final = ("controller.md", "broker.md", "security.md")
 _RULE: Final = re.compile(r"\s*(?:[-*] \*\*|\| )(?P<id>[A-Z]+-[A-Z]?[0-9]+[a-z]?)(?:\*\*| \|)")
 _SECTION: Final = re.compile(r"## (?P<title>.+)")
 _NOT_TESTABLE: Final = re.compile(r"\| (?P<id>[A-Z]+-[A-Z]?[0-9]+[a-z]?) \| (?P<reason>.+?) \|")

@@ -16,13 +16,18 @@ from klamm.protocol.codes import ErrorCode
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "broker.md"
 
 #: Of tier 2, what klamm implements.
-TIER_TWO = {21, 33, 35, 57}
+TIER_TWO = {17, 21, 29, 30, 31, 33, 35, 36, 48, 49, 50, 51, 57}
 
 
 def rows_of(heading: str) -> list[list[str]]:
     section = SPEC.read_text().split(heading)[1].split("\n### ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()]
-    return [row for row in cells if re.fullmatch(r"\d+", row[0])]
+    return [
+        [key, *row[1:]]
+        for row in cells
+        if re.fullmatch(r"\d+(, \d+)*", row[0])
+        for key in row[0].split(", ")
+    ]
 
 
 def bounds(cell: str) -> tuple[int, int]:

@@ -28,6 +28,7 @@ PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
     "int16": signed(16),
     "int32": signed(32),
     "int64": signed(64),
+    "float64": st.floats(allow_nan=False),
     "uint16": st.integers(0, 0xFFFF),
     "error_code": st.integers(-1, 127),
     "timedelta_i32": signed(32),
