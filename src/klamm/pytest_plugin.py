@@ -30,10 +30,19 @@ _MARKER = "klamm_cluster"
 _RUNNING = pytest.StashKey["Cluster"]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("klamm").addoption(
+        "--klamm-security",
+        choices=("ssl", "sasl_plaintext", "sasl_ssl"),
+        help="secure every klamm_cluster whose test does not say how",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{_MARKER}(brokers=3, racks=None, config=None): the cluster that this test is given",
+        f"{_MARKER}(brokers=3, racks=None, config=None, security=None): "
+        "the cluster that this test is given",
     )
 
 
@@ -59,9 +68,11 @@ class _Wanted:
 
     def __init__(self, marker: pytest.Mark | None) -> None:
         self.arguments: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
-        unknown = sorted(set(self.arguments) - {"brokers", "racks", "config"})
+        unknown = sorted(set(self.arguments) - {"brokers", "racks", "config", "security"})
         if unknown or (marker is not None and marker.args):
-            raise pytest.UsageError(f"{_MARKER} takes brokers=, racks= and config=, nothing else")
+            raise pytest.UsageError(
+                f"{_MARKER} takes brokers=, racks=, config= and security=, nothing else"
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Wanted) and self.arguments == other.arguments
@@ -77,7 +88,8 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
     # Asked for by name while a test runs, it comes without a parameter.
     wanted = getattr(request, "param", None) or _Wanted(None)
-    with Cluster(**wanted.arguments) as cluster:
+    security = request.config.getoption("--klamm-security")
+    with Cluster(**{"security": security, **wanted.arguments}) as cluster:
         request.config.stash[_RUNNING] = cluster
         yield cluster
         del request.config.stash[_RUNNING]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli import brokers, configs, controller, groups, reassign, topics
+from klamm.cli import acls, brokers, configs, controller, groups, quotas, reassign, topics, users
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
@@ -109,6 +109,9 @@ for _name, _group in {
     "reassign": reassign.app,
     "configs": configs.app,
     "groups": groups.app,
+    "acls": acls.app,
+    "users": users.app,
+    "quotas": quotas.app,
 }.items():
     app.add_typer(_group, name=_name, rich_help_panel=_ADMINISTRATION)
 app.command(rich_help_panel=_ADMINISTRATION)(elect)

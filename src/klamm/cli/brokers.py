@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, group
+from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import show_json, show_rows, stdout, table
 from klamm.client import brokers, configs, topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin, LiveBroker
+from klamm.client.admin import DEFAULT_BOOTSTRAP, LiveBroker
 from klamm.client.configs import ConfigResource
 from klamm.client.topics import ClusterDescription
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -51,13 +51,17 @@ _LOG_DIRS = {
 
 
 @app.command("list")
-def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def list_(
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """List the brokers that are alive, and how much each of them leads and holds.
 
     \b
     Example: klamm brokers list
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         view = topics.describe(admin)
     rows = [_row(broker, view) for broker in view.brokers]
     show_rows(rows, _COLUMNS, as_json=as_json, empty="No broker is alive.")
@@ -68,13 +72,14 @@ def describe(
     id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Show one broker: its share, its log directories and the settings that it was given.
 
     \b
     Example: klamm brokers describe 1
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         view = topics.describe(admin)
         broker = next((each for each in view.brokers if each.id == id), None)
         if broker is None:

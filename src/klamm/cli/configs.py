@@ -6,10 +6,18 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, TopicOption, group, settings
+from klamm.cli.options import (
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    TopicOption,
+    group,
+    open_admin,
+    settings,
+)
 from klamm.cli.render import say, show_rows
 from klamm.client import configs
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.configs import DEFAULT, ConfigResource
 
 app = group("Settings of topics and brokers.")
@@ -38,6 +46,7 @@ def describe(
     key: Annotated[list[str] | None, typer.Option(help="Only this key; may be repeated.")] = None,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Show the settings of a topic or of a broker, and where each comes from.
 
@@ -46,7 +55,7 @@ def describe(
     Example: klamm configs describe --broker 1 --all
     """
     resource = _resource(topic, broker)
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         found = configs.describe(admin, resource)
     for name in key or ():
         if all(name != each.name for each in found):
@@ -71,6 +80,7 @@ def alter(
         typer.Option("--delete", metavar="KEY", help="Back to the default; may be repeated."),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Change settings of a topic or of a broker; others stay as they are.
 
@@ -82,7 +92,7 @@ def alter(
     changes = settings(changed, "--set")
     if not changes and not removed:
         raise typer.BadParameter("nothing to change", param_hint="--set / --delete")
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         configs.alter(admin, resource, changes, removed or ())
     say(f"Changed the settings of {resource}.")
     # Brokers keep what they do not know, since it may be a plug-in's.

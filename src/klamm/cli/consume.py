@@ -12,11 +12,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from klamm.cli.options import BootstrapServer, TopicName
+from klamm.cli.options import BootstrapServer, CommandConfig, TopicName, open_admin, security_of
 from klamm.client import groups, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.config.client_properties import ClientSecurity
 from klamm.errors import KlammError
 from klamm.names import EARLIEST, LATEST, TopicPartition
+from klamm.net.librdkafka import librdkafka_settings
 
 _POLL_S: Final = 0.5
 _TOKEN: Final = re.compile(r"%([sSkKhtpoT%])")
@@ -57,6 +59,7 @@ def consume(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="An object for each record.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Print the records of a topic, each as a line, until Ctrl-C or as --count or --exit say.
 
@@ -66,7 +69,7 @@ def consume(
     Example: klamm consume orders --group billing --json
     """
     write = _writer(form, as_json)
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         (found,) = topics.describe(admin, [topic]).topics
         known = [each.partition for each in found.partitions]
         for number in partition or ():
@@ -75,7 +78,8 @@ def consume(
         names = [TopicPartition(topic, number) for number in partition or known]
         ends = groups.offsets_at(admin, names, LATEST) if exit_at_end else None
         starts = _starts(admin, names, offset) if group is None else {}
-    consumer = _consumer(bootstrap_server, topic, group, starts, offset)
+    security = security_of(command_config)
+    consumer = _consumer(bootstrap_server, security, topic, group, starts, offset)
     records = _records(consumer, ends)
     try:
         for number, record in enumerate(records, start=1):
@@ -91,6 +95,7 @@ def consume(
 
 def _consumer(
     bootstrap_server: str,
+    security: ClientSecurity,
     topic: str,
     group: str | None,
     starts: dict[TopicPartition, int],
@@ -101,6 +106,7 @@ def _consumer(
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap_server,
+            **librdkafka_settings(security),
             "group.id": group or "klamm-consume",  # librdkafka wants one; none is joined
             "enable.auto.commit": group is not None,
             "auto.offset.reset": "latest" if offset == "end" else "earliest",

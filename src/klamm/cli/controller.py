@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, group
+from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin, security_of
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.client import configs, topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.configs import ConfigResource
 from klamm.errors import ConfigError
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -25,13 +26,17 @@ _COLUMNS = {
 
 
 @app.command()
-def show(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def show(
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """Show which broker is controller.
 
     \b
     Example: klamm controller show
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         view = topics.describe(admin, [])
     holder = next((each for each in view.brokers if each.id == view.controller), None)
     if holder is None:
@@ -53,6 +58,7 @@ def move(
         int, typer.Option(min=1, help="Brokers of Apache Kafka do not stand back.")
     ] = 5,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Let another broker be controller.
 
@@ -63,12 +69,13 @@ def move(
 
     from klamm.local.controller_move import move_controller
 
-    asyncio.run(move_controller(zookeeper or _zookeeper(bootstrap_server), id, attempts, say))
+    found = zookeeper or _zookeeper(bootstrap_server, command_config)
+    asyncio.run(move_controller(found, id, attempts, say, security_of(command_config)))
 
 
-def _zookeeper(bootstrap_server: str) -> str:
+def _zookeeper(bootstrap_server: str, command_config: Path | None) -> str:
     """The address that the brokers themselves have been given."""
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         broker = topics.describe(admin, []).brokers[0]
         for setting in configs.describe(admin, ConfigResource.broker(broker.id)):
             if setting.name == "zookeeper.connect" and setting.value:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, TopicOption
+from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, TopicOption, open_admin
 from klamm.cli.render import show_rows
 from klamm.client import elections, topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.elections import ElectionType
 from klamm.errors import KlammError
 
@@ -38,6 +38,7 @@ def elect(
     everywhere: Annotated[bool, typer.Option("--all", help="Wherever it is needed.")] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Elect leaders: the preferred ones, or (for lack of any in sync) unclean ones.
 
@@ -51,7 +52,7 @@ def elect(
         raise typer.BadParameter("give one of them", param_hint="--topic / --all")
     if partition is not None and topic is None:
         raise typer.BadParameter("it needs --topic", param_hint="--partition")
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         partitions = None
         if topic is not None:
             (found,) = topics.describe(admin, [topic]).topics

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, group
+from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import groups, offset_reset
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.offset_reset import OffsetTarget
 
 app = group("Consumer groups: members, positions, and where they go on.")
@@ -41,27 +41,34 @@ _RESETS = {
 
 
 @app.command("list")
-def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def list_(
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """List the groups.
 
     \b
     Example: klamm groups list
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         found = groups.list_groups(admin)
     show_rows(found, _COLUMNS, as_json=as_json, empty="There are no groups.")
 
 
 @app.command()
 def describe(
-    name: GroupName, as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP
+    name: GroupName,
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Show a group: its state, its members, and how far it has read.
 
     \b
     Example: klamm groups describe billing
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         found = groups.describe(admin, name)
     if as_json:
         positions = [asdict(each) | {"lag": each.lag} for each in found.positions]
@@ -99,6 +106,7 @@ def reset_offsets(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Say where a group without members shall go on.
 
@@ -120,7 +128,7 @@ def reset_offsets(
         goals.append(_milliseconds(to_datetime))
     if len(goals) != 1:
         raise typer.BadParameter("give exactly one", param_hint="--to-... / --shift-by")
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         resets = offset_reset.plan_reset(admin, name, topic or (), goals[0])
         if execute:
             offset_reset.apply_reset(admin, name, resets)
@@ -130,13 +138,17 @@ def reset_offsets(
 
 
 @app.command()
-def delete(name: GroupName, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def delete(
+    name: GroupName,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """Delete a group that has no members, with its offsets.
 
     \b
     Example: klamm groups delete billing
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         groups.delete(admin, name)
     say(f"Deleted group {name}.")
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from klamm.cli.options import HISTORY_TOPIC, BootstrapServer
+from klamm.cli.options import HISTORY_TOPIC, BootstrapServer, CommandConfig
 from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stderr, stdout, table
 from klamm.client.admin import DEFAULT_BOOTSTRAP
+from klamm.config.properties import read_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,7 @@ def history(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
     master: Master = None,
 ) -> None:
     """Make tables and a report of what the controllers did.
@@ -63,7 +65,8 @@ def history(
     from klamm.pipeline.session import are_little, spark_session
 
     spools = [*(spool or ()), *(more_spools or ())]
-    source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic)
+    properties = None if command_config is None else read_properties(command_config)
+    source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic, properties)
     source.check()
     # Who follows may see much in the end.
     little = bool(spools) and not follow and are_little(spools)

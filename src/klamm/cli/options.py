@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 
 #: Where `klamm up` has the history, and where it is looked for.
 HISTORY_TOPIC: Final = "__klamm_history"
@@ -20,7 +22,8 @@ def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
 
     given = context.params.get("bootstrap_server") or DEFAULT_BOOTSTRAP
     try:
-        with Admin(given, timeout_s=2) as admin:
+        security = security_of(context.params.get("command_config"))
+        with Admin(given, timeout_s=2, security=security) as admin:
             names = [topic.topic for topic in topics.describe(admin).topics]
     except KlammError:
         return []  # completion has nobody to complain to
@@ -37,6 +40,15 @@ BootstrapServer = Annotated[
         help="A broker, or several.",
     ),
 ]
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--command-config",
+        metavar="FILE",
+        envvar="KLAMM_COMMAND_CONFIG",
+        help="Client properties of Kafka's, for a secured cluster.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")]
 TopicName = Annotated[
     str, typer.Argument(metavar="TOPIC", autocompletion=_complete_topic, show_default=False)
@@ -45,6 +57,16 @@ TopicOption = Annotated[
     str | None,
     typer.Option("--topic", metavar="TOPIC", autocompletion=_complete_topic, help="One topic."),
 ]
+
+
+def security_of(command_config: Path | None) -> ClientSecurity:
+    """What the file of client properties says about security."""
+    return PLAINTEXT if command_config is None else ClientSecurity.load(command_config)
+
+
+def open_admin(bootstrap_server: str, command_config: Path | None) -> Admin:
+    """A client for administration."""
+    return Admin(bootstrap_server, security=security_of(command_config))
 
 
 def group(help: str) -> typer.Typer:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import broker_ids, settings
+from klamm.cli.options import CommandConfig, broker_ids, security_of, settings
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.errors import ConfigError
 
@@ -30,6 +30,7 @@ def snapshot(
     ] = None,
     sizes: Annotated[bool, typer.Option(help="Ask the brokers how large partitions are.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+    command_config: CommandConfig = None,
     master: Master = None,
 ) -> None:
     """Write a cluster's metadata as Parquet tables; also of Apache Kafka, with or without KRaft.
@@ -49,7 +50,9 @@ def snapshot(
         taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
     else:
         assert bootstrap_server is not None
-        taken = snapshot_from_brokers(bootstrap_server, with_sizes=sizes, tell=say)
+        taken = snapshot_from_brokers(
+            bootstrap_server, with_sizes=sizes, tell=say, security=security_of(command_config)
+        )
     with spark_session(master, little=taken.partitions.nbytes <= LITTLE_BYTES) as spark:
         write_snapshot(spark, taken, out)
     if as_json:

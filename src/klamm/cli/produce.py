@@ -10,11 +10,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from klamm.cli.options import BootstrapServer, TopicName, settings
+from klamm.cli.options import (
+    BootstrapServer,
+    CommandConfig,
+    TopicName,
+    open_admin,
+    security_of,
+    settings,
+)
 from klamm.cli.render import say
 from klamm.client import topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import KlammError
+from klamm.net.librdkafka import librdkafka_settings
 
 _ANY_PARTITION: Final = -1
 _POLL_EVERY: Final = 1000
@@ -57,6 +65,7 @@ def produce(
     ] = "none",
     acks: Annotated[str, typer.Option(help="all, 1 or 0.")] = "all",
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Write the lines of stdin to a topic, each as a record.
 
@@ -64,7 +73,7 @@ def produce(
     Example: seq 10 | klamm produce orders
     Example: echo 'alice:{"total": 3}' | klamm produce orders --key-delimiter : --header source=shop
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         topics.describe(admin, [topic])  # raises when it does not exist
     from confluent_kafka import KafkaException, Producer
 
@@ -72,6 +81,7 @@ def produce(
         producer = Producer(
             {
                 "bootstrap.servers": bootstrap_server,
+                **librdkafka_settings(security_of(command_config)),
                 "acks": acks,
                 "compression.type": compression,
                 "allow.auto.create.topics": False,

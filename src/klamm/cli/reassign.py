@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from klamm.cli.options import AsJson, BootstrapServer, broker_ids, group
+from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, broker_ids, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stderr
 from klamm.client import reassignments, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
@@ -68,6 +68,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Begin at the same broker each time.")] = None,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Propose a plan that spreads topics over brokers, each rack getting its share.
 
@@ -85,7 +86,7 @@ def generate(
         if topic_names is not None
         else reassignments.decode_topics(_read(topics_file), str(topics_file))
     )
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         chosen = (
             broker_ids(brokers, "--brokers")
             if brokers is not None
@@ -119,6 +120,7 @@ def execute(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Carry out a plan, or the plans in a directory one after the other.
 
@@ -130,7 +132,7 @@ def execute(
     Example: klamm reassign execute waves/
     """
     waves = _waves(file, kafkas_name)
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         if not additional and reassignments.list_reassignments(admin):
             raise KlammError(
                 "Other moves are under way (klamm reassign list): wait for them, cancel them, or "
@@ -162,6 +164,7 @@ def verify(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Say how far a plan is; exit code 0 means that all of it is completed.
 
@@ -171,7 +174,7 @@ def verify(
     Example: klamm reassign verify plan.json
     """
     plan = {name: to for _, each in _waves(file, kafkas_name) for name, to in each.items()}
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         rows = reassignments.verify(admin, plan)
         if not preserve_throttles and all(row.status != IN_PROGRESS for row in rows):
             reassignments.clear_throttles(admin, plan)
@@ -193,6 +196,7 @@ def cancel(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Cancel the moves of a plan that are under way: replicas stay where they were.
 
@@ -202,7 +206,7 @@ def cancel(
     """
     if everything == ((file or kafkas_name) is not None):
         raise typer.BadParameter("give one of them", param_hint="FILE / --all")
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         plan: list[TopicPartition] | None = None
         if not everything:
             plan = [name for _, each in _waves(file, kafkas_name) for name in each]
@@ -217,13 +221,17 @@ def cancel(
 
 
 @app.command("list")
-def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def list_(
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """List the moves that are under way.
 
     \b
     Example: klamm reassign list
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         moves = reassignments.list_reassignments(admin)
     show_rows(moves, _MOVES, as_json=as_json, empty="No move is under way.")
 

@@ -7,8 +7,15 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import HISTORY_TOPIC, AsJson, BootstrapServer
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.cli.options import (
+    HISTORY_TOPIC,
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    open_admin,
+    security_of,
+)
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 
 
 def story(
@@ -23,6 +30,7 @@ def story(
     topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Tell what the controller decided about a partition, and why, in order.
 
@@ -37,12 +45,13 @@ def story(
     if more_spools and not spool:
         raise typer.BadParameter("directories come after --spool", param_hint="--spool")
     if not spools:
-        with Admin(bootstrap_server) as admin:
+        with open_admin(bootstrap_server, command_config) as admin:
             admin.metadata([])  # raises in one sentence when nobody is there
     run(
         name,
         spools=spools,
         bootstrap_servers=bootstrap_server,
+        security=security_of(command_config),
         history_topic=topic,
         as_json=as_json,
         write=typer.echo,

@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import AsJson, BootstrapServer, TopicName, assignment, group, settings
+from klamm.cli.options import (
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    TopicName,
+    assignment,
+    group,
+    open_admin,
+    settings,
+)
 from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import configs, topics
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.configs import ConfigResource
 from klamm.client.topics import NewTopic, TopicDescription
 
@@ -55,6 +64,7 @@ def create(
         bool, typer.Option("--if-not-exists", help="That it exists is no failure.")
     ] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Create a topic.
 
@@ -76,7 +86,7 @@ def create(
         assignment(replica_assignment),
         settings(config, "--config"),
     )
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         if if_not_exists and any(name == topic.name for topic in admin.metadata(None).topics):
             say(f"Topic {name} exists.")
             return
@@ -92,13 +102,14 @@ def list_(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """List the topics.
 
     \b
     Example: klamm topics list --json
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         found = topics.describe(admin).topics
     rows = [topic for topic in found if not (exclude_internal and topic.internal)]
     if as_json:
@@ -133,6 +144,7 @@ def describe(
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Show the partitions of a topic, or of all: leader, epoch, replicas and ISR.
 
@@ -140,7 +152,7 @@ def describe(
     Example: klamm topics describe orders
     Example: klamm topics describe --under-replicated
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         found = topics.describe(admin, None if name is None else [name]).topics
         overrides = {
             topic.topic: {
@@ -201,26 +213,31 @@ def alter(
         typer.Option(metavar="1:2:3,2:3:1", help="The replicas of each new partition."),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
 ) -> None:
     """Give a topic more partitions.
 
     \b
     Example: klamm topics alter orders --partitions 12
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         topics.add_partitions(admin, name, partitions, assignment(replica_assignment))
         topics.wait_until_known(admin, name, partitions)
     say(f"Topic {name} has {partitions} partitions.")
 
 
 @app.command()
-def delete(name: TopicName, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def delete(
+    name: TopicName,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+) -> None:
     """Delete a topic and everything in it.
 
     \b
     Example: klamm topics delete orders
     """
-    with Admin(bootstrap_server) as admin:
+    with open_admin(bootstrap_server, command_config) as admin:
         topics.delete(admin, name)
         topics.wait_until_known(admin, name, None)
     say(f"Deleted topic {name}.")

@@ -66,6 +66,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A broker setting; may be repeated."),
     ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS, SASL and ACLs; certificates and users are made."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One line of JSON when the cluster is ready.")
     ] = False,
@@ -88,6 +92,7 @@ def up(
         data_dir=data_dir,
         zookeeper=zookeeper,
         can_be_cut=False,
+        security="sasl_ssl" if secure else None,
     )
     with _Stopping(cluster) as stopping:
         begun = time.monotonic()
@@ -142,6 +147,8 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
             "zookeeper": cluster.zookeeper,
             "brokers": [{"id": b.id, "port": b.port, "pid": b.pid} for b in processes],
         }
+        if cluster.command_config is not None:
+            ready["command_config"] = str(cluster.command_config)
         print(json.dumps(ready), flush=True)
         return
     say(f"Ready after {took_s:.1f} s; data in {cluster.data_dir}; Ctrl-C stops it.")
@@ -150,6 +157,12 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
         soft_wrap=True,
         markup=False,
     )
+    if cluster.command_config is not None:
+        stdout().print(
+            f"secured; the administrator's client properties: {cluster.command_config}",
+            soft_wrap=True,
+            markup=False,
+        )
     sys.stdout.flush()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, KlammError
 from klamm.history.records import (
     CLEAN,
@@ -109,6 +110,7 @@ def run(
     spools: Sequence[Path] = (),
     bootstrap_servers: str = "127.0.0.1:9092",
     history_topic: str = DEFAULT_TOPIC,
+    security: ClientSecurity = PLAINTEXT,
     as_json: bool = False,
     write: Callable[[str], Any] = print,
 ) -> None:
@@ -120,7 +122,9 @@ def run(
     from klamm.history.trail import Gap, read_trail
 
     topic, partition = split_name(name)
-    batches = _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic)
+    batches = (
+        _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic, security)
+    )
     trail = list(read_trail(batches, topic, partition))
     if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in trail):
         raise KlammError(f"The history says nothing about {name}.")
@@ -153,10 +157,12 @@ def _from_spools(spools: Sequence[Path]) -> "Iterator[pa.RecordBatch]":
         yield from read_spool(directory)
 
 
-def _from_topic(bootstrap_servers: str, history_topic: str) -> "Iterator[pa.RecordBatch]":
+def _from_topic(
+    bootstrap_servers: str, history_topic: str, security: ClientSecurity
+) -> "Iterator[pa.RecordBatch]":
     from klamm.history.topic import read_topic
 
-    return read_topic(bootstrap_servers, history_topic)
+    return read_topic(bootstrap_servers, history_topic, security)
 
 
 # Sentences

@@ -16,6 +16,7 @@ from klamm.errors import KlammError, UnavailableError
 from klamm.history.shipping import Shipper, TooLargeError
 from klamm.history.spool import Spool
 from klamm.net.connection import ClientConnection
+from klamm.net.librdkafka import librdkafka_settings
 from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -171,12 +172,15 @@ class TopicShipping:
         self._writer.close()
 
 
-def read_topic(bootstrap_servers: str, topic: str) -> "Iterator[pa.RecordBatch]":
+def read_topic(
+    bootstrap_servers: str, topic: str, security: ClientSecurity = PLAINTEXT
+) -> "Iterator[pa.RecordBatch]":
     """Everything that the topic holds now, partition by partition."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     settings = {
         "bootstrap.servers": bootstrap_servers,
+        **librdkafka_settings(security),
         "group.id": "klamm-story",  # librdkafka wants one; no group is joined
         "enable.auto.commit": False,
         "allow.auto.create.topics": False,

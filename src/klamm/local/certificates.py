@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -104,14 +103,6 @@ class CertificateAuthority:
             names = [_general_name(host) for host in hosts]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return Certificate(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
-
-
-def write_private(path: Path, text: str) -> Path:
-    """Write a file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return path
 
 
 def _builder(

@@ -25,11 +25,12 @@ from klamm.client import topics, users
 from klamm.client.admin import Admin
 from klamm.client.topics import NewTopic
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
+from klamm.config.properties import format_properties
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import BrokerProcess, ProcessState
 from klamm.local.loop_thread import LoopThread
 from klamm.local.network import HOST, Proxy, free_ports, is_free
-from klamm.local.security import ADMIN, KINDS, LocalSecurity, plaintext_config
+from klamm.local.security import ADMIN, KINDS, LocalSecurity, plaintext_config, write_private
 from klamm.local.zookeeper_reader import PartitionStatus, ZooKeeperReader
 from klamm.net.scram import SCRAM_MECHANISMS
 from klamm.protocol.apis import ApiKey
@@ -300,6 +301,16 @@ class Cluster:
         if mechanism.startswith("SCRAM") and self._security.protocol != "SSL":
             self._ensure_user(user, mechanism)
         return self._security.client_config(client, self.bootstrap_servers, user, mechanism)
+
+    @property
+    def command_config(self) -> Path | None:
+        """Client properties of the administrator in a file, as `--command-config` takes it."""
+        if self._security is None:
+            return None
+        path = self._data_dir / "security" / "admin.properties"
+        if not path.exists():
+            write_private(path, format_properties(self._security.properties(ADMIN, "PLAIN")))
+        return path
 
     def _ensure_user(self, user: str, mechanism: str) -> None:
         assert self._security is not None

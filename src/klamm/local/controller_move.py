@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from klamm.client.admin import Admin
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.controller.election import CONTROLLER, MOVE, NOBODY, read_controller
 from klamm.errors import KlammError, UnavailableError
 from klamm.zookeeper import znodes
@@ -22,12 +23,16 @@ _LOOK_INTERVAL_S: Final = 0.05
 
 
 async def move_controller(
-    zookeeper: str, wanted: int, attempts: int, say: Callable[[str], None]
+    zookeeper: str,
+    wanted: int,
+    attempts: int,
+    say: Callable[[str], None],
+    security: ClientSecurity = PLAINTEXT,
 ) -> None:
     """Let broker `wanted` have the role; KlammError if it did not get it."""
     store = await open_store(zookeeper)
     try:
-        brokers = await _addresses(store)
+        brokers = await _addresses(store, security.protocol)
         if wanted not in brokers:
             known = ", ".join(map(str, sorted(brokers))) or "none"
             raise KlammError(f"Broker {wanted} is not registered in ZooKeeper; these are: {known}.")
@@ -39,7 +44,7 @@ async def move_controller(
             for attempt in range(1, attempts + 1):
                 with contextlib.suppress(NoNodeError):
                     await store.delete(CONTROLLER)
-                holder = await _wait_announced(store, brokers)
+                holder = await _wait_announced(store, brokers, security)
                 say(f"Attempt {attempt}: broker {holder} became controller.")
                 if holder == wanted:
                     return
@@ -63,8 +68,8 @@ async def _others_stand_back(store: Store, wanted: int) -> AsyncIterator[None]:
             await store.delete(MOVE)
 
 
-async def _addresses(store: Store) -> dict[int, str]:
-    """Where clients reach each broker, of those listeners that need no secrets."""
+async def _addresses(store: Store, protocol: str) -> dict[int, str]:
+    """Where clients of this security protocol reach each broker."""
     found = {}
     for name in await store.children(znodes.BROKER_IDS):
         with contextlib.suppress(NoNodeError):
@@ -74,14 +79,14 @@ async def _addresses(store: Store) -> dict[int, str]:
                 (
                     f"{each.host}:{each.port}"
                     for each in registration.endpoints
-                    if each.security_protocol == "PLAINTEXT"
+                    if each.security_protocol == protocol
                 ),
                 "",
             )
     return found
 
 
-async def _wait_announced(store: Store, brokers: dict[int, str]) -> int:
+async def _wait_announced(store: Store, brokers: dict[int, str], security: ClientSecurity) -> int:
     """The winner of the race, once it has told the brokers that can be asked."""
     addresses = [address for address in brokers.values() if address]
     holder = NOBODY
@@ -89,7 +94,9 @@ async def _wait_announced(store: Store, brokers: dict[int, str]) -> int:
         async with asyncio.timeout(_ANNOUNCED_WITHIN_S):
             while True:
                 holder = await read_controller(store)
-                if holder != NOBODY and await asyncio.to_thread(_all_know, addresses, holder):
+                if holder != NOBODY and await asyncio.to_thread(
+                    _all_know, addresses, holder, security
+                ):
                     return holder
                 await asyncio.sleep(_LOOK_INTERVAL_S)
     except TimeoutError:
@@ -97,9 +104,9 @@ async def _wait_announced(store: Store, brokers: dict[int, str]) -> int:
         raise UnavailableError(f"{who} within {_ANNOUNCED_WITHIN_S:.0f} s.") from None
 
 
-def _all_know(addresses: list[str], holder: int) -> bool:
+def _all_know(addresses: list[str], holder: int, security: ClientSecurity) -> bool:
     for address in addresses:
-        with Admin(address, timeout_s=5) as admin:
+        with Admin(address, timeout_s=5, security=security) as admin:
             try:
                 if admin.metadata([]).controller_id != holder:
                     return False

@@ -7,18 +7,21 @@ Everything is made when the cluster is, and kept beside its data, readable for i
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from klamm.config.client_properties import ClientSecurity
 from klamm.config.jaas import PLAIN_MODULE, SCRAM_MODULE, format_jaas
 from klamm.errors import ConfigError
-from klamm.local.certificates import CertificateAuthority, write_private
 from klamm.local.network import HOST
 from klamm.net.tls import client_context
+
+if TYPE_CHECKING:
+    from klamm.local.certificates import CertificateAuthority
 
 ADMIN: Final = "admin"
 _BROKER: Final = "klamm-broker"
@@ -60,6 +63,8 @@ class LocalSecurity:
     def _load_authority(self) -> CertificateAuthority | None:
         if not self.protocol.endswith("SSL"):
             return None
+        from klamm.local.certificates import CertificateAuthority
+
         path = self._directory / "authority.pem"
         authority = CertificateAuthority.load(path) if path.exists() else CertificateAuthority()
         if not path.exists():
@@ -217,6 +222,14 @@ _SPELLINGS: Final[Mapping[str, Callable[[LocalSecurity, str, str, str], dict[str
     "java": LocalSecurity._java,
     "spark": LocalSecurity._spark,
 }
+
+
+def write_private(path: Path, text: str) -> Path:
+    """Write a file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
 
 
 def plaintext_config(client: str, bootstrap: str) -> dict[str, Any]:

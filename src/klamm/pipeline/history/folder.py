@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from klamm.client.admin import Admin
+from klamm.config.client_properties import ClientSecurity
 from klamm.errors import ConfigError, KlammError
 from klamm.history.spool import spool_files
 from klamm.pipeline.history import measures as measures
@@ -158,14 +159,22 @@ class TopicInput:
     A message that was written in part before a crash is written again, which `distinct` sees to.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        client_properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """`client_properties` are Kafka's own, for a secured cluster."""
+        self._client_properties = client_properties or {}
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._is_first = True
 
     def check(self) -> None:
         """Say at once, before Spark is started, if there is no such topic."""
-        with Admin(self._bootstrap_servers) as admin:
+        security = ClientSecurity.from_properties(self._client_properties)
+        with Admin(self._bootstrap_servers, security=security) as admin:
             (found,) = admin.metadata([self._topic]).topics
         if ErrorCode.of(found.error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise ConfigError(
@@ -178,7 +187,7 @@ class TopicInput:
         """Add new records to those in `out`, and return all; None if nothing was new."""
         _claim(out, {"topic": self._topic})
         query = (
-            stream_topic(spark, self._bootstrap_servers, self._topic)
+            stream_topic(spark, self._bootstrap_servers, self._topic, self._client_properties)
             .writeStream.format("parquet")
             .option("path", str(out / RECORDS))
             .option("checkpointLocation", str(out / _CHECKPOINT))

@@ -4,7 +4,7 @@ The columns are those of docs/history.md. Whichever way they come, records may c
 order; `distinct` and the order of `(controller_epoch, seq)` put that right.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -59,10 +59,16 @@ def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
     return spread.mapInArrow(_read_files, record_schema())
 
 
-def stream_topic(spark: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+def stream_topic(
+    spark: SparkSession,
+    bootstrap_servers: str,
+    topic: str,
+    client_properties: Mapping[str, str] | None = None,
+) -> DataFrame:
     """The history topic as a stream, from its beginning unless a checkpoint says otherwise."""
     messages = (
         spark.readStream.format("klamm")
+        .options(**{f"kafka.{key}": value for key, value in (client_properties or {}).items()})
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -10,8 +11,10 @@ import pyarrow as pa
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.client.topics import describe
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ProtocolError, UnavailableError
 from klamm.net.blocking import BlockingConnection
+from klamm.net.secure import SecureClient
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.parts import (
     AssignmentColumns,
@@ -38,20 +41,21 @@ def snapshot_from_brokers(
     *,
     with_sizes: bool = True,
     tell: Callable[[str], None] = lambda text: None,
+    security: ClientSecurity = PLAINTEXT,
 ) -> Snapshot:
     """Ask one broker for metadata and settings, and each broker for the sizes of its logs.
 
     What decides elections is what holds for a topic, whichever broker's file it comes from; a
     topic's own settings are those that somebody gave to it.
     """
-    with Admin(bootstrap_servers, client_id="klamm-snapshot") as admin:
+    with Admin(bootstrap_servers, client_id="klamm-snapshot", security=security) as admin:
         taken_at = now()
         view = describe(admin)
         tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
         settings, overrides = _read_configs(admin, [topic.topic for topic in view.topics])
     sizes = {}
     if with_sizes:
-        sizes = read_sizes((broker.host, broker.port) for broker in view.brokers)
+        sizes = read_sizes(((broker.host, broker.port) for broker in view.brokers), security)
         tell(f"the sizes of {len(sizes):,} partitions")
     partitions = list(view.partitions())
     assignments = AssignmentColumns(
@@ -106,7 +110,9 @@ def _read_configs(
     return settings, overrides
 
 
-def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def read_sizes(
+    addresses: Iterable[tuple[str, int]], security: ClientSecurity = PLAINTEXT
+) -> dict[tuple[str, int], int]:
     """The bytes of every partition that a broker at one of these addresses has a replica of.
 
     Replicas differ while one catches up, so the largest counts. A broker that does not answer, or
@@ -114,7 +120,7 @@ def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], in
     """
     sizes: dict[tuple[str, int], int] = {}
     with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
-        for answer in pool.map(_describe_log_dirs, addresses):
+        for answer in pool.map(partial(_describe_log_dirs, SecureClient(security)), addresses):
             for directory in () if answer is None else answer.results:
                 for topic in directory.topics:
                     for each in topic.partitions:
@@ -126,8 +132,8 @@ def read_sizes(addresses: Iterable[tuple[str, int]]) -> dict[tuple[str, int], in
     return sizes
 
 
-def _describe_log_dirs(address: tuple[str, int]) -> Any:
-    connection = BlockingConnection(*address, "klamm-snapshot")
+def _describe_log_dirs(secure: SecureClient, address: tuple[str, int]) -> Any:
+    connection = BlockingConnection(*address, "klamm-snapshot", secure)
     try:
         return connection.send(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
     except (UnavailableError, ProtocolError, KafkaError):

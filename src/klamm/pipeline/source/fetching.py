@@ -16,6 +16,8 @@ import pyarrow as pa
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.errors import UnavailableError
+from klamm.net.librdkafka import SECURITY_SETTINGS, security_from_librdkafka
+from klamm.net.secure import SecureClient
 from klamm.pipeline.source.columns import Decoder, offset_after
 from klamm.pipeline.source.leader_link import LeaderLink, Wish
 from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
@@ -44,8 +46,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 def can_fetch(kafka: Mapping[str, str]) -> bool:
     """Whether everything that the options ask for is done here."""
-    is_plain = kafka.get("security.protocol", "plaintext").lower() == "plaintext"
-    return is_plain and set(kafka) <= _HONOURED | _WITHOUT_EFFECT | {"security.protocol"}
+    is_known = set(kafka) <= _HONOURED | _WITHOUT_EFFECT | SECURITY_SETTINGS
+    return is_known and security_from_librdkafka(kafka) is not None
 
 
 class RangeReader:
@@ -56,7 +58,12 @@ class RangeReader:
         self._range = wanted
         self._options = options
         self._topic_id = None if wanted.topic_id is None else decode_topic_id(wanted.topic_id)
-        self._admin = Admin(kafka["bootstrap.servers"], client_id=kafka["client.id"])
+        security = security_from_librdkafka(kafka)
+        assert security is not None, "looked at before this reader was chosen"
+        self._secure = SecureClient(security)
+        self._admin = Admin(
+            kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security
+        )
         self._link: LeaderLink | None = None
         self._leader = -1
         self._last_heard_of_topic = time.monotonic()
@@ -118,7 +125,7 @@ class RangeReader:
             wish = Wish(
                 self._range.topic, self._topic_id, self._range.partition, self._options.kafka
             )
-            self._link = LeaderLink(address, wish)
+            self._link = LeaderLink(address, wish, self._secure)
         answer = self._link.answer(self.position)
         match answer.error_code:
             case ErrorCode.NONE:

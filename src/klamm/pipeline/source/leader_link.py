@@ -3,12 +3,14 @@
 import contextlib
 import socket
 import struct
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.errors import RemoteProtocolError, UnavailableError
+from klamm.net.secure import INSECURE, SecureClient
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
@@ -71,7 +73,11 @@ class Wish:
 class LeaderLink:
     """At most one request is under way. Whatever goes wrong is an `UnavailableError`."""
 
-    def __init__(self, address: tuple[str, int], wish: Wish) -> None:
+    def __init__(
+        self, address: tuple[str, int], wish: Wish, secure: SecureClient = INSECURE
+    ) -> None:
+        self._secure = secure
+        self._login_at: float | None = None
         self._address = address
         self._wish = wish
         self._correlation_id = 0
@@ -82,15 +88,32 @@ class LeaderLink:
             self._socket = socket.create_connection(address, timeout_s)
         with self._failing():
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = secure.wrap(self._socket, address[0])
             self._version = self._agree()
+            if secure.logs_in:
+                self._log_in()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
 
+    def _log_in(self) -> None:
+        """Authenticate, for the first time or again before the session ends (SEC-5)."""
+        steps = self._secure.login()
+        try:
+            api, version, values = next(steps)
+            while True:
+                header = self._header(api, version)
+                self._socket.sendall(encode_request(header, values))
+                api, version, values = steps.send(decode_response(header, self._receive()))
+        except StopIteration as done:
+            self._login_at = done.value
+
     def ask(self, position: int) -> None:
         """Send a request now whose answer is wanted later."""
         with self._failing():
+            if self._login_at is not None and time.monotonic() >= self._login_at:
+                self._log_in()
             header = self._header(ApiKey.FETCH, self._version)
             self._socket.sendall(encode_request(header, self._wish.values(position)))
             self._asked = position, header
