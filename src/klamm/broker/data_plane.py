@@ -18,6 +18,7 @@ from klamm.broker.delayed.requests import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
 from klamm.broker.groups.service import GroupService
+from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.fetch import FetchHandlers
 from klamm.broker.handlers.groups import GroupHandlers
@@ -67,6 +68,7 @@ class DataPlane:
         store: Store,
         meters: BrokerMeters,
         clock: Clock,
+        quotas: ByteQuotas = NO_QUOTAS,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -125,8 +127,8 @@ class DataPlane:
         self._scheduler = BrokerScheduler(config, self.replicas, self.logs, clock)
         reader = FetchReader(self.replicas, metadata, meters, clock)
         self._handlers = (
-            ProduceHandlers(self.replicas, metadata, meters),
-            FetchHandlers(config, reader, self.sessions, self.purgatories, metadata, clock),
+            ProduceHandlers(self.replicas, metadata, meters, quotas),
+            FetchHandlers(config, reader, self.sessions, self.purgatories, metadata, clock, quotas),
             OffsetHandlers(self.replicas),
             GroupHandlers(self.groups, metadata),
             ProducerHandlers(self._producer_ids),

@@ -7,7 +7,6 @@ passing through Python. What a frame means is not known here.
 """
 
 import asyncio
-import contextlib
 import errno
 import inspect
 import logging
@@ -32,13 +31,6 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 _SIZE: Final = struct.Struct(">i")
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
-#: How long a client may take for its TLS handshake, and for its authentication.
-_HANDSHAKE_TIMEOUT_S: Final = 30.0
-#: Reads of one connection, and connections of one listener, before others get their turn.
-_READS_AT_A_TIME: Final = 16
-_ACCEPTS_AT_A_TIME: Final = 64
-#: Of a file range that is encrypted: as many as make a few records of TLS.
-_PIECE_BYTES: Final = 256 * 1024
 #: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
 _FIRST_BYTES: Final = 1 << 20
 
@@ -88,6 +80,8 @@ class Listener:
     principal_of: Callable[[bytes | None], str | None] = lambda _: ANONYMOUS
     #: Prepares a connection that has to authenticate before anything is served to it.
     on_connected: Callable[["ServerConnection"], None] | None = None
+    #: Opens the listener, where the event loop's own way of accepting does not do.
+    open: "Callable[[Server, Listener, str, int, int], Acceptor] | None" = None
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -135,6 +129,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.client_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
         self._server.connections.add(self)
+        self._server.on_connected(self)
         if self._means.on_connected is not None:
             self._means.on_connected(self)
 
@@ -347,8 +342,24 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._clear_outbox()
         self.close()
 
+    def serve_later(self, delay_s: float | None, then_close: bool = False) -> None:
+        """Read nothing for a while; without a time, until `serve_now` is called."""
+        loop = asyncio.get_running_loop()
+        # The transport begins to read only after this connection has been made.
+        loop.call_soon(self._pause)
+        if delay_s is not None:
+            loop.call_later(delay_s, self.close if then_close else self.serve_now)
+
+    def serve_now(self) -> None:
+        """Begin to read."""
+        if self._task is None and self._is_paused and not self._is_closing:
+            self._is_paused = False
+            self._resume_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        if self in self._server.connections:
+            self._server.connections.discard(self)
+            self._server.on_lost(self)
         if self._socket is not None:
             if self._outbox:
                 asyncio.get_running_loop().remove_writer(self._socket.fileno())
@@ -367,202 +378,37 @@ def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
     return larger
 
 
-class TlsConnection(ServerConnection):
-    """A client behind TLS. OpenSSL reads and writes the socket itself, so nothing is copied twice.
-
-    The handshake comes first; bytes that are no TLS end it with an alert. A file range is read in
-    pieces and encrypted, because the kernel cannot send it as it is.
-    """
-
-    def __init__(self, server: "Server", listener: Listener, accepted: socket.socket) -> None:
-        super().__init__(server, listener)
-        assert listener.tls is not None
-        self._loop = asyncio.get_running_loop()
-        peer = accepted.getpeername()
-        accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._tls: ssl.SSLSocket = listener.tls().wrap_socket(
-            accepted, server_side=True, do_handshake_on_connect=False
-        )
-        self._socket = self._tls
-        self._fd = self._tls.fileno()
-        self._is_shaken = False
-        self._is_lost = False
-        self._piece: bytes | None = None  # of the file range at the head of the outbox
-        self._admit(peer)
-        self._timeout = self._loop.call_later(_HANDSHAKE_TIMEOUT_S, self._on_slow_handshake)
-        self._loop.add_reader(self._fd, self._on_readable)
+class Acceptor(Protocol):
+    """What accepts connections of a listener, as asyncio's own servers do."""
 
     @property
-    def _is_closing(self) -> bool:
-        return self._is_lost
+    def sockets(self) -> Sequence[socket.socket]: ...
 
-    def _pause_reading(self) -> None:
-        self._loop.remove_reader(self._fd)
+    def close(self) -> None: ...
 
-    def _resume_reading(self) -> None:
-        self._loop.add_reader(self._fd, self._on_readable)
-        if self._tls.pending():
-            # Already decrypted, so the socket will not become readable because of it.
-            self._loop.call_soon(self._on_readable)
-
-    def _on_readable(self) -> None:
-        if self._is_lost or self._is_paused:
-            return
-        try:
-            if not self._is_shaken:
-                self._shake_hands()
-            else:
-                self._read()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLWantWriteError:
-            self._loop.add_writer(self._fd, self._on_handshake_writable)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or str(error)
-            log.info("connection of %s: TLS failed: %s", self.peer, reason)
-            self.close()
-
-    def _on_handshake_writable(self) -> None:
-        self._loop.remove_writer(self._fd)
-        self._on_readable()
-
-    def _shake_hands(self) -> None:
-        self._tls.do_handshake()
-        self._timeout.cancel()
-        self._is_shaken = True
-        principal = self._means.principal_of(self._tls.getpeercert(binary_form=True))
-        if principal is None:
-            self.refuse("no rule of ssl.principal.mapping.rules matches its certificate")
-            return
-        self.principal = principal
-        self._read()
-
-    def _read(self) -> None:
-        for _ in range(_READS_AT_A_TIME):
-            count = self._tls.recv_into(self.get_buffer(-1))
-            if count == 0:
-                self.close()
-                return
-            self.buffer_updated(count)
-            if self._is_paused or self._is_lost:
-                return
-        # Others want to be served as well.
-        self._loop.call_soon(self._on_readable)
-
-    def _on_slow_handshake(self) -> None:
-        log.info("connection of %s: the TLS handshake took too long", self.peer)
-        self.close()
-
-    def _flush(self) -> bool:
-        while self._outbox and not self._is_lost:
-            part = self._outbox[0]
-            try:
-                if isinstance(part, bytes | memoryview):
-                    size = len(part)
-                    self._sent += self._tls.send(memoryview(part)[self._sent :] if size else part)
-                else:
-                    size = part.size
-                    self._send_piece(part)
-            except ssl.SSLWantWriteError:
-                self._loop.add_writer(self._fd, self._writable)
-                return False
-            except ssl.SSLWantReadError:
-                self._loop.add_reader(self._fd, self._writable_after_reading)
-                return False
-            if self._sent >= size:
-                self._outbox.popleft()
-                self._sent = 0
-        return True
-
-    def _send_piece(self, part: FileRange) -> None:
-        if self._piece is None:
-            count = min(part.size - self._sent, _PIECE_BYTES)
-            self._piece = os.pread(part.fileno(), count, part.position + self._sent)
-            if len(self._piece) < count:
-                raise OSError(errno.EIO, "the file is shorter than it was")
-        if not self._piece:
-            self._piece = None
-            return
-        # OpenSSL wants to be given the same bytes again until it has taken them.
-        sent = self._tls.send(self._piece)
-        self._sent += sent
-        self._piece = self._piece[sent:] or None
-
-    def _writable_after_reading(self) -> None:
-        self._loop.remove_reader(self._fd)
-        if not self._is_paused:
-            self._loop.add_reader(self._fd, self._on_readable)
-        self._writable()
-
-    def close(self) -> None:
-        """Close now; an answer under way is lost."""
-        if not self._is_lost:
-            self._is_lost = True
-            self._timeout.cancel()
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
-            if self._is_shaken:
-                with contextlib.suppress(OSError, ValueError):
-                    self._tls.unwrap()  # says goodbye; the peer's goodbye is not waited for
-            self._loop.call_soon(self.connection_lost, None)
+    async def wait_closed(self) -> None: ...
 
 
-class TlsAcceptor:
-    """Accepts connections of a TLS listener."""
+class Admission(Protocol):
+    """What becomes of a new connection."""
 
-    def __init__(
-        self, server: "Server", listener: Listener, host: str, port: int, backlog: int
-    ) -> None:
-        self._server = server
-        self._listener = listener
-        self._loop = asyncio.get_running_loop()
-        self.sockets: list[socket.socket] = []
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        try:
-            for family, *_, address in dict.fromkeys(found):
-                self._open(family, address, backlog)
-        except OSError:
-            self.close()
-            raise
-        for each in self.sockets:
-            self._loop.add_reader(each.fileno(), self._accept, each)
+    @property
+    def is_refused(self) -> bool: ...
 
-    def _open(self, family: int, address: Any, backlog: int) -> None:
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        self.sockets.append(listening)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.setblocking(False)
-        listening.bind(address)
-        listening.listen(backlog)
+    @property
+    def delay_ms(self) -> int: ...
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTS_AT_A_TIME):
-            try:
-                accepted, _ = listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                log.error("listener %s cannot accept: %s", self._listener.name, error)
-                return
-            try:
-                TlsConnection(self._server, self._listener, accepted)
-            except OSError as error:
-                log.info("listener %s: a connection was lost: %s", self._listener.name, error)
-                accepted.close()
 
-    def close(self) -> None:
-        """Stop accepting."""
-        for each in self.sockets:
-            self._loop.remove_reader(each.fileno())
-            each.close()
+class ConnectionAdmission(Protocol):
+    """Who counts connections and decides about new ones."""
 
-    async def wait_closed(self) -> None:
-        """Nothing is left to wait for."""
+    def has_room(self, listener: str) -> bool: ...
+
+    def is_over(self) -> bool: ...
+
+    def on_accepted(self, listener: str, ip: str, now_ms: int) -> Admission: ...
+
+    def on_closed(self, listener: str, ip: str) -> None: ...
 
 
 class Server:
@@ -575,14 +421,17 @@ class Server:
         frame_bytes_max: int,
         idle_max_s: float,
         backlog: int,
+        quotas: ConnectionAdmission | None = None,
     ) -> None:
+        self._quotas = quotas
+        self._waiting: deque[ServerConnection] = deque()
         self._dispatch = dispatch
         self._frame_bytes_max = frame_bytes_max
         self.connections: set[ServerConnection] = set()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle_max_s = idle_max_s
         self._backlog = backlog
-        self._servers: list[asyncio.Server | TlsAcceptor] = []
+        self._servers: list[asyncio.Server | Acceptor] = []
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self, endpoint: ListenerEndpoint, listener: Listener | None = None) -> int:
@@ -591,10 +440,10 @@ class Server:
         Without a `listener` there is neither TLS nor authentication.
         """
         means = listener or Listener(endpoint.name, self._dispatch, self._frame_bytes_max)
-        server: asyncio.Server | TlsAcceptor
+        server: asyncio.Server | Acceptor
         try:
-            if means.tls is not None:
-                server = TlsAcceptor(self, means, endpoint.host, endpoint.port, self._backlog)
+            if means.open is not None:
+                server = means.open(self, means, endpoint.host, endpoint.port, self._backlog)
             else:
                 server = await asyncio.get_running_loop().create_server(
                     lambda: ServerConnection(self, means),
@@ -610,6 +459,46 @@ class Server:
         if self._sweep is None and self._idle_max_s > 0:
             self._close_idle()
         return int(server.sockets[0].getsockname()[1])
+
+    def on_connected(self, connection: ServerConnection) -> None:
+        """Decide whether a new connection is served at once, later, or not at all (SEC-19)."""
+        quotas = self._quotas
+        if quotas is None:
+            return
+        has_room = quotas.has_room(connection.listener)
+        admission = quotas.on_accepted(
+            connection.listener, connection.client_host, time.monotonic_ns() // 1_000_000
+        )
+        if admission.is_refused:
+            log.info("closing the connection of %s: its address has too many", connection.peer)
+            if admission.delay_ms:
+                connection.serve_later(admission.delay_ms / 1000, then_close=True)
+            else:
+                asyncio.get_running_loop().call_soon(connection.close)
+        elif not has_room:
+            self._waiting.append(connection)
+            connection.serve_later(None)
+        elif admission.delay_ms:
+            connection.serve_later(admission.delay_ms / 1000)
+        if has_room and quotas.is_over():
+            self._close_longest_idle(connection)
+
+    def on_lost(self, connection: ServerConnection) -> None:
+        """A connection is gone: one that waits may take its place."""
+        if self._quotas is None:
+            return
+        self._quotas.on_closed(connection.listener, connection.client_host)
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        elif self._waiting:
+            self._waiting.popleft().serve_now()
+
+    def _close_longest_idle(self, newest: ServerConnection) -> None:
+        others = [each for each in self.connections if each is not newest and not each.is_busy]
+        if others:
+            idle = min(others, key=lambda each: each.last_active)
+            log.info("closing the connection of %s: a broker needs its place", idle.peer)
+            idle.close()
 
     def _close_idle(self) -> None:
         """Close connections that have done nothing for long; a request in hand is not nothing."""

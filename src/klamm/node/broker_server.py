@@ -57,11 +57,23 @@ class BrokerServer:
         self.identity = identity
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
+        self.security = SecurityService(
+            config,
+            store,
+            lambda: self.metadata.snapshot.controller_id == identity.broker_id,
+            lambda topic_id: self.metadata.snapshot.topic_name(topic_id),
+        )
         self.data: DataPlane | None = None
         self._no_data: NoData | None = None
         if "broker" in config.klamm_roles:
             self.data = DataPlane(
-                config, identity, self.metadata, store, self.meters, SystemClock()
+                config,
+                identity,
+                self.metadata,
+                store,
+                self.meters,
+                SystemClock(),
+                self.security.throttle,
             )
         else:
             self._no_data = NoData(config, identity, self.metadata)
@@ -79,12 +91,6 @@ class BrokerServer:
             [plane, first_metadata],
         )
         self.forwarding = ForwardingManager(candidate)
-        self.security = SecurityService(
-            config,
-            store,
-            lambda: self.metadata.snapshot.controller_id == identity.broker_id,
-            lambda topic_id: self.metadata.snapshot.topic_name(topic_id),
-        )
         parts = (
             cluster,
             FindCoordinatorHandlers(

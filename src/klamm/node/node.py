@@ -97,6 +97,7 @@ class Node:
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
+            quotas=self._broker.security.connections,
         )
         ports = {}
         for each in config.listeners:

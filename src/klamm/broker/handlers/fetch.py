@@ -16,7 +16,9 @@ from klamm.broker.fetch.sessions import (
     SessionRequest,
     SessionResponse,
 )
+from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
+from klamm.broker.log.results import Slice
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.access import Access
@@ -52,7 +54,9 @@ class FetchHandlers:
         purgatories: Purgatories,
         metadata: MetadataCache,
         clock: Clock,
+        quotas: ByteQuotas = NO_QUOTAS,
     ) -> None:
+        self._quotas = quotas
         self._max_bytes = config.fetch_max_bytes
         self._selects_by_rack = config.replica_selector_class in _RACK_AWARE_SELECTORS
         self._reader = reader
@@ -108,6 +112,9 @@ class FetchHandlers:
     def _terms(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version
         max_bytes = min(request.max_bytes, self._max_bytes)
+        allowed = self._quotas.fetch_bytes_max(call)
+        if allowed is not None:
+            max_bytes = min(max_bytes, allowed)
         is_movable = version >= _FIRST_FROM_ANY_REPLICA
         return FetchParams(
             Reader(
@@ -128,6 +135,12 @@ class FetchHandlers:
         self, call: Call, params: FetchParams, context: FetchContext, fetched: Fetched
     ) -> Result:
         begin, shown = context.response(fetched, self._clock.steady_ms())
+        size = sum(entry.records.size for _, entry in shown if isinstance(entry.records, Slice))
+        throttle_ms = self._quotas.fetch_ms(call, size)
+        if throttle_ms:
+            # The client waits, and asks for the same again.
+            empty = FetchResponse([], begin.error, begin.session_id, throttle_ms)
+            return _frame(call, empty)
         self._reader.count(params, shown)
         return _frame(call, self._response(call, begin, shown))
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from klamm.broker.fetch.reader import leader_hint
+from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
@@ -46,8 +47,13 @@ class ProduceHandlers:
     """Appends the batches of Produce requests, and responds when enough replicas have them."""
 
     def __init__(
-        self, replicas: ReplicaManager, metadata: MetadataCache, meters: BrokerMeters
+        self,
+        replicas: ReplicaManager,
+        metadata: MetadataCache,
+        meters: BrokerMeters,
+        quotas: ByteQuotas = NO_QUOTAS,
     ) -> None:
+        self._quotas = quotas
         self._replicas = replicas
         self._metadata = metadata
         self._meters = meters
@@ -117,6 +123,7 @@ class ProduceHandlers:
         ]
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
+            self._quotas.produce_ms(call)
             return NO_RESPONSE
         if required:
             # Nothing to wait for is the usual case where a partition has one replica.
@@ -234,7 +241,7 @@ class ProduceHandlers:
             if hinted
             else ()
         )
-        response = ProduceResponse(topics, node_endpoints=endpoints)
+        response = ProduceResponse(topics, self._quotas.produce_ms(call), endpoints)
         return EncodedResponse([encode_produce_response(call.header, response)], codes)
 
 

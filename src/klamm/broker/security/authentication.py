@@ -49,6 +49,7 @@ from klamm.net.server import (
     ServerConnection,
 )
 from klamm.net.tls import server_context
+from klamm.net.tls_connection import TlsAcceptor
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure
 from klamm.protocol.codec.frames import decode_request, encode_response
@@ -123,6 +124,7 @@ class Authentication:
                 self._frame_bytes_max,
                 None if security.tls is None else lambda: self._contexts[name],
                 principal_of,
+                open=None if security.tls is None else TlsAcceptor,
             )
         mechanisms = {
             each.name: EnabledMechanism(self._starter(each), each.reauth_ms_max)
@@ -145,6 +147,7 @@ class Authentication:
             min(security.receive_bytes_max, self._frame_bytes_max),
             None if security.tls is None else lambda: self._contexts[name],
             on_connected=begin,
+            open=None if security.tls is None else TlsAcceptor,
         )
 
     def _starter(self, settings: MechanismSettings) -> Callable[[], Mechanism]:

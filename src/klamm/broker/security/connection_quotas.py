@@ -32,6 +32,10 @@ class Admission(NamedTuple):
     fate: Fate
     delay_ms: int = 0
 
+    @property
+    def is_refused(self) -> bool:
+        return self.fate is Fate.CLOSE
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:

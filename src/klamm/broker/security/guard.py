@@ -525,14 +525,14 @@ def _finish(call: Call, answering: Answering, finish: Finish) -> Answering:
     """Apply `finish` to the answer once it is there."""
     if inspect.isawaitable(answering):
         return _finish_later(call, answering, finish)
-    return finish(_values_of(call, answering))
+    return finish(response_values(call, answering))
 
 
 async def _finish_later(call: Call, answering: Awaitable[Result], finish: Finish) -> Result:
-    return finish(_values_of(call, await answering))
+    return finish(response_values(call, await answering))
 
 
-def _values_of(call: Call, result: Result) -> dict[str, Any]:
+def response_values(call: Call, result: Result) -> dict[str, Any]:
     """The fields of an answer, read again if it is encoded already."""
     if not isinstance(result, EncodedResponse):
         return dict(result)

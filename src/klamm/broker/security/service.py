@@ -21,6 +21,7 @@ from klamm.broker.security.guard import Guard
 from klamm.broker.security.principals import parse_super_users
 from klamm.broker.security.quotas import ClientQuotas, QuotaWindow
 from klamm.broker.security.scram_credentials import ScramCredentials
+from klamm.broker.security.throttle import Throttle
 from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig
 from klamm.config.endpoints import ListenerEndpoint
@@ -51,6 +52,7 @@ class SecurityService:
                 config.controller_quota_window_size_seconds * 1000,
             ),
         )
+        self.throttle = Throttle(self.quotas)
         self.connections = ConnectionQuotas(
             connection_limits(config),
             inter_broker=config.inter_broker_listener_name,
@@ -86,8 +88,9 @@ class SecurityService:
         return {key: each for part in self._parts for key, each in part.handlers().items()}
 
     def protect(self, handlers: Mapping[ApiKey, Handler]) -> Mapping[ApiKey, Handler]:
-        """The handlers behind the authorizer, if there is one."""
-        return handlers if self._guard is None else self._guard.protect(handlers)
+        """The handlers behind the authorizer, if there is one, and behind the quotas."""
+        counted = self.throttle.protect(handlers)
+        return counted if self._guard is None else self._guard.protect(counted)
 
     async def load(self) -> None:
         """Read credentials, ACLs and quotas; only then may anything be served (SEC-21)."""
