@@ -8,6 +8,8 @@ from klamm.client.admin import Admin
 from klamm.client.errors import check, suggestion
 from klamm.client.topics import unknown_topic
 from klamm.config.broker_keys import KEYS
+from klamm.config.broker_security import mechanism_key
+from klamm.config.layers import base_name
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -115,7 +117,11 @@ def alter(
 
 def unknown_names(resource: ConfigResource, names: Iterable[str]) -> list[str]:
     """Those names that are no key of Kafka 3.9 or klamm; a plug-in may have keys of its own."""
-    return [name for name in names if name not in _known(resource)]
+    return [
+        name
+        for name in names
+        if base_name(name) not in _known(resource) and mechanism_key(name) is None
+    ]
 
 
 def unknown_key(resource: ConfigResource, name: str) -> KafkaError:

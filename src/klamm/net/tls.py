@@ -159,6 +159,27 @@ def _load_trusted(context: ssl.SSLContext, store: StoreSettings) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
+@dataclass(frozen=True, slots=True)
+class CertificateNames:
+    """Whom a certificate is for."""
+
+    subject: str
+    names: frozenset[str]
+
+
+def read_names(store: StoreSettings) -> CertificateNames:
+    """Subject and alternative names of the first certificate of a key store."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate(read_key_pair(store).chain.encode())
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = frozenset(str(each.value) for each in found.value)
+    except x509.ExtensionNotFound:
+        names = frozenset()
+    return CertificateNames(certificate.subject.rfc4514_string(), names)
+
+
 def read_key_pair(store: StoreSettings) -> KeyPair:
     """Private key and chain of a key store, as PEM."""
     shown = _shown(store, "ssl.keystore")

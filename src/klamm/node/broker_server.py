@@ -96,7 +96,7 @@ class BrokerServer:
             FindCoordinatorHandlers(
                 self.metadata, self._creation, have_transactions=self.data is None
             ),
-            ConfigHandlers(lambda: self.config, self.metadata, store),
+            ConfigHandlers(lambda: self.config, self.metadata, store, self.security.check_change),
             self.forwarding,
             self._control,
             plane,
@@ -137,6 +137,7 @@ class BrokerServer:
     def config_changed(self, config: BrokerConfig) -> None:
         """Settings of this broker changed in ZooKeeper."""
         self.config = self._creation.config = config
+        self.security.config_changed(config)
         if self.data is not None:
             self.data.config_changed(config)
 

@@ -17,6 +17,7 @@ import uvloop
 
 from klamm.broker.handlers.dispatch import Dispatcher
 from klamm.broker.identity import BrokerIdentity
+from klamm.broker.security.password_encoder import decode_settings
 from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import sift
 from klamm.errors import ConfigError, SessionLostError
@@ -213,11 +214,16 @@ class Node:
         self._use_dynamic_config(default, own)
 
     def _use_dynamic_config(self, default: dict[str, str], own: dict[str, str]) -> None:
+        readable, unreadable = decode_settings(own, self.config)
         usable_default, complaints = sift(default, per_broker=False)
-        usable_own, more = sift(own, per_broker=True)
-        for complaint in (*complaints, *more):
+        usable_own, more = sift(readable, per_broker=True)
+        for complaint in (*complaints, *more, *unreadable):
             log.error("%s", complaint)
-        config = self.config.with_dynamic(default=usable_default, broker=usable_own)
+        try:
+            config = self.config.with_dynamic(default=usable_default, broker=usable_own)
+        except ConfigError as error:
+            log.error("the dynamic settings of this broker do not go together: %s", error)
+            return
         self.config = config.with_broker_id(self.config.broker_id)
         self._candidate.dynamic_config(usable_default, usable_own)
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.security.password_encoder import decode_settings, encode_settings
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
@@ -73,7 +74,10 @@ class ConfigHandlers:
         config: Callable[[], BrokerConfig],
         metadata: MetadataCache,
         store: Store,
+        check_change: Callable[[BrokerConfig], None] = lambda _: None,
     ) -> None:
+        """`check_change` refuses settings of a broker that others could not carry out."""
+        self._check_change = check_change
         self._config = config
         self._metadata = metadata
         self._store = store
@@ -223,11 +227,15 @@ class ConfigHandlers:
             _change_loggers(wanted.configs, validate_only)
             return
         entity_path = self._entity_path(resource)
-        settings = change(wanted, await read_config(self._store, entity_path))
+        stored = await read_config(self._store, entity_path)
         if resource.type == _TOPIC:
+            settings = change(wanted, stored)
             validate_topic_config(settings)
         else:
+            readable, _ = decode_settings(stored, self._config())
+            settings = change(wanted, readable)
             self._validate_broker(resource, settings)
+            settings = encode_settings(settings, self._config())
         if not validate_only:
             await write_config(self._store, entity_path, settings)
 
@@ -254,10 +262,11 @@ class ConfigHandlers:
         config = self._config()
         validate_broker_config(settings, per_broker=bool(resource.name))
         layers = config.layers
-        config.with_dynamic(
+        changed = config.with_dynamic(
             default=layers.dynamic_default if resource.name else settings,
             broker=settings if resource.name else layers.dynamic_broker,
         )
+        self._check_change(changed)
 
 
 def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:

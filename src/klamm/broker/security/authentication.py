@@ -38,6 +38,7 @@ from klamm.broker.security.scram_credentials import ScramCredentials
 from klamm.broker.security.tokens import TokenValidator, refuse_every_token
 from klamm.config.broker_security import ListenerSecurity, MechanismSettings
 from klamm.config.security import OAUTHBEARER, PLAIN, TlsSettings
+from klamm.errors import ConfigError
 from klamm.metrics.requests import RequestMeter
 from klamm.net.scram import SCRAM_MECHANISMS
 from klamm.net.server import (
@@ -48,7 +49,7 @@ from klamm.net.server import (
     MeasuredResponse,
     ServerConnection,
 )
-from klamm.net.tls import server_context
+from klamm.net.tls import read_names, server_context
 from klamm.net.tls_connection import TlsAcceptor
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure
@@ -102,6 +103,24 @@ class Authentication:
     def use_tls(self, listener: str, settings: TlsSettings) -> None:
         """Use another context for new connections; ConfigError leaves the old one in force."""
         self._contexts[listener] = server_context(settings)
+
+    def check_tls(
+        self, listener: str, old: TlsSettings, new: TlsSettings, *, dn: bool, san: bool
+    ) -> None:
+        """Refuse stores that cannot be used, or whose certificate is somebody else's (SEC-17).
+
+        `dn` and `san` allow another subject and other names.
+        """
+        server_context(new)
+        if old.keystore is None or new.keystore is None:
+            return
+        held, wanted = read_names(old.keystore), read_names(new.keystore)
+        for what, is_allowed, key in (("subject", dn, "dn"), ("names", san, "san")):
+            if not is_allowed and getattr(held, what) != getattr(wanted, what):
+                raise ConfigError(
+                    f"the certificate of the new key store of {listener} has another {what} than"
+                    f" the present one; ssl.allow.{key}.changes=true would allow it"
+                )
 
     def listener(
         self, name: str, security: ListenerSecurity, dispatch: Dispatch, meter: RequestMeter

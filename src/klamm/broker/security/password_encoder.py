@@ -10,9 +10,13 @@ import base64
 import binascii
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from klamm.config.broker import BrokerConfig
+from klamm.config.broker_security import mechanism_key
+from klamm.config.layers import key_of
 from klamm.errors import ConfigError
 
 _CIPHER: Final = "AES/CBC/PKCS5Padding"
@@ -110,3 +114,61 @@ def _derive(secret: str, key_factory: str, salt: bytes, iterations: int, bits: i
     return hashlib.pbkdf2_hmac(
         _HASHES[key_factory], secret.encode(), salt, iterations, dklen=bits // 8
     )
+
+
+# Settings in a broker's znode
+
+
+def encoder_of(config: BrokerConfig) -> PasswordEncoder | None:
+    """The encoder that a broker's configuration asks for, if it has a secret."""
+    text = config.layers.text
+    secret = text("password.encoder.secret")
+    if secret is None:
+        return None
+    return PasswordEncoder(
+        secret,
+        text("password.encoder.old.secret"),
+        text("password.encoder.keyfactory.algorithm") or "PBKDF2WithHmacSHA512",
+        int(text("password.encoder.key.length") or 128),
+        int(text("password.encoder.iterations") or 4096),
+    )
+
+
+def encode_settings(settings: Mapping[str, str], config: BrokerConfig) -> dict[str, str]:
+    """The settings as a znode holds them: passwords encrypted."""
+    encoder = encoder_of(config)
+    if encoder is None and any(map(_is_password, settings)):
+        raise ConfigError(
+            "password.encoder.secret has to be set in server.properties before a password can be"
+            " a dynamic setting"
+        )
+    return {
+        name: encoder.encode(text) if encoder is not None and _is_password(name) else text
+        for name, text in settings.items()
+    }
+
+
+def decode_settings(
+    settings: Mapping[str, str], config: BrokerConfig
+) -> tuple[dict[str, str], list[str]]:
+    """The settings that a znode holds, and a sentence about each that cannot be decrypted."""
+    encoder = encoder_of(config)
+    readable: dict[str, str] = {}
+    complaints: list[str] = []
+    for name, text in settings.items():
+        try:
+            if not _is_password(name):
+                readable[name] = text
+            elif encoder is None:
+                complaints.append(f"{name}: without password.encoder.secret it cannot be read")
+            else:
+                readable[name] = encoder.decode(text)
+        except ConfigError as error:
+            complaints.append(f"{name}: {error}")
+    return readable, complaints
+
+
+def _is_password(name: str) -> bool:
+    key = key_of(name)
+    of_mechanism = mechanism_key(name)
+    return (key is not None and key.sensitive) or of_mechanism == "sasl.jaas.config"

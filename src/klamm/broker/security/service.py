@@ -24,7 +24,9 @@ from klamm.broker.security.scram_credentials import ScramCredentials
 from klamm.broker.security.throttle import Throttle
 from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig
+from klamm.config.broker_security import listener_lookup
 from klamm.config.endpoints import ListenerEndpoint
+from klamm.errors import ConfigError
 from klamm.metrics.requests import RequestMeter
 from klamm.net.server import Dispatch, Listener
 from klamm.protocol.apis import ApiKey
@@ -106,6 +108,33 @@ class SecurityService:
         """What the server needs to know about a listener."""
         security = self._config.listener_security(endpoint)
         return self._authentication.listener(endpoint.name, security, dispatch, meter)
+
+    def check_change(self, config: BrokerConfig) -> None:
+        """Refuse a change of the configuration whose stores cannot be used (SEC-17)."""
+        for endpoint in config.listeners:
+            old = self._config.listener_security(endpoint).tls
+            new = config.listener_security(endpoint).tls
+            if old is not None and new is not None:
+                text = listener_lookup(config.layers, endpoint.name)
+                self._authentication.check_tls(
+                    endpoint.name,
+                    old,
+                    new,
+                    dn=text("ssl.allow.dn.changes") == "true",
+                    san=text("ssl.allow.san.changes") == "true",
+                )
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """Use new stores and limits for new connections; those that exist go on."""
+        self._config = config
+        self.connections.limits = connection_limits(config)
+        for endpoint in config.listeners:
+            tls = config.listener_security(endpoint).tls
+            if tls is not None:
+                try:
+                    self._authentication.use_tls(endpoint.name, tls)
+                except ConfigError as error:
+                    log.error("listener %s keeps its certificate: %s", endpoint.name, error)
 
     def watches(self, path: str) -> bool:
         """Whether a change below `path` is a change of ACLs."""
