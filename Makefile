@@ -77,7 +77,7 @@ clients: setup ## the test matrix with kafka-python and aiokafka too: groups, ad
 	@$(BIN)/python -m pytest -m clients
 
 crash: setup ## kill controllers at every write of every operation, before and after it
-	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
+	@$(BIN)/python -m pytest -m "crash or not crash" tests/real/test_controller_crashes.py
 
 chaos: setup ## faults on real processes, and a check of what clients saw; MINUTES=2 SEED=7 ENSEMBLE=1
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \

@@ -266,3 +266,23 @@ def test_decision_records_are_listed_in_their_index():
     assert set(re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", index)) == records
     numbers = [name[:4] for name in sorted(records)]
     assert len(numbers) == len(set(numbers))
+
+
+#: Folders of tests that mirror no module, because they show what several do together.
+CROSS_CUTTING = frozenset(
+    {"chaos", "interop", "known_bugs", "real", "simulation", "support", "tools", "traces"}
+)
+
+
+def test_tests_mirror_modules():
+    """`test_<module>.py` or `test_<module>_<aspect>.py`, in the folder that mirrors its package."""
+    stray = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder = path.relative_to(ROOT / "tests").parent
+        if folder.parts and folder.parts[0] not in CROSS_CUTTING:
+            package = SRC / "klamm" / folder
+            names = {each.stem.lstrip("_") for each in package.iterdir()} | {package.name}
+            words = path.stem.removeprefix("test_").split("_")
+            if not any("_".join(words[:end]) in names for end in range(1, len(words) + 1)):
+                stray.append(str(path.relative_to(ROOT)))
+    assert not stray, "name them after the module that they test: " + ", ".join(stray)
