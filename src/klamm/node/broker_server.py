@@ -4,6 +4,7 @@ With `klamm.roles=controller` there is no data plane. Such a node knows the clus
 candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
 """
 
+import asyncio
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
@@ -12,7 +13,7 @@ from klamm.broker.clock import SystemClock
 from klamm.broker.data_plane import DataPlane
 from klamm.broker.handlers.cluster import ClusterHandlers, FirstMetadata
 from klamm.broker.handlers.configs import ConfigHandlers
-from klamm.broker.handlers.control import ControlHandlers, NoReplicas
+from klamm.broker.handlers.control import ControlHandlers, MetadataListener, NoReplicas
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.groups import FindCoordinatorHandlers
 from klamm.broker.identity import BrokerIdentity
@@ -20,6 +21,7 @@ from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
+from klamm.broker.replication.strays import StrayReplicas
 from klamm.config.broker import BrokerConfig
 from klamm.node import controlled_shutdown as leaving
 from klamm.node.controller_link import ControllerLink
@@ -71,11 +73,21 @@ class BrokerServer:
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
         first_metadata = FirstMetadata()
+        listeners: list[MetadataListener] = [plane, first_metadata]
+        control = asyncio.Lock()
+        self._strays: StrayReplicas | None = None
+        if self.data is not None:
+            self._strays = StrayReplicas(
+                identity, store, self.metadata, self.data.replicas, control
+            )
+            listeners.append(self._strays)
         self._control = ControlHandlers(
             identity,
             self.metadata,
             NoReplicas() if self.data is None else self.data.replicas,
-            [plane, first_metadata],
+            listeners,
+            control,
+            self._strays.clear_way if self._strays is not None else None,
         )
         self.forwarding = ForwardingManager(candidate)
         parts = (
@@ -135,6 +147,8 @@ class BrokerServer:
     async def close(self) -> None:
         """Stop all work and close the logs."""
         self.state = BrokerState.SHUTTING_DOWN
+        if self._strays is not None:
+            self._strays.close()
         if self.data is not None:
             await self.data.close()
         if self._no_data is not None:

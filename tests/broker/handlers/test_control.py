@@ -19,7 +19,7 @@ from klamm.protocol.codes import ErrorCode
 def test_a_request_waits_until_the_broker_knows_which_incarnation_it_is(broker_epoch, answer):
     async def scenario() -> None:
         identity = BrokerIdentity(1, "cluster")
-        control = ControlHandlers(identity, MetadataCache(), NoReplicas(), [])
+        control = ControlHandlers(identity, MetadataCache(), NoReplicas(), [], asyncio.Lock())
         body = SimpleNamespace(
             controller_id=2,
             controller_epoch=7,

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
@@ -26,6 +27,9 @@ log = logging.getLogger("klamm.broker.control")
 _SLICE_S: Final = 0.01
 #: More partitions than this are merged into the metadata in another thread.
 _MANY_PARTITIONS: Final = 2000
+
+
+ClearWay = Callable[[TopicPartition, uuid.UUID | None], Awaitable[None]]
 
 
 class Replicas(Protocol):
@@ -59,12 +63,19 @@ class ControlHandlers:
         metadata: MetadataCache,
         replicas: Replicas,
         listeners: list[MetadataListener],
+        turn: asyncio.Lock,
+        clear_way: ClearWay | None = None,
     ) -> None:
+        """`turn` is held while a request is carried out.
+
+        `clear_way` moves a log aside that would be in a LeaderAndIsr's way.
+        """
         self._identity = identity
         self._metadata = metadata
         self._replicas = replicas
         self._listeners = listeners
-        self._turn = asyncio.Lock()
+        self._turn = turn
+        self._clear_way = clear_way
         self._has_epoch = asyncio.Event()
 
     def registered(self) -> None:
@@ -140,6 +151,8 @@ class ControlHandlers:
         for state in topic.partition_states:
             name = TopicPartition(topic.topic_name, state.partition_index)
             await self._replicas.settle(name)
+            if self._clear_way is not None:
+                await self._clear_way(name, topic.topic_id)
             error = self._replicas.apply(name, topic.topic_id, _order(state))
             errors.append({"partition_index": name.partition, "error_code": error})
             if loop.time() - began > _SLICE_S:

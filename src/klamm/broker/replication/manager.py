@@ -5,6 +5,7 @@ on: logs, fetchers, the line of ISR changes and the requests that wait. It runs 
 and never waits itself; whoever calls it from a request of the controller does so one at a time.
 """
 
+import contextlib
 import logging
 import uuid
 from collections import Counter
@@ -174,6 +175,20 @@ class ReplicaManager:
                 return ErrorCode.KAFKA_STORAGE_ERROR
         self.purgatories.on_change(name)
         return ErrorCode.NONE
+
+    def hosts(self, name: TopicPartition) -> bool:
+        """Whether a controller has told this broker to lead or follow the partition."""
+        return name in self._partitions
+
+    def move_aside(self, name: TopicPartition) -> None:
+        """Stop serving a stray replica and keep its files under another name."""
+        self._fetchers.remove(name)
+        self._let_go(name)
+        with contextlib.suppress(StorageError):  # reported with the failed directory
+            self.logs.move_aside(name)
+        if not self._hosted[name.topic]:
+            self._forget_topic(name.topic)
+        self.purgatories.on_change(name)
 
     def _new_partition(self, name: TopicPartition) -> Partition:
         return Partition(
