@@ -107,7 +107,7 @@ def test_where_the_write_fails_only_the_valid_updates_are_told_so() -> None:
     updates = [FeatureUpdate("f", 5, UP), FeatureUpdate("h", 1, UP)]
     event = UpdateFeatures(updates)
     world.run(handle(world.ctx, event))
-    _, (_, verdicts) = world.answers[-1]
+    _, verdicts = world.responses[-1]
     assert {name: code for name, (code, _) in verdicts.items()} == {
         "f": ControllerError.FEATURE_UPDATE_FAILED,
         "h": ControllerError.INVALID_REQUEST,

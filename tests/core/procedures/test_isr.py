@@ -43,7 +43,7 @@ def test_an_unexpected_error_is_answered_too(error: Exception) -> None:
     world.faults.before = fail
     with pytest.raises(type(error)):
         world.report_isr("t", [1])
-    ((_, answer),) = world.answers
+    (answer,) = world.responses
     assert answer == (ControllerError.UNKNOWN_SERVER_ERROR, [])
 
 

@@ -347,7 +347,6 @@ def test_without_alter_partition_the_state_itself_is_watched() -> None:
     world.queue.append(events.ReassignmentIsrChange("t", 0))
     world.settle()
     assert lists(world) == ([1, 3], [], [])
-    assert any(isinstance(e, effects.ForgetStateWatch) for e in world.performed)
 
 
 @pytest.mark.rule("REASG-28", "BRK-10")

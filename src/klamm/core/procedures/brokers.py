@@ -17,7 +17,6 @@ from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     ChangeChannels,
     DropLogDirNotifications,
-    ForgetBrokerWatch,
     Procedure,
     ReadBroker,
     ReadBrokers,
@@ -108,7 +107,6 @@ def on_brokers_failed(ctx: Context, failed: Collection[int]) -> Procedure[None]:
         cluster.offline_dirs.pop(id, None)
     cluster.shutting_down -= failed
     yield from on_replicas_offline(ctx, *cluster.hosted_by(failed))
-    yield ForgetBrokerWatch(sorted(failed))
 
 
 def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
@@ -218,9 +216,9 @@ def on_controlled_shutdown(ctx: Context, event: ControlledShutdown) -> Procedure
     refusal = _refusal(ctx, event)
     if refusal is None:
         remaining = yield from _empty(ctx, event.broker)
-        yield Respond(event, (ControllerError.NONE, remaining))
+        yield Respond((ControllerError.NONE, remaining))
     else:
-        yield Respond(event, (refusal, []))
+        yield Respond((refusal, []))
 
 
 def _refusal(ctx: Context, event: ControlledShutdown) -> ControllerError | None:

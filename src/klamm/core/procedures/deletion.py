@@ -16,7 +16,6 @@ from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     DeleteTopic,
     DropDeletions,
-    ForgetTopicWatch,
     Procedure,
     ReadDeletions,
 )
@@ -148,7 +147,6 @@ def _begin(ctx: Context, names: list[str]) -> Procedure[None]:
 def _finish(ctx: Context, name: str) -> Procedure[None]:
     """Remove every trace of a topic whose replicas are all deleted (DEL-15)."""
     cluster = ctx.cluster
-    yield ForgetTopicWatch([name])
     row, broker = cluster.replicas_in(cluster.rows_of([name]), ReplicaState.DELETION_SUCCESSFUL)
     yield from change_replica_states(ctx, row, broker, ReplicaState.NON_EXISTENT)
     yield DeleteTopic(name)

@@ -42,7 +42,7 @@ def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
         else:
             cluster.finalized_features = levels
             ctx.say(LoggerName.CONTROLLER, Level.INFO, f"features are finalized at {levels}")
-    yield Respond(event, (ControllerError.NONE, verdicts))
+    yield Respond((ControllerError.NONE, verdicts))
 
 
 def _flaw(ctx: Context, update: FeatureUpdate, finalized: Mapping[str, int]) -> str | None:

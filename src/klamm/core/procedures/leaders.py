@@ -52,14 +52,14 @@ def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
     """Elect leaders on request, and answer for each partition (PREF-1..12)."""
     if event.partitions is not None:
         results = yield from _elect_named(ctx, event.partitions, event.kind)
-        yield Respond(event, results)
+        yield Respond(results)
         return
     cluster = ctx.cluster
     rows = cluster.all_rows()
     rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     needy = rows[_needs_election(ctx, rows, event.kind)]
     results = yield from _elect(ctx, needy, event.kind)
-    yield Respond(event, results)
+    yield Respond(results)
 
 
 def on_zk_preferred_election(ctx: Context) -> Procedure[None]:
