@@ -28,6 +28,7 @@ from klamm.node.controller_link import ControllerLink
 from klamm.node.forwarding import ForwardingManager
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Store
 
 _ABOUT_THE_CLUSTER: Final = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR)
@@ -72,7 +73,7 @@ class BrokerServer:
         cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
-        first_metadata = FirstMetadata()
+        first_metadata = FirstMetadata(lambda: _has_topics(store))
         listeners: list[MetadataListener] = [plane, first_metadata]
         control = asyncio.Lock()
         self._strays: StrayReplicas | None = None
@@ -158,3 +159,7 @@ class BrokerServer:
         if not self.config.auto_create_topics_enable:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return await self._creation.create(topic)
+
+
+async def _has_topics(store: Store) -> bool:
+    return bool(await store.children(znodes.TOPICS))
