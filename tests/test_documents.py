@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Result, run_here
+from tests.support.command_line import Result, interruptible, run_here
 from tests.support.ports import free_base_port
 from tests.support.waiting import wait_until
 from tools import compatibility
@@ -43,8 +43,7 @@ def python_blocks(page: str) -> list[str]:
 def up(command: str) -> Iterator[str]:
     """`klamm up` as the page has it, on ports that are free here; the bootstrap servers."""
     process = subprocess.Popen(
-        f"exec {command} --base-port {free_base_port(3)} --json",
-        shell=True,
+        interruptible("/bin/sh", "-c", f"exec {command} --base-port {free_base_port(3)} --json"),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

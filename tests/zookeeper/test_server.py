@@ -22,6 +22,7 @@ from klamm.zookeeper.store import (
     SessionStarted,
     SessionSuspended,
 )
+from tests.support.command_line import interruptible
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -169,7 +170,8 @@ def test_in_the_foreground_it_runs_until_it_is_told_to_stop(tmp_path: Path, sig:
         "from klamm.zookeeper.server import run_foreground\n"
         f"run_foreground({port}, {str(tmp_path)!r}, '128m')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+    command = interruptible(sys.executable, "-c", program)
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert f"ready at 127.0.0.1:{port}".encode() in process.stderr.readline()
         assert server._serves("127.0.0.1", port)
