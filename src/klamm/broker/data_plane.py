@@ -14,7 +14,7 @@ from typing import Final
 
 from klamm.broker.clock import Clock
 from klamm.broker.controller_channel import BrokerToControllerChannel
-from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
 from klamm.broker.groups.service import GroupService

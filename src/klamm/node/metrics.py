@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from klamm.broker.data_plane import DataPlane
-from klamm.broker.delayed.requests import PurgatorySize, purgatory_sizes
+from klamm.broker.delayed.purgatory import PurgatorySize
 from klamm.broker.groups.coordinator import GroupCounts
 from klamm.broker.log.log import Log
 from klamm.broker.meters import TopicMeters
@@ -187,7 +187,7 @@ def _render_waiting(page: Page, broker: BrokerServer) -> None:
     }
     if broker.data is not None:
         census = broker.data.groups.coordinator.census()
-        waiting |= purgatory_sizes(broker.data.purgatories)
+        waiting |= broker.data.purgatories.sizes()
         waiting["Heartbeat"] = PurgatorySize(census.heartbeats, census.heartbeats)
         waiting["Rebalance"] = PurgatorySize(census.rebalances, census.rebalances)
     labelled = [(f'delayedOperation="{kind}"', each) for kind, each in sorted(waiting.items())]

@@ -170,9 +170,11 @@ class OffsetHandlers:
                     targets[name] = target
         low_watermarks: Mapping[TopicPartition, int] = {}
         if targets:
-            waiter = await self._replicas.wait_deleted(targets, body.timeout // _MILLISECOND)
-            errors.update(waiter.errors)
-            low_watermarks = waiter.low_watermarks
+            timeout_ms = body.timeout // _MILLISECOND
+            operation = self._replicas.delay_delete_records(targets, timeout_ms)
+            await operation.wait()
+            errors.update(operation.errors)
+            low_watermarks = operation.low_watermarks
         return {
             "topics": [
                 {

@@ -11,11 +11,11 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from klamm.broker.clock import Clock
 from klamm.broker.delayed.operations import DelayedDeleteRecords, DelayedProduce
-from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.log.files import Buffer
@@ -51,14 +51,6 @@ class RoleListener(Protocol):
     def on_following(self, name: TopicPartition, leader_epoch: int) -> None: ...
 
     def on_removed(self, name: TopicPartition) -> None: ...
-
-
-class Appended(NamedTuple):
-    """What became of an append; `error` is set or `result` is."""
-
-    error: ErrorCode
-    result: AppendResult | None = None
-    failure: AppendError | None = None
 
 
 class ReplicaManager:
@@ -173,7 +165,7 @@ class ReplicaManager:
                 self._delete(name)
             except StorageError:
                 return ErrorCode.KAFKA_STORAGE_ERROR
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         return ErrorCode.NONE
 
     def hosts(self, name: TopicPartition) -> bool:
@@ -188,7 +180,7 @@ class ReplicaManager:
             self.logs.move_aside(name)
         if not self._hosted[name.topic]:
             self._forget_topic(name.topic)
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
 
     def _new_partition(self, name: TopicPartition) -> Partition:
         return Partition(
@@ -238,7 +230,7 @@ class ReplicaManager:
             state.leader_epoch,
             state.isr,
         )
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         if self.role_listener is not None:
             self.role_listener.on_leading(name, state.leader_epoch, replica)
 
@@ -249,7 +241,7 @@ class ReplicaManager:
         self._fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
         partition.become_follower(state, replica)
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         if self.role_listener is not None:
             self.role_listener.on_following(name, state.leader_epoch)
         if not self.is_shutting_down:
@@ -279,42 +271,39 @@ class ReplicaManager:
         *,
         acks_all: bool,
         origin: AppendOrigin = AppendOrigin.CLIENT,
-    ) -> Appended:
-        """Append one batch to a partition that is led here (PROD-2, from its fifth check on).
+    ) -> AppendResult:
+        """Append one batch to a partition that this broker leads (PROD-2, from its fifth check on).
 
-        A `Batch` is what `validate` has returned.
+        A `Batch` is what `validate` has returned. A batch that is refused raises an AppendError.
         """
-        partition = self.find(name)
-        if isinstance(partition, ErrorCode):
-            return Appended(partition)
-        if error := partition.check_append(acks_all=acks_all):
-            if error is ErrorCode.NOT_ENOUGH_REPLICAS:
-                self._meters.topic(name.topic).failed_produce_requests += 1
-            return Appended(error)
-        replica = partition.log
-        assert isinstance(replica, Log), "a leader has a log on disk"
         size = records.header.size if isinstance(records, Batch) else len(records)
         try:
-            result = replica.append_as_leader(
+            partition = self.find(name)
+            if isinstance(partition, ErrorCode):
+                raise AppendError(partition)
+            if code := partition.check_append(acks_all=acks_all):
+                raise AppendError(code)
+            assert isinstance(partition.log, Log), "a leader has a log on disk"
+            result = partition.log.append_as_leader(
                 records,
                 leader_epoch=partition.leader_epoch,
                 now_ms=self._clock.wall_ms(),
                 origin=origin,
             )
-        except AppendError as failure:
-            self._meters.on_refused(name.topic, size, failure)
-            return Appended(failure.code, failure=failure)
-        except StorageError:
-            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+        except AppendError as error:
+            self._meters.on_append_error(name.topic, size, error)
+            raise
+        except StorageError as error:
+            raise AppendError(error.code) from error
         if not result.is_duplicate:
             count = result.last_offset - result.first_offset + 1
             self._meters.on_appended(name.topic, count, size)
-            # In this order: a lone replica commits what it appends, and who waits sees both.
+            # In this order: a lone replica commits what it appends, and delayed fetches see both.
             rose = partition.on_append(self._clock.steady_ms())
             self.purgatories.on_append(name)
             if rose:
                 self.purgatories.on_high_watermark(name)
-        return Appended(ErrorCode.NONE, result)
+        return result
 
     def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
         """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused."""
@@ -326,23 +315,17 @@ class ReplicaManager:
             records, partition.log.config, self._clock.wall_ms(), AppendOrigin.CLIENT
         )
 
-    async def wait_committed(
+    def delay_produce(
         self, required_offsets: dict[TopicPartition, int], timeout_ms: int
-    ) -> dict[TopicPartition, ErrorCode]:
-        """Wait until these partitions are committed up to these offsets; what came of each."""
-        waiter = DelayedProduce(required_offsets, self.find)
-        if not waiter.check_all():
-            purgatories = self.purgatories
-            if not await purgatories.wait(purgatories.produces, waiter, waiter.keys, timeout_ms):
-                waiter.expire()
-        return waiter.errors
+    ) -> DelayedProduce:
+        """Delay a response until the partitions are committed up to the required offsets.
 
-    def check_committed(
-        self, required_offsets: dict[TopicPartition, int]
-    ) -> dict[TopicPartition, ErrorCode] | None:
-        """The same without waiting: None if there is something to wait for."""
-        waiter = DelayedProduce(required_offsets, self.find)
-        return waiter.errors if waiter.check_all() else None
+        The operation is complete already if every required offset is committed.
+        """
+        operation = DelayedProduce(required_offsets, self.find)
+        purgatories = self.purgatories
+        purgatories.try_complete_else_watch(purgatories.produces, operation, timeout_ms)
+        return operation
 
     # DeleteRecords
 
@@ -362,16 +345,14 @@ class ReplicaManager:
             return ErrorCode.KAFKA_STORAGE_ERROR, -1
         return ErrorCode.NONE, target
 
-    async def wait_deleted(
+    def delay_delete_records(
         self, offsets: dict[TopicPartition, int], timeout_ms: int
     ) -> DelayedDeleteRecords:
-        """Wait until all live replicas have deleted up to these offsets."""
-        waiter = DelayedDeleteRecords(offsets, self.find)
-        if not waiter.check_all():
-            purgatories = self.purgatories
-            if not await purgatories.wait(purgatories.deletes, waiter, waiter.keys, timeout_ms):
-                waiter.expire()
-        return waiter
+        """Delay a response until all live replicas have deleted their records below the offsets."""
+        operation = DelayedDeleteRecords(offsets, self.find)
+        purgatories = self.purgatories
+        purgatories.try_complete_else_watch(purgatories.delete_records, operation, timeout_ms)
+        return operation
 
     # Followers
 
@@ -472,5 +453,5 @@ class ReplicaManager:
                 self._fetchers.remove(name)
                 self._let_go(name)
                 self._offline.add(name)
-                self.purgatories.on_change(name)
+                self.purgatories.on_leadership_change(name)
         log.error("log directory %s is offline; %s replicas are lost", path, len(self._offline))
