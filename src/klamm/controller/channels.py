@@ -19,6 +19,7 @@ from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.events import Event
 from klamm.metrics.meters import Timer
+from klamm.net.connection import SetupTimeout
 
 log = logging.getLogger("klamm.controller.channels")
 
@@ -52,6 +53,7 @@ class ControllerChannel:
         connect_timeout_s: float,
         request_timeout_s: float,
         on_event: Callable[[Event, str], None],
+        setup: SetupTimeout,
     ) -> None:
         self.broker = broker
         #: How long requests wait before they are sent.
@@ -61,6 +63,7 @@ class ControllerChannel:
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._on_event = on_event
+        self._setup = setup
         self._queue: deque[QueuedRequest] = deque()
         self._arrived = asyncio.Event()
         self._correlation_id = 0
@@ -112,15 +115,18 @@ class ControllerChannel:
                     self._endpoint.port,
                     error,
                 )
+                if self._streams is None:
+                    self._setup.on_failure()
                 self._disconnect()
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _exchange(self, request: QueuedRequest) -> bytes:
         if self._streams is None:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(min(self._setup.next_s(), self._connect_timeout_s)):
                 self._streams = await asyncio.open_connection(
                     self._endpoint.host, self._endpoint.port
                 )
+            self._setup.on_success()
         reader, writer = self._streams
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         async with asyncio.timeout(self._request_timeout_s):
@@ -151,11 +157,13 @@ class ControllerChannels:
         listener: str,
         connect_timeout_s: float = 30.0,
         request_timeout_s: float = 30.0,
+        setup_timeout_s: tuple[float, float] = (10.0, 30.0),
     ) -> None:
         self._controller_id = controller_id
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._setup_timeout_s = setup_timeout_s
         self._channels: dict[int, ControllerChannel] = {}
         self._queue: EventQueue | None = None
 
@@ -186,6 +194,7 @@ class ControllerChannels:
             self._connect_timeout_s,
             self._request_timeout_s,
             lambda event, cause: queue.put(event, cause=cause),
+            SetupTimeout(*self._setup_timeout_s),
         )
 
     def close(self, broker: int) -> None:

@@ -25,6 +25,8 @@ from klamm.metrics.requests import RequestMeter, Unsent
 log = logging.getLogger("klamm.net.server")
 
 _SIZE: Final = struct.Struct(">i")
+#: A buffer size that leaves the choice to the operating system.
+OS_DEFAULT_BUFFER: Final = -1
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
 #: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
@@ -305,6 +307,8 @@ class Server:
         frame_bytes_max: int,
         idle_max_s: float,
         backlog: int,
+        send_buffer_bytes: int = OS_DEFAULT_BUFFER,
+        receive_buffer_bytes: int = OS_DEFAULT_BUFFER,
     ) -> None:
         self.dispatch = dispatch
         self.frame_bytes_max = frame_bytes_max
@@ -312,6 +316,10 @@ class Server:
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle_max_s = idle_max_s
         self._backlog = backlog
+        self._buffers = {
+            socket.SO_SNDBUF: send_buffer_bytes,
+            socket.SO_RCVBUF: receive_buffer_bytes,
+        }
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -324,7 +332,11 @@ class Server:
                 endpoint.host or None,
                 endpoint.port,
                 backlog=self._backlog,
+                start_serving=False,
             )
+            for listening in server.sockets:
+                self._set_buffers(listening.fileno())
+            await server.start_serving()
         except OSError as error:
             raise ConfigError(
                 f"listeners: {endpoint} cannot be opened: {error.strerror or error}"
@@ -333,6 +345,13 @@ class Server:
         if self._sweep is None and self._idle_max_s > 0:
             self._close_idle()
         return int(server.sockets[0].getsockname()[1])
+
+    def _set_buffers(self, fd: int) -> None:
+        """Set the sizes of a listening socket's buffers; accepted sockets inherit them."""
+        with socket.socket(fileno=os.dup(fd)) as listening:
+            for option, size in self._buffers.items():
+                if size != OS_DEFAULT_BUFFER:
+                    listening.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _close_idle(self) -> None:
         """Close connections that have done nothing for long; a request in hand is not nothing."""

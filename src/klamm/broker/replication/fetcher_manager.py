@@ -190,6 +190,7 @@ class _Loop:
             f"broker-{means.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
+            config.socket_connection_setup_timeout_max_ms / 1000,
         )
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
 
