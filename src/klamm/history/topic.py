@@ -14,6 +14,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.shipping import Shipper, TooLargeError
 from klamm.history.spool import Spool
+from klamm.names import ACKS_ALL
 from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -28,7 +29,6 @@ _CREATE_TOPICS_VERSION: Final = 5
 _PRODUCE_VERSION: Final = 8
 _REPLICATION_MAX: Final = 3
 _LEADER_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
-_ACKS_ALL: Final = -1
 _REQUEST_TIMEOUT_MS: Final = 30_000
 _ANSWER_TIMEOUT_S: Final = 35.0
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -55,7 +55,7 @@ class HistoryTopicWriter:
             self._leader = await self._find_leader()
         batch = build_batch([Record(key, value, time.time_ns() // 1_000_000)])
         request = {
-            "acks": _ACKS_ALL,
+            "acks": ACKS_ALL,
             "timeout": _REQUEST_TIMEOUT_MS,
             "topic_data": [
                 {

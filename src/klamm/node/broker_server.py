@@ -13,7 +13,7 @@ from klamm.broker.clock import SystemClock
 from klamm.broker.data_plane import DataPlane
 from klamm.broker.handlers.cluster import ClusterHandlers, FirstMetadata
 from klamm.broker.handlers.configs import ConfigHandlers
-from klamm.broker.handlers.control import ControlHandlers, MetadataListener, NoReplicas
+from klamm.broker.handlers.control import ControlHandlers, MetadataListener
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.groups import FindCoordinatorHandlers
 from klamm.broker.identity import BrokerIdentity
@@ -59,22 +59,19 @@ class BrokerServer:
         self.identity = identity
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
+        #: The data plane; None on a node that is only controller.
         self.data: DataPlane | None = None
-        self._no_data: NoData | None = None
         if "broker" in config.klamm_roles:
             self.data = DataPlane(
                 config, identity, self.metadata, store, self.meters, SystemClock()
             )
-        else:
-            self._no_data = NoData(config, identity, self.metadata)
-        plane = self.data or self._no_data
-        assert plane is not None
+        self._plane = self.data or NoData(config, identity, self.metadata)
         self._creation = AutoTopicCreation(config, candidate.request)
         cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
         first_metadata = FirstMetadata(lambda: _has_topics(store))
-        listeners: list[MetadataListener] = [plane, first_metadata]
+        listeners: list[MetadataListener] = [self._plane, first_metadata]
         control = asyncio.Lock()
         self._strays: StrayReplicas | None = None
         if self.data is not None:
@@ -85,7 +82,7 @@ class BrokerServer:
         self._control = ControlHandlers(
             identity,
             self.metadata,
-            NoReplicas() if self.data is None else self.data.replicas,
+            self._plane.replicas,
             listeners,
             control,
             self._strays.clear_way if self._strays is not None else None,
@@ -99,7 +96,7 @@ class BrokerServer:
             ConfigHandlers(lambda: self.config, self.metadata, store),
             self.forwarding,
             self._control,
-            plane,
+            self._plane,
         )
         self._handlers: dict[ApiKey, Handler] = {
             key: handler for part in parts for key, handler in part.handlers().items()
@@ -114,8 +111,7 @@ class BrokerServer:
     async def load(self) -> None:
         """Open the logs; after this the controller may come."""
         self.state = BrokerState.RECOVERING
-        if self.data is not None:
-            await self.data.load()
+        await self._plane.load()
 
     def registered(self) -> None:
         """The broker has an epoch."""
@@ -124,25 +120,21 @@ class BrokerServer:
     def start(self) -> None:
         """The broker is registered and its configuration is known."""
         self.state = BrokerState.RUNNING
-        if self.data is not None:
-            self.data.start()
+        self._plane.start()
 
     def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
         """Settings of a topic changed in ZooKeeper."""
-        if self.data is not None:
-            self.data.replicas.topic_config_changed(topic, overrides)
+        self._plane.topic_config_changed(topic, overrides)
 
     def config_changed(self, config: BrokerConfig) -> None:
         """Settings of this broker changed in ZooKeeper."""
         self.config = self._creation.config = config
-        if self.data is not None:
-            self.data.config_changed(config)
+        self._plane.config_changed(config)
 
     async def leave_in_order(self) -> None:
         """Hand leaderships over before stopping; clients are served meanwhile (LIFE-13, 14)."""
         self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
-        if self.data is not None:
-            self.data.replicas.is_shutting_down = True
+        self._plane.prepare_shutdown()
         await leaving.leave_in_order(self.config, self.identity, self.metadata)
 
     async def close(self) -> None:
@@ -150,10 +142,7 @@ class BrokerServer:
         self.state = BrokerState.SHUTTING_DOWN
         if self._strays is not None:
             self._strays.close()
-        if self.data is not None:
-            await self.data.close()
-        if self._no_data is not None:
-            self._no_data.close()
+        await self._plane.close()
 
     async def _auto_create(self, topic: str) -> ErrorCode:
         if not self.config.auto_create_topics_enable:

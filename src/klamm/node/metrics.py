@@ -137,7 +137,7 @@ async def render_data(page: Page, data: DataPlane) -> None:
     """What a node has that holds data."""
     replicas = list(data.replicas)
     _render_replicas(page, data, replicas)
-    _render_fetchers(page, data.fetchers)
+    _render_fetchers(page, data.replicas.fetchers)
     sessions = "kafka.server:type=FetchSessionCache"
     page.gauge(f"{sessions},name=NumIncrementalFetchSessions", len(data.sessions))
     page.gauge(
@@ -274,7 +274,9 @@ def _render_disks(page: Page, data: DataPlane) -> None:
         f"{cleaner},name=uncleanable-bytes",
         [(f'logDirectory="{path}"', sum(log.size for log in logs)) for path, logs in uncleanable],
     )
-    page.timers("kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.log_flushes)])
+    page.timers(
+        "kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.flusher.flushes)]
+    )
 
 
 def _render_groups(page: Page, census: GroupCounts) -> None:

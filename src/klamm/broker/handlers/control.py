@@ -33,13 +33,13 @@ ClearWay = Callable[[TopicPartition, uuid.UUID | None], Awaitable[None]]
 
 
 class Replicas(Protocol):
-    """Those who carry out orders about replicas."""
+    """What LeaderAndIsr and StopReplica are applied to."""
 
     async def prepare(self, topics: list[str]) -> None:
-        """Get ready for orders about these topics."""
+        """Read what is needed before the states of these topics are applied."""
 
     async def settle(self, name: TopicPartition) -> None:
-        """Wait until nobody is changing the log of this partition."""
+        """Wait until no truncation of this partition's log is under way."""
 
     def apply(
         self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
@@ -221,21 +221,3 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
 def _live_broker(broker: Any) -> LiveBroker:
     endpoints = {each.listener: BrokerEndpoint(each.host, each.port) for each in broker.endpoints}
     return LiveBroker(broker.id, endpoints, broker.rack)
-
-
-class NoReplicas:
-    """Stands in for replicas on a node that has none: `klamm.roles=controller`."""
-
-    async def prepare(self, topics: list[str]) -> None:
-        """Nothing is needed for a refusal."""
-
-    async def settle(self, name: TopicPartition) -> None:
-        """Nothing is under way."""
-
-    def apply(
-        self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
-    ) -> ErrorCode:
-        return ErrorCode.KAFKA_STORAGE_ERROR
-
-    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
-        return ErrorCode.NONE

@@ -27,6 +27,7 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.alter_partition import AlterPartitionManager
+from klamm.broker.replication.fetcher import FetchEffects
 from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.broker.replication.isr import AlterPartitionItem, AlterPartitionResult
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
@@ -63,7 +64,6 @@ class ReplicaManager:
         metadata: MetadataCache,
         logs: LogManager,
         topics: TopicConfigs,
-        fetchers: ReplicaFetcherManager,
         alter_partition_manager: AlterPartitionManager,
         purgatories: Purgatories,
         meters: BrokerMeters,
@@ -78,7 +78,9 @@ class ReplicaManager:
         self._config = config
         self._identity = identity
         self._metadata = metadata
-        self._fetchers = fetchers
+        self.fetchers = ReplicaFetcherManager(
+            config, identity, metadata, logs, self._on_fetch_effects, clock
+        )
         self._alter_partition_manager = alter_partition_manager
         self._meters = meters
         self._clock = clock
@@ -125,7 +127,7 @@ class ReplicaManager:
 
     async def settle(self, name: TopicPartition) -> None:
         """Wait until nobody is cutting the log of this partition."""
-        await self._fetchers.wait_truncated(name)
+        await self.fetchers.wait_truncated(name)
 
     def apply(
         self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
@@ -159,7 +161,7 @@ class ReplicaManager:
         partition = self._partitions.get(name)
         if partition is not None and (error := partition.check_stop(leader_epoch)):
             return error
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         if delete:
             try:
                 self._delete(name)
@@ -174,7 +176,7 @@ class ReplicaManager:
 
     def move_aside(self, name: TopicPartition) -> None:
         """Stop serving a stray replica and keep its files under another name."""
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         self._let_go(name)
         with contextlib.suppress(StorageError):  # reported with the failed directory
             self.logs.move_aside(name)
@@ -219,7 +221,7 @@ class ReplicaManager:
 
     def _lead(self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log) -> None:
         name = partition.name
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
         partition.become_leader(state, replica, self._clock.steady_ms())
         log.debug(
@@ -238,14 +240,14 @@ class ReplicaManager:
         self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log
     ) -> None:
         name = partition.name
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
         partition.become_follower(state, replica)
         self.purgatories.on_leadership_change(name)
         if self.role_listener is not None:
             self.role_listener.on_following(name, state.leader_epoch)
         if not self.is_shutting_down:
-            self._fetchers.add(name, replica, state.leader, state.leader_epoch)
+            self.fetchers.add(name, replica, state.leader, state.leader_epoch)
 
     def _delete(self, name: TopicPartition) -> None:
         self._let_go(name)
@@ -259,7 +261,7 @@ class ReplicaManager:
             del self._topic_names[self._topic_ids.pop(topic)]
         self.topics.forget(topic)
         self.leader_throttle.forget_topics([topic])
-        self._fetchers.throttle.forget_topics([topic])
+        self.fetchers.throttle.forget_topics([topic])
         self._meters.forget_topic(topic)
 
     # Produce
@@ -370,6 +372,17 @@ class ReplicaManager:
         if progress.start_offset_rose:
             self.purgatories.on_low_watermark(partition.name)
 
+    def _on_fetch_effects(self, effects: FetchEffects) -> None:
+        """Count what a fetcher has appended here, and complete requests that it concerns."""
+        for name, size in effects.appended.items():
+            meters = self._meters.topic(name.topic)
+            meters.replication_bytes_in += size
+            partition = self._partitions.get(name)
+            if partition is not None and partition.broker_id in partition.adding:
+                meters.reassignment_bytes_in += size
+        for name in effects.high_watermark_moved:
+            self.purgatories.on_high_watermark(name)
+
     def on_alter_partition_result(
         self, proposal: AlterPartitionItem, result: AlterPartitionResult
     ) -> None:
@@ -443,14 +456,14 @@ class ReplicaManager:
     def _throttles(self) -> tuple[tuple[ReplicationThrottle, str], ...]:
         return (
             (self.leader_throttle, _LEADER_THROTTLE),
-            (self._fetchers.throttle, _FOLLOWER_THROTTLE),
+            (self.fetchers.throttle, _FOLLOWER_THROTTLE),
         )
 
     def directory_failed(self, path: Path) -> None:
         """Part with the replicas of a log directory that has gone offline (REC-7)."""
         for name, partition in list(self._partitions.items()):
             if isinstance(partition.log, Log) and not partition.log.directory.is_online:
-                self._fetchers.remove(name)
+                self.fetchers.remove(name)
                 self._let_go(name)
                 self._offline.add(name)
                 self.purgatories.on_leadership_change(name)
