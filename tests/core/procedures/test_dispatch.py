@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import ControllerError
-from klamm.core.events import Event, RequestedElection
+from klamm.core.events import ControllerError, Event, RequestedElection
 from klamm.core.procedures.dispatch import handle, not_controller_response
 from klamm.errors import FencedError, UnavailableError
 from tests.support.procedure_world import steady

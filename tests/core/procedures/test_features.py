@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from klamm.core import effects
-from klamm.core.codes import ControllerError
-from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
+from klamm.core.events import ControllerError, FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.core.procedures.dispatch import handle
 from klamm.errors import UnavailableError
 from tests.support.procedure_world import World

@@ -3,9 +3,9 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
+from klamm.core.events import ControllerError
 from klamm.core.reassignment import Assignment
 from tests.support.procedure_store import REASSIGN, TOPICS, Node
 from tests.support.procedure_world import World, steady

@@ -11,7 +11,6 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import RegisteredBroker, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, count
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -24,7 +23,7 @@ from klamm.core.effects import (
     Respond,
     WatchBrokers,
 )
-from klamm.core.events import ControlledShutdown, LeaderAndIsrResponseReceived
+from klamm.core.events import ControlledShutdown, ControllerError, LeaderAndIsrResponseReceived
 from klamm.core.procedures.deletion import fail_deletion, resume_deletion_of
 from klamm.core.procedures.partitions import Strategy, change_partition_states, trigger_elections
 from klamm.core.procedures.reassignment import resume_reassignments

@@ -10,7 +10,6 @@ from collections.abc import Collection
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -19,7 +18,7 @@ from klamm.core.effects import (
     Procedure,
     ReadDeletions,
 )
-from klamm.core.events import StopReplicaResponseReceived
+from klamm.core.events import ControllerError, StopReplicaResponseReceived
 from klamm.core.procedures.partitions import change_partition_states
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState

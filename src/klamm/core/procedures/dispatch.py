@@ -3,10 +3,9 @@
 from typing import Any
 
 from klamm.core import events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import Procedure, Respond
-from klamm.core.events import Event
+from klamm.core.events import ControllerError, Event
 from klamm.core.procedures import brokers, deletion, features, isr, leaders, reassignment, topics
 from klamm.errors import FencedError
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from klamm.core.codes import ControllerError
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import Procedure, Respond, WriteFeatures
-from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
+from klamm.core.events import ControllerError, FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.errors import FencedError, KlammError
 
 #: Kafka's code, and a message if it has its own.

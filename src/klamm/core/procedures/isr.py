@@ -4,7 +4,6 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import LeaderAndIsrs, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import padded, unpad
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -20,7 +19,7 @@ from klamm.core.effects import (
     WriteStates,
 )
 from klamm.core.elections import RECOVERING
-from klamm.core.events import AlterPartition, PartitionProposal, ProposalResult
+from klamm.core.events import AlterPartition, ControllerError, PartitionProposal, ProposalResult
 from klamm.core.procedures.reassignment import complete_reassignments
 from klamm.errors import FencedError
 

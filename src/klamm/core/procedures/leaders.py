@@ -7,7 +7,6 @@ import numpy as np
 
 from klamm.core.balance import needs_preferred_election
 from klamm.core.cluster import TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, Mask, is_one_of
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -18,7 +17,13 @@ from klamm.core.effects import (
     Respond,
     Schedule,
 )
-from klamm.core.events import AutoRebalance, ElectLeaders, RequestedElection, ZkPreferredElection
+from klamm.core.events import (
+    AutoRebalance,
+    ControllerError,
+    ElectLeaders,
+    RequestedElection,
+    ZkPreferredElection,
+)
 from klamm.core.procedures.partitions import (
     Failure,
     Strategy,

@@ -17,7 +17,6 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import ClusterState, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -38,6 +37,7 @@ from klamm.core.effects import (
 )
 from klamm.core.events import (
     ApiReassignment,
+    ControllerError,
     ListReassignments,
     ReassignmentIsrChange,
     ZkReassignment,
