@@ -17,8 +17,12 @@ from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import Reader, ReadView
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.fetch import AbortedTransaction, EpochEndOffset, FetchPartitionResponse
-from klamm.protocol.fast.leaders import LeaderHint
+from klamm.protocol.fast.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchPartitionResponse,
+    LeaderHint,
+)
 
 log = logging.getLogger("klamm.broker.fetch.reader")
 

@@ -30,9 +30,9 @@ from klamm.protocol.fast.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopicResponse,
+    NodeEndpoint,
     encode_fetch_response,
 )
-from klamm.protocol.fast.leaders import NodeEndpoint
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13
