@@ -7,6 +7,7 @@ INSTALLED := $(VENV)/.installed
 # Settings for single runs: make test PYTEST="-k listeners", make bench BENCH=kernels
 PYTEST ?= -n auto --maxprocesses 4
 BENCH ?=
+PKG ?= core
 INTEROP ?=
 REPORT ?=
 MINUTES ?= 2
@@ -16,7 +17,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -45,6 +46,11 @@ recording: setup ## run the tour and keep what it shows in docs/demo.svg
 
 test: lint types ## the linter, the type checker and the tests
 	@$(BIN)/python -m tools.run_tests $(PYTEST)
+
+unit: setup ## one package's tests that need no process, in seconds; PKG=core or PKG=broker/log
+	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -q -n auto \
+		--maxprocesses 4 -m "not real and not interop and not crash and not spark_heavy and not clients" \
+		tests/$(PKG)
 
 fmt: setup ## format the code and mend what the linter can
 	@$(BIN)/ruff format
@@ -77,7 +83,7 @@ clients: setup ## the test matrix with kafka-python and aiokafka too: groups, ad
 	@$(BIN)/python -m pytest -m clients
 
 crash: setup ## kill controllers at every write of every operation, before and after it
-	@$(BIN)/python -m pytest -m "crash or not crash" tests/controller/test_crashes.py
+	@$(BIN)/python -m pytest -m "crash or not crash" tests/real/test_controller_crashes.py
 
 chaos: setup ## faults on real processes, and a check of what clients saw; MINUTES=2 SEED=7 ENSEMBLE=1
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
@@ -98,6 +104,7 @@ conformance: setup ## print which rules of the specifications are shown by which
 docs: setup ## make the generated documents anew
 	@$(BIN)/python tools/conformance.py --write
 	@$(BIN)/python tools/compatibility.py --write
+	@$(BIN)/python -m tools.module_tests --write
 
 lock: setup ## resolve the dependencies anew and write requirements.lock
 	@$(BIN)/python tools/lock.py

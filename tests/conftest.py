@@ -25,6 +25,7 @@ from tests.support.lab import Lab
 # No deadlines: a loaded machine is not a bug.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", PATIENT)
+settings.register_profile("quick", PATIENT, max_examples=20)
 settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("nightly", PATIENT, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
@@ -39,6 +40,16 @@ class SparkInOneProcess(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkInOneProcess:
     return SparkInOneProcess(config, log)
+
+
+#: Fixtures that start processes: a test that uses one of them is a test of real processes.
+_STARTS_PROCESSES = frozenset({"zookeeper_server", "spark", "klamm_cluster"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.real)
 
 
 @pytest.fixture(scope="session")

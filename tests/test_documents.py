@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Result, run_here
+from tests.support.command_line import Result, interruptible, run_here
 from tests.support.ports import free_base_port
 from tests.support.waiting import wait_until
-from tools import compatibility
+from tools import compatibility, module_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/operators.md", "docs/teaching.md")
@@ -43,8 +43,7 @@ def python_blocks(page: str) -> list[str]:
 def up(command: str) -> Iterator[str]:
     """`klamm up` as the page has it, on ports that are free here; the bootstrap servers."""
     process = subprocess.Popen(
-        f"exec {command} --base-port {free_base_port(3)} --json",
-        shell=True,
+        interruptible("/bin/sh", "-c", f"exec {command} --base-port {free_base_port(3)} --json"),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -139,6 +138,10 @@ def test_the_compatibility_tables_are_what_the_code_has():
     assert compatibility.PAGE.read_text(encoding="utf-8").splitlines() == list(
         compatibility.lines()
     ), "make docs"
+
+
+def test_the_table_from_modules_to_tests_is_current():
+    assert module_tests.PAGE.read_text(encoding="utf-8") == module_tests.page(), "make docs"
 
 
 def test_make_demo_is_the_tour():

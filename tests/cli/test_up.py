@@ -18,7 +18,7 @@ import pytest
 
 from klamm.client.admin import Admin
 from tests.local.test_cluster import descendants, is_alive
-from tests.support.command_line import run_here, run_process
+from tests.support.command_line import interruptible, run_here, run_process
 from tests.support.ports import free_base_port
 from tests.support.waiting import wait_until
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "klamm", "up", *arguments],
+        interruptible(sys.executable, "-m", "klamm", "up", *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -136,7 +136,10 @@ def test_on_a_terminal_it_shows_the_cluster_and_a_second_ctrl_c_kills(tmp_path: 
 
 def test_it_can_be_stopped_before_it_is_ready(tmp_path: Path):
     up = subprocess.Popen(
-        [sys.executable, "-m", "klamm", "up", "--json", "--base-port", str(free_base_port(3))],
+        interruptible(
+            *(sys.executable, "-m", "klamm", "up", "--json"),
+            *("--base-port", str(free_base_port(3))),
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -17,6 +17,7 @@ from klamm.errors import ConfigError, UnavailableError
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.frames import decode_request, encode_response
 from klamm.protocol.codes import ErrorCode, KafkaError
+from tests.support.waiting import wait_until
 
 Answer = Callable[[Any], dict[str, Any]]
 
@@ -168,6 +169,52 @@ def test_who_does_not_answer_is_passed_over():
             dead = f"127.0.0.1:{nobody.getsockname()[1]}"
         with Admin(f"{dead},{one.address}") as admin:
             assert [each.id for each in topics.describe(admin).brokers] == [1]
+
+
+@contextmanager
+def hanging() -> Iterator[str]:
+    """The address of a broker that accepts connections and never responds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_broker_that_hangs_is_passed_over_and_asked_last_from_then_on():
+    with scripted({}) as (one,), hanging() as hung, Admin(f"{hung},{one.address}") as admin:
+        topics.describe(admin)
+        assert admin._responsive == ("127.0.0.1", one.port)
+        before = len(one.asked)
+        topics.describe(admin)
+        assert len(one.asked) > before
+
+
+def test_a_controller_that_hangs_is_left_when_another_has_its_role():
+    release = threading.Event()
+
+    def hang(_: Any) -> dict[str, Any]:
+        release.wait(30)
+        return {"responses": []}
+
+    controller = [1]
+
+    def metadata(_: Any) -> dict[str, Any]:
+        controller.append(2)  # whoever asks again hears of another
+        return {
+            "brokers": [
+                {"node_id": number, "host": "127.0.0.1", "port": each.port, "rack": None}
+                for number, each in enumerate(brokers, start=1)
+            ],
+            "cluster_id": "c",
+            "controller_id": controller.pop(0),
+            "topics": [],
+        }
+
+    done = {ApiKey.DELETE_TOPICS: delete_topics(ErrorCode.NONE), ApiKey.METADATA: metadata}
+    with scripted({ApiKey.DELETE_TOPICS: hang}, done) as brokers:
+        with Admin(brokers[1].address) as admin:
+            topics.delete(admin, "t")
+        assert ApiKey.DELETE_TOPICS in [api for api, _ in brokers[1].asked]
+        release.set()
+        wait_until(lambda: not any("send" in each.name for each in threading.enumerate()))
 
 
 def test_a_connection_that_was_closed_is_opened_again():

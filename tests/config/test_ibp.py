@@ -41,11 +41,9 @@ def test_versions_are_ordered_by_number_and_not_by_letters():
 @pytest.mark.parametrize(
     ("gate", "before", "since"),
     [
-        ("has_broker_epochs", "2.1", "2.2-IV0"),
         ("has_feature_versioning", "2.6", "2.7-IV0"),
         ("has_alter_partition", "2.7-IV1", "2.7-IV2"),
         ("has_topic_ids", "2.7", "2.8-IV0"),
-        ("has_allocate_producer_ids", "2.8", "3.0-IV0"),
         ("has_leader_recovery_state", "3.1", "3.2-IV0"),
     ],
 )

@@ -1,6 +1,7 @@
 """The queue of events, by itself and with the loop that empties it (section 4)."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import pytest
 from klamm.controller.event_queue import EventQueue
 from klamm.controller.loop import Expire, Reelect
 from klamm.core.events import (
+    AlterPartition,
+    ApiReassignment,
     BrokerChange,
     ControlledShutdown,
+    ElectLeaders,
     ListReassignments,
     QueuedEvent,
+    RequestedElection,
     TopicChange,
     TopicDeletion,
+    UpdateFeatures,
 )
 from klamm.zookeeper import znodes
 from tests.support.candidate import Node, running
@@ -154,13 +160,31 @@ def test_a_lost_session_preempts_what_waits_and_ends_the_term(tmp_path: Path):
         await node.controller.enter_election()
         await node.until(lambda: node.controller.context is not None)
         node.controller.observe(diary)
-        answers: list[Any] = []
-        for event in (TopicChange(), ControlledShutdown(1, 1), ListReassignments(None)):
-            node.controller.submit(event, "test", answers.append)
-        node.controller.submit(BrokerChange(), "test", answers.append)
-        # All of them wait, since nothing was awaited in between.
+        responses: dict[str, Any] = {}
+        orders = ("orders", 0)
+        for event in (
+            TopicChange(),
+            ControlledShutdown(1, 1),
+            ApiReassignment({orders: [1]}),
+            ListReassignments(None),
+            ElectLeaders(RequestedElection.PREFERRED, [orders]),
+            BrokerChange(),
+            # Kafka sends no response to these two; klamm does (`not_controller_response`).
+            AlterPartition(1, 1, 3, []),
+            UpdateFeatures([]),
+        ):
+            name = type(event).__name__
+            node.controller.submit(event, "test", partial(responses.__setitem__, name))
+        # All of them are still queued, since nothing was awaited in between.
         await node.controller.expire("the session is lost")
-        assert answers == [(11, []), (41, {})]
+        assert responses == {
+            "ControlledShutdown": (11, []),
+            "ApiReassignment": (41, {}),
+            "ListReassignments": (41, {}),
+            "ElectLeaders": {orders: (41, None, -1)},
+            "AlterPartition": (41, []),
+            "UpdateFeatures": (41, {}),
+        }
         assert diary.begun == ["Expire"]
         assert node.controller.context is None
         assert not node.controller.is_active

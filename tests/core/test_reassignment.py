@@ -3,10 +3,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from klamm.core.columns import padded, unpad
-from klamm.core.reassignment import Assignment, Assignments
+from klamm.core.reassignment import Assignment
 from tests.support.strategies import broker_lists
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "spec" / "controller.md"
@@ -104,48 +102,3 @@ def test_a_broker_that_gives_up_its_replica_leaves_every_list():
 )
 def test_a_move_is_complete_once_the_whole_target_is_in_sync(assignment, isr, is_complete):
     assert assignment.is_complete(isr) is is_complete
-
-
-# Many at once agree with one by one.
-
-moves = st.builds(
-    lambda old, new: Assignment(tuple(old)).reassign_to(new if new else old),
-    lists,
-    broker_lists(max_size=5),
-)
-
-
-def rows_of(assignments):
-    return Assignments(
-        padded(each.replicas for each in assignments),
-        padded(each.adding for each in assignments),
-        padded(each.removing for each in assignments),
-    )
-
-
-def lists_of(rows):
-    return [tuple(unpad(row)) for row in rows]
-
-
-@given(st.lists(moves, max_size=8))
-def test_origins_and_targets_of_many_agree_with_those_of_each(assignments):
-    rows = rows_of(assignments)
-    assert lists_of(rows.origin) == [each.origin for each in assignments]
-    assert lists_of(rows.target) == [each.target for each in assignments]
-    assert rows.is_being_reassigned.tolist() == [each.is_being_reassigned for each in assignments]
-
-
-@given(st.lists(st.tuples(moves, lists), max_size=8))
-def test_reassigning_many_agrees_with_reassigning_each(pairs):
-    moved = rows_of([old for old, _ in pairs]).reassign_to(padded(new for _, new in pairs))
-    expected = [old.reassign_to(new) for old, new in pairs]
-    assert lists_of(moved.replicas) == [each.replicas for each in expected]
-    assert lists_of(moved.adding) == [each.adding for each in expected]
-    assert lists_of(moved.removing) == [each.removing for each in expected]
-
-
-@pytest.mark.rule("REASG-20")
-@given(st.lists(st.tuples(moves, broker_lists(max_size=6)), max_size=8))
-def test_completion_of_many_agrees_with_that_of_each(pairs):
-    complete = rows_of([each for each, _ in pairs]).is_complete(padded(isr for _, isr in pairs))
-    assert complete.tolist() == [each.is_complete(isr) for each, isr in pairs]

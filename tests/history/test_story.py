@@ -21,9 +21,9 @@ from klamm.core.events import (
     TopicDeletion,
 )
 from klamm.errors import ConfigError, KlammError
+from klamm.history.partition_events import Gap, read_partition_events
 from klamm.history.spool import read_spool
 from klamm.history.story import run, split_name, story
-from klamm.history.trail import Gap, read_trail
 from tests.support.office import Office
 
 
@@ -38,7 +38,7 @@ def told(office: Office, topic: str = "orders", partition: int = 0) -> list[str]
     """The story without the times, which are of no interest here."""
     office.history.spool.flush()
     batches = read_spool(office.config.klamm_history_dir)
-    texts = story(read_trail(batches, topic, partition), topic, partition)
+    texts = story(read_partition_events(batches, topic, partition), topic, partition)
     return [text.partition(" epoch ")[2] or text for text in texts]
 
 
@@ -63,8 +63,8 @@ def propose(office: Office, *isr: int) -> None:
 def test_a_sentence_begins_with_time_epoch_and_sequence(office: Office):
     begin(office, [1, 2])
     office.history.spool.flush()
-    trail = read_trail(read_spool(office.config.klamm_history_dir), "orders", 0)
-    assert list(story(trail, "orders", 0)) == [
+    events = read_partition_events(read_spool(office.config.klamm_history_dir), "orders", 0)
+    assert list(story(events, "orders", 0)) == [
         "2001-09-09 01:46:40.005 epoch 1 #1: broker 1 became controller.",
         "2001-09-09 01:46:40.022 epoch 1 #2: topics appeared or vanished in ZooKeeper; "
         "orders-0 was created with leader 1, leader epoch 0, ISR 1,2.",
@@ -235,15 +235,15 @@ def rows(*keys: tuple[int, int, int, int], office: Office) -> list[pa.RecordBatc
 def test_gaps_are_named(office: Office):
     office.fail_over()
     some = rows((1, 2, 0, 1), (1, 5, 0, 1), (4, 1, 0, 1), (4, 2, 1, 2), office=office)
-    trail = list(read_trail(some, "orders", 0))
-    assert [entry for entry in trail if isinstance(entry, Gap)] == [
+    events = list(read_partition_events(some, "orders", 0))
+    assert [entry for entry in events if isinstance(entry, Gap)] == [
         Gap(1, 1, 1),
         Gap(1, 3, 4),
         Gap(2),
         Gap(3),
         Gap(4, 2, 2),
     ]
-    texts = list(story(trail, "orders", 0))
+    texts = list(story(events, "orders", 0))
     assert texts[0] == "(Missing from the history, at least in part: epoch 1 #1.)"
     assert texts[2] == "(Missing from the history, at least in part: epoch 1 #3 to #4.)"
     assert "(Nothing is known of controller epoch 2.)" in texts

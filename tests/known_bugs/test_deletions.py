@@ -3,8 +3,8 @@
 import pytest
 
 from klamm.core import events
-from klamm.core.codes import ControllerError
 from klamm.core.columns import NO_BROKER
+from klamm.core.events import ControllerError
 from tests.support.procedure_store import DELETIONS, TOPICS, state_path
 from tests.support.procedure_world import World, steady
 

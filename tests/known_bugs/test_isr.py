@@ -3,9 +3,9 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
+from klamm.core.events import ControllerError
 from klamm.core.invariants import violations
 from klamm.core.procedures.dispatch import handle
 from tests.support.procedure_store import state_path

@@ -12,7 +12,7 @@ from klamm.core import effects
 from klamm.core.effects import Effect
 from klamm.core.events import ApiReassignment
 from klamm.errors import FencedError
-from tests.core.procedures.test_crashes import SCENARIOS, Scenario, catch_up
+from tests.core.procedures.test_dispatch_crashes import SCENARIOS, Scenario, catch_up
 from tests.support.procedure_world import World
 
 READS = (

@@ -34,6 +34,20 @@ def test_each_stage_has_its_time() -> None:
 
 
 @pytest.mark.rule("BMET-3")
+def test_the_time_of_a_request_is_the_sum_of_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_at = iter((10 * MS, 27 * MS))
+    monkeypatch.setattr("klamm.metrics.requests.perf_counter_ns", lambda: next(sent_at))
+    meter = RequestMeter("FetchConsumer")
+    meter.note(unsent())
+    meter.note(unsent())
+    meter.settle()
+    total = {name: round(histogram.sum) for name, histogram in meter.measures()}
+    stages = ("RequestQueue", "Local", "Remote", "Throttle", "ResponseQueue", "ResponseSend")
+    assert [total[f"{stage}TimeMs"] for stage in stages] == [2, 4, 6, 0, 0, 25]
+    assert total["TotalTimeMs"] == 37
+
+
+@pytest.mark.rule("BMET-3")
 def test_sums_go_back_further_than_distributions() -> None:
     meter = RequestMeter("Produce")
     for _ in range(RECENT_MAX):

@@ -136,3 +136,16 @@ def test_a_failed_log_directory_takes_its_replicas_offline(
     offline = "kafka_log_LogManager_LogDirectoryOffline"
     assert shown[f'{offline}{{logDirectory="{first}"}}'] == 1
     assert shown[f'{offline}{{logDirectory="{second}"}}'] == 0
+
+
+def test_a_node_waits_for_zookeeper_as_long_as_its_configuration_says(tmp_path: Path) -> None:
+    port = free_port()
+    file = tmp_path / "server.properties"
+    file.write_text(
+        f"broker.id=1\nlog.dirs={tmp_path / 'logs'}\nzookeeper.connect=127.0.0.1:{port}\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{free_port()}\nzookeeper.connection.timeout.ms=300\n"
+    )
+    command = [sys.executable, "-m", "klamm", "broker", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f"No ZooKeeper answered at 127.0.0.1:{port} within 0.3 s." in ended.stderr

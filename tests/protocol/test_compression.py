@@ -61,3 +61,23 @@ def test_frames_of_other_writers_are_read():
     data = os.urandom(1000) * 300
     assert bytes(decompress(Codec.LZ4, bytes(cramjam.lz4.compress(data)))) == data
     assert bytes(decompress(Codec.ZSTD, bytes(cramjam.zstd.compress(data, level=19)))) == data
+
+
+@pytest.mark.parametrize(
+    ("codec", "least", "most"), [(Codec.GZIP, 1, 9), (Codec.LZ4, 1, 17), (Codec.ZSTD, -100, 19)]
+)
+def test_a_higher_level_compresses_more(codec: Codec, least: int, most: int):
+    data = b"".join(b"%d: the offset is %d\n" % (i, i * i % 977) for i in range(5000))
+    sizes = []
+    for level in (least, most):
+        compressed = compress(codec, data, level)
+        assert bytes(decompress(codec, compressed)) == data
+        sizes.append(len(compressed))
+    assert sizes[1] < sizes[0]
+
+
+def test_the_default_levels_are_those_of_kafka():
+    data = bytes(range(256)) * 100
+    for codec, level in ((Codec.GZIP, -1), (Codec.LZ4, 9), (Codec.ZSTD, 3)):
+        assert compress(codec, data) == compress(codec, data, level)
+    assert compress(Codec.GZIP, data, -1) == compress(Codec.GZIP, data, 6)

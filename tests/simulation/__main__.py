@@ -36,8 +36,10 @@ def _one(seed: str, variant: str | None, everything: bool) -> int:
     broken = VARIANTS[variant] if variant else None
     outcome = run(seed, variant=broken)
     if outcome.failure:
+        faults = len(outcome.plan.actions)
         print(f"seed {seed}: {outcome.failure}\nleaving out what does not matter ...\n")
         outcome = shrink(outcome, broken)
+        print(f"Another history, with {len(outcome.plan.actions)} of {faults} faults:\n")
     print(tell(outcome, broken, everything=everything))
     return 1 if outcome.failure else 0
 

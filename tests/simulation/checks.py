@@ -48,8 +48,6 @@ class Story:
     #: By offset: what a consumer has read.
     read: dict[int, bytes] = field(default_factory=dict)
     replicas: frozenset[int] = frozenset()
-    #: Brokers that a move has taken the replica from.
-    left: set[int] = field(default_factory=set)
 
 
 class Checks:
@@ -136,8 +134,6 @@ class Checks:
             self._topic_ids[topic] = znodes.encode_topic_id(assignment.topic_id)
         for partition, replicas in assignment.partitions.items():
             story = self._story(topic, partition)
-            story.left |= story.replicas
-            story.left.difference_update(replicas)
             story.replicas = frozenset(replicas)
 
     def _story(self, topic: str, partition: int) -> Story:

@@ -68,17 +68,14 @@ def _hosted(world: World, broker: int, log: Log) -> Any:
 
 
 def _of_disks(world: World, topics: set[str]) -> Iterator[str]:
-    """Nothing is left behind of a topic that was deleted.
-
-    Whom a move takes a replica from is told so once: who does not hear of it keeps it (REASG-B5).
-    """
+    """No broker has a replica of a topic that was deleted, nor one that it is not assigned."""
     for number, machine in world.machines.items():
         node: Any = machine.node
         if not machine.is_up or not hasattr(node, "_broker"):
             continue
         for log in node._broker.data.logs.logs():
             is_gone = log.partition.topic not in topics
-            if is_gone and number not in world.checks.story_of(log).left:
+            if is_gone or number not in world.checks.story_of(log).replicas:
                 yield f"broker {number} still has {log.partition}"
 
 

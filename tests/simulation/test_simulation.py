@@ -26,12 +26,39 @@ def test_nothing_is_wrong(seed):
     assert outcome.events >= 500
 
 
+def test_nothing_is_wrong_with_seeds_that_nobody_has_tried(capsys):
+    seeds = [str(int.from_bytes(os.urandom(4), "big")) for _ in range(3)]
+    with capsys.disabled():
+        print(f"\nfresh seeds: {' '.join(seeds)}", flush=True)
+    for seed in seeds:
+        outcome = run(seed)
+        assert outcome.failure is None, tell(outcome)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param("1038973076", id="down while its topic was reassigned, then deleted"),
+        pytest.param("77000980", id="down, and the topic is created again under its name"),
+        pytest.param("77000259", id="the controller dies before it sends StopReplica"),
+    ],
+)
+def test_a_stray_replica_is_moved_aside(seed):
+    outcome = run(seed)
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")
 
 
 def test_one_seed_is_one_history_byte_for_byte(fourth):
+    assert run("4").lines == fourth.lines
+
+
+def test_a_history_is_the_same_after_one_that_failed(fourth):
+    assert run("1", variant=VARIANTS["announces before it has written"]).failure is not None
     assert run("4").lines == fourth.lines
 
 

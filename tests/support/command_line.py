@@ -60,6 +60,21 @@ def run_here(*arguments: str, stdin: bytes = b"", bootstrap: str | None = None) 
     return Result(code, _text(out), _text(err))
 
 
+_INTERRUPTIBLE = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def interruptible(*command: str) -> list[str]:
+    """The command line of a child process that Ctrl-C reaches.
+
+    A process inherits an ignored SIGINT, as `nohup` and some CI runners leave it. The child
+    restores the signal before it becomes the command.
+    """
+    return [sys.executable, "-c", _INTERRUPTIBLE, *command]
+
+
 def _text(stream: io.TextIOWrapper) -> str:
     raw = stream.buffer
     assert isinstance(raw, io.BytesIO)

@@ -173,7 +173,7 @@ class Office:
                 return set(self.deletions)
             case effects.ReadIsrNotifications():
                 return ["isr_change_0"], set(self.isr_notifications)
-            case effects.Respond(_, value):
+            case effects.Respond(value):
                 self.answers.append(value)
             case effects.Enqueue(event) | effects.Schedule(event):
                 self.enqueued.append(event)

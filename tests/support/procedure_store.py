@@ -313,9 +313,7 @@ ZOOKEEPER_EFFECTS: dict[type[effects.Effect], Callable[[Any, Any], Any]] = {
     ),
     effects.ReadUncleanOverrides: Ensemble._read_overrides,
     effects.DeleteTopic: Ensemble._delete_topic,
-    effects.ForgetTopicWatch: lambda zk, e: None,
     effects.WatchStates: lambda zk, e: None,
-    effects.ForgetStateWatch: lambda zk, e: None,
     effects.ReadDeletions: lambda zk, _: set(zk.children(DELETIONS)),
     effects.DropDeletions: lambda zk, e: zk._drop(f"{DELETIONS}/{n}" for n in e.names),
     effects.ReadReassignRequest: Ensemble._read_reassign,
@@ -331,7 +329,6 @@ ZOOKEEPER_EFFECTS: dict[type[effects.Effect], Callable[[Any, Any], Any]] = {
     effects.ReadBrokers: lambda zk, _: dict(zk.registrations),
     effects.ReadBroker: lambda zk, e: zk.registrations.get(e.id),
     effects.WatchBrokers: lambda zk, e: None,
-    effects.ForgetBrokerWatch: lambda zk, e: None,
 }
 
 

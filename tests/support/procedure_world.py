@@ -88,7 +88,7 @@ class World(Ensemble):
         super().__init__()
         self.requests: list[Request] = []
         self.lost_requests: list[Request] = []
-        self.answers: list[tuple[events.Event, Any]] = []
+        self.responses: list[Any] = []
         self.scheduled: list[tuple[events.Event, float]] = []
         self.performed: list[effects.Effect] = []
         #: What brokers answer: errors to LeaderAndIsr and to deletions, by (broker, partition).
@@ -222,10 +222,10 @@ class World(Ensemble):
             assert self.breakdowns() == []
 
     def ask(self, event: events.Event) -> Any:
-        """Make a request and return its answer; all that follows has happened then."""
+        """Handle a request and everything that follows from it; return its response."""
         self.queue.append(event)
         self.settle()
-        return next(answer for asked, answer in reversed(self.answers) if asked is event)
+        return self.responses[-1]  # Requests that were queued before it have theirs before it.
 
     def report_isr(
         self, topic: str, isr: Sequence[int], /, partition: int = 0, **changes: Any
@@ -250,8 +250,8 @@ class World(Ensemble):
             "partition_epoch": int(self.cluster.partition_epoch[row]),
         }
         proposal = events.PartitionProposal(**values | changes)
-        error, answers = self.ask(events.AlterPartition(broker, broker_epoch, version, [proposal]))
-        return answers[0] if answers else events.ProposalResult(proposal, error)
+        error, results = self.ask(events.AlterPartition(broker, broker_epoch, version, [proposal]))
+        return results[0] if results else events.ProposalResult(proposal, error)
 
     def run(self, procedure: Procedure[Any]) -> Any:
         """Drive a procedure to its end and return its result."""
@@ -277,7 +277,7 @@ class World(Ensemble):
         self.writes.clear()
         self.requests.clear()
         self.lost_requests.clear()
-        self.answers.clear()
+        self.responses.clear()
         self.performed.clear()
 
     # Shorthand for tests
@@ -360,8 +360,8 @@ class World(Ensemble):
             assert opened.id not in self.channels, "a channel is opened twice"
             self.channels[opened.id] = opened.epoch
 
-    def _answer(self, effect: effects.Respond) -> None:
-        self.answers.append((effect.event, effect.value))
+    def _respond(self, effect: effects.Respond) -> None:
+        self.responses.append(effect.value)
 
     def _schedule(self, effect: effects.Schedule) -> None:
         self.scheduled.append((effect.event, effect.delay_s))
@@ -456,7 +456,7 @@ _PERFORM: dict[type[effects.Effect], Callable[[World, Any], Any]] = {
     effects.SendRequestBatch: World._announce,
     effects.Enqueue: lambda world, e: world.queue.append(e.event),
     effects.Schedule: World._schedule,
-    effects.Respond: World._answer,
+    effects.Respond: World._respond,
 }
 
 

@@ -12,11 +12,11 @@ from klamm.broker.fetch.sessions import (
     RequestedPartition,
     SessionRequest,
 )
-from klamm.broker.replication.fetcher import LATEST, ListOffsetsResult, ReplicaFetcher
+from klamm.broker.replication.fetcher import ListOffsetsResult, ReplicaFetcher
 from klamm.broker.replication.isr import AlterPartitionQueue, AlterPartitionResult
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
 from klamm.broker.replication.replica_log import Reader
-from klamm.names import TopicPartition
+from klamm.names import LATEST, TopicPartition
 from klamm.protocol.codes import ErrorCode as E
 from klamm.protocol.fast.fetch import (
     EpochEndOffset,

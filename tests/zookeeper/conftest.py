@@ -145,7 +145,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture(params=["real", "memory"])
+@pytest.fixture(params=[pytest.param("real", marks=pytest.mark.real), "memory"])
 def zk(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[ZooKeeper]:
     """A ZooKeeper that is empty, from the test's point of view."""
     zookeeper: ZooKeeper

@@ -1,6 +1,8 @@
 """Real servers: how they start, stop and die."""
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ from klamm.zookeeper.store import (
     SessionStarted,
     SessionSuspended,
 )
+from tests.support.command_line import interruptible
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -169,7 +172,8 @@ def test_in_the_foreground_it_runs_until_it_is_told_to_stop(tmp_path: Path, sig:
         "from klamm.zookeeper.server import run_foreground\n"
         f"run_foreground({port}, {str(tmp_path)!r}, '128m')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+    command = interruptible(sys.executable, "-c", program)
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert f"ready at 127.0.0.1:{port}".encode() in process.stderr.readline()
         assert server._serves("127.0.0.1", port)
@@ -198,6 +202,54 @@ async def test_an_ensemble_of_three_survives_the_loss_of_one_member_after_anothe
         events = [event async for event in store.events()]
         assert events[:3] == [SessionStarted(session_id), SessionSuspended(), SessionResumed()]
         assert not any(isinstance(event, SessionExpired) for event in events)
+
+
+def ready_at(process: subprocess.Popen[bytes]) -> str:
+    """The connect string that `klamm zookeeper` prints when it is ready."""
+    assert process.stderr is not None
+    said = process.stderr.readline().decode()
+    found = re.search(r"ready at (\S+)", said)
+    assert found, said
+    return found[1]
+
+
+async def _create(address: str, path: str, data: bytes) -> None:
+    store = await open_store(address, 30_000)
+    await store.create(path, data)
+    await store.close()
+
+
+async def _read(address: str, path: str) -> bytes | None:
+    store = await open_store(address, 30_000)
+    node = await store.get(path)
+    await store.close()
+    return node.data
+
+
+def test_one_command_starts_an_ensemble_that_keeps_its_data(tmp_path: Path):
+    command = interruptible(
+        *(sys.executable, "-m", "klamm", "zookeeper", "--ensemble", "3", "--port", "0"),
+        *("--data-dir", str(tmp_path), "--heap", "128m"),
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        address = ready_at(process)
+        assert len(address.split(",")) == 3
+        asyncio.run(_create(address, "/kept", b"by all three"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "2", "3"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert asyncio.run(_read(ready_at(process), "/kept")) == b"by all three"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("size", ["0", "three"])
+def test_an_ensemble_of_no_size_is_refused(size: str):
+    command = [sys.executable, "-m", "klamm", "zookeeper", "--ensemble", size]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"a number from 1 on is expected, not '{size}'" in ended.stderr
 
 
 # --- Java -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class BrokerToControllerChannel:
         self._metadata = metadata
         self._listener = listener
         self._connection = ClientConnection(
-            str(broker_id), timeout_s, timeout_s, SecureClient(security)
+            str(broker_id), timeout_s, timeout_s, secure=SecureClient(security)
         )
         self._turn = asyncio.Lock()
 

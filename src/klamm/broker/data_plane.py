@@ -1,20 +1,15 @@
-"""Everything of a broker that has to do with data: logs, replication, clients and groups.
-
-Here it is put together; each part is described where it is written.
-"""
+"""The parts of a broker that serve data, wired together: logs, replication, requests and groups."""
 
 import asyncio
-import logging
-import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from klamm.broker.clock import Clock
 from klamm.broker.controller_channel import BrokerToControllerChannel
-from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
 from klamm.broker.groups.service import GroupService
@@ -29,32 +24,23 @@ from klamm.broker.handlers.producers import ProducerHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.checkpoints import MetaProperties
 from klamm.broker.log.errors import StorageError
-from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
 from klamm.broker.log.names import parse_replica
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.alter_partition import AlterPartitionManager
-from klamm.broker.replication.fetcher import FetchEffects, Truncation
-from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.broker.replication.log_dir_failures import LogDirFailureHandler
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.replication.partition import Partition
-from klamm.broker.scheduler import BrokerScheduler
+from klamm.broker.scheduler import BrokerScheduler, LogFlusher
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
-from klamm.errors import ConfigError, SessionLostError
-from klamm.metrics.meters import Timer
+from klamm.errors import ConfigError
 from klamm.protocol.apis import ApiKey
-from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Store
-
-log = logging.getLogger("klamm.broker")
 
 _SESSION_ID_MAX: Final = 2**31 - 1
 _LOADERS: Final = 4
-_FLUSHERS: Final = 2
-_ANNOUNCE_PAUSE_S: Final = 0.1
 
 
 class DataPlane:
@@ -72,22 +58,17 @@ class DataPlane:
     ) -> None:
         self._config = config
         self._identity = identity
-        self._store = store
-        self.meters = meters
-        self.log_flushes = Timer(lambda: clock.steady_ms() / 1000)
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._announcing: set[asyncio.Task[None]] = set()
-        # Not the threads that decode the controller's requests: a flush takes its time.
-        self._flushers = ThreadPoolExecutor(_FLUSHERS, "flusher")
+        self.meters = meters
+        self.flusher = LogFlusher(clock)
         self.purgatories = Purgatories(clock)
         self.topics = TopicConfigs(config, store)
         self.logs = LogManager(
             config.log_dirs,
             config_of=self.topics.of,
-            on_failure=self._on_failed_directory,
-            on_flush=self._on_flush,
-            run_later=self._run_later,
+            on_failure=lambda path: self._log_dir_failures.on_failure(path),
+            on_flush=self.flusher.on_flush,
+            run_later=self.flusher.run_later,
             producer_expiration_ms=config.producer_id_expiration_ms,
         )
         self.controller_channel = BrokerToControllerChannel(
@@ -99,9 +80,6 @@ class DataPlane:
                 config.control_plane_listener_name or config.inter_broker_listener_name
             ),
         )
-        self.fetchers = ReplicaFetcherManager(
-            config, identity, metadata, self._truncate, self._on_fetch_effects, clock
-        )
         self._alter_partition_manager = AlterPartitionManager(
             identity, self.controller_channel, clock
         )
@@ -111,12 +89,12 @@ class DataPlane:
             metadata,
             self.logs,
             self.topics,
-            self.fetchers,
             self._alter_partition_manager,
             self.purgatories,
             meters,
             clock,
         )
+        self._log_dir_failures = LogDirFailureHandler(identity, self.replicas, store)
         self.groups = GroupService(config, self.replicas, clock)
         self.replicas.role_listener = self.groups
         self.sessions = FetchSessions(
@@ -136,11 +114,11 @@ class DataPlane:
         )
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers of all APIs that need data, by API key."""
         return {key: each for part in self._handlers for key, each in part.handlers().items()}
 
     async def load(self) -> None:
-        """Open all logs, recovering those that were not closed, and be ready for orders."""
+        """Open all logs, recover those that were not closed, and be ready for LeaderAndIsr."""
         identity = MetaProperties(self._identity.broker_id, self._identity.cluster_id)
         try:
             await asyncio.to_thread(self.logs.open, identity)
@@ -153,17 +131,25 @@ class DataPlane:
         self._alter_partition_manager.start(self.replicas.on_alter_partition_result)
 
     def start(self) -> None:
-        """Begin with what is done again and again."""
+        """Start the periodic background work."""
         self._scheduler.start()
 
     def on_metadata(self, change: SnapshotChange) -> None:
-        """Take in what the controller has told."""
+        """Pass a change of the metadata on to the parts that depend on it."""
         self.controller_channel.on_metadata()
         self._alter_partition_manager.on_metadata()
         self.groups.on_metadata(change)
 
+    def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
+        """Apply changed settings of a topic."""
+        self.replicas.topic_config_changed(topic, overrides)
+
+    def prepare_shutdown(self) -> None:
+        """Follow no more partitions: the broker is about to hand its leaderships over."""
+        self.replicas.is_shutting_down = True
+
     def config_changed(self, config: BrokerConfig) -> None:
-        """Let new settings of the broker take effect."""
+        """Apply a changed configuration of the broker."""
         self._config = self._scheduler.config = config
         self.replicas.config_changed(config)
 
@@ -172,76 +158,12 @@ class DataPlane:
         await self._scheduler.stop()
         self.groups.close()
         self._producer_ids.close()
-        self.fetchers.close()
+        self.replicas.fetchers.close()
         self._alter_partition_manager.close()
         self.controller_channel.close()
         self.purgatories.close()
-        await asyncio.to_thread(self._flushers.shutdown)
+        await self.flusher.close()
         await asyncio.to_thread(self.logs.close)
-
-    # What followers do
-
-    async def _truncate(self, work: list[tuple[Log, Truncation]]) -> None:
-        def cut() -> None:
-            now_ms = self._clock.wall_ms()
-            for replica, truncation in work:
-                log.info(
-                    "%s: truncating to offset %s; the high watermark is %s",
-                    truncation.name,
-                    truncation.offset,
-                    replica.high_watermark,
-                )
-                if truncation.offset < replica.high_watermark:
-                    log.warning("%s: what was committed is cut off", truncation.name)
-                truncation.carry_out(replica, now_ms)
-            self.logs.checkpoint_recovery_points()
-
-        await asyncio.to_thread(cut)
-
-    def _on_fetch_effects(self, effects: FetchEffects) -> None:
-        for name, size in effects.appended.items():
-            meters = self.meters.topic(name.topic)
-            meters.replication_bytes_in += size
-            partition = self.replicas.find(name)
-            if isinstance(partition, Partition) and partition.broker_id in partition.adding:
-                meters.reassignment_bytes_in += size
-        for name in effects.high_watermark_moved:
-            self.purgatories.on_high_watermark(name)
-
-    # Disks
-
-    def _run_later(self, work: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(self._loop.run_in_executor, self._flushers, work)
-
-    def _on_flush(self, seconds: float) -> None:
-        """Called on whatever thread flushed."""
-        self._loop.call_soon_threadsafe(self.log_flushes.observe, seconds)
-
-    def _on_failed_directory(self, path: Path) -> None:
-        """Called on whatever thread met the failure."""
-        self._loop.call_soon_threadsafe(self._lose_directory, path)
-
-    def _lose_directory(self, path: Path) -> None:
-        self.replicas.directory_failed(path)
-        if not self.logs.has_online_directory:
-            log.critical("all log directories have failed; this broker can do nothing more")
-            os._exit(1)
-        if self._identity.broker_epoch < 0:
-            return  # The response to the first LeaderAndIsr will tell.
-        task = asyncio.create_task(self._announce_failure())
-        self._announcing.add(task)
-        task.add_done_callback(self._announcing.discard)
-
-    async def _announce_failure(self) -> None:
-        """Tell the controller that a log directory has failed (LOGDIR-1), again and again."""
-        while True:
-            try:
-                data = znodes.encode_log_dir_event(znodes.LogDirEvent(self._identity.broker_id))
-                await self._store.create(znodes.LOG_DIR_EVENT_PREFIX, data, sequential=True)
-            except SessionLostError:
-                await asyncio.sleep(_ANNOUNCE_PAUSE_S)
-            else:
-                return
 
 
 def _topics_on_disk(log_dirs: tuple[Path, ...]) -> set[str]:

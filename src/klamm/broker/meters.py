@@ -8,6 +8,15 @@ from klamm.broker.log.errors import AppendError, Flaw
 from klamm.metrics.requests import RequestMeters
 from klamm.protocol.codes import ErrorCode
 
+#: Refusals that Kafka does not count as failed produce requests.
+_NOT_COUNTED_AS_FAILED: Final = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
 _TOO_LARGE: Final = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _COUNTED_AS: Final[Mapping[Flaw, str]] = {
     Flaw.CHECKSUM: "invalid_checksums",
@@ -73,16 +82,16 @@ class BrokerMeters:
         meters.messages_in += messages
         meters.bytes_in += size
 
-    def on_refused(self, topic: str, size: int, failure: AppendError) -> None:
-        """A batch was not appended. What is a client's doing is no failure of the broker's."""
+    def on_append_error(self, topic: str, size: int, error: AppendError) -> None:
+        """Count a batch of `size` bytes that was refused."""
         meters = self.topic(topic)
-        if failure.code in _TOO_LARGE:
+        if error.code in _TOO_LARGE:
             meters.bytes_rejected += size
-        elif failure.code is not ErrorCode.CORRUPT_MESSAGE:
+        elif error.code not in _NOT_COUNTED_AS_FAILED:
             meters.failed_produce_requests += 1
-        if failure.flaw is not None:
-            name = _COUNTED_AS[failure.flaw]
-            setattr(meters, name, getattr(meters, name) + failure.flawed_records)
+        if error.flaw is not None:
+            name = _COUNTED_AS[error.flaw]
+            setattr(meters, name, getattr(meters, name) + error.flawed_records)
 
     def on_isr_changed(self, *, is_expansion: bool) -> None:
         if is_expansion:

@@ -1,9 +1,10 @@
-"""What a node with `klamm.roles=controller` has instead of data.
+"""What a node with `klamm.roles=controller` has in place of the data plane.
 
-Producers ask any broker for an id, and clients give up if the one that they meet does not know how:
-Java's producers want one by default.
+It refuses replicas and serves InitProducerId, because producers send that request to any broker and
+give up when the broker does not know it.
 """
 
+import uuid
 from collections.abc import Mapping
 
 from klamm.broker.controller_channel import BrokerToControllerChannel
@@ -11,13 +12,16 @@ from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.producers import ProducerHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
+from klamm.broker.replication.partition import LeaderAndIsrPartitionState
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
+from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
 
 
 class NoData:
-    """Ids for producers, and nothing else."""
+    """Stands for both the data plane and its replicas on a node that hosts none."""
 
     def __init__(
         self, config: BrokerConfig, identity: BrokerIdentity, metadata: MetadataCache
@@ -33,15 +37,53 @@ class NoData:
         )
         self._producer_ids = ProducerIds(identity, self._controller_channel)
 
+    @property
+    def replicas(self) -> "NoData":
+        """What the controller's requests are applied to."""
+        return self
+
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers that need no data, by API key."""
         return ProducerHandlers(self._producer_ids).handlers()
 
     def on_metadata(self, _: SnapshotChange) -> None:
-        """Take in who the controller is."""
+        """Follow the controller to its current broker."""
         self._controller_channel.on_metadata()
 
-    def close(self) -> None:
-        """Ask no more."""
+    async def load(self) -> None:
+        """There is nothing to load."""
+
+    def start(self) -> None:
+        """There is no background work."""
+
+    def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
+        """No topic has a replica here."""
+
+    def config_changed(self, config: BrokerConfig) -> None:
+        """No setting that can change applies here."""
+
+    def prepare_shutdown(self) -> None:
+        """There is nothing to hand over."""
+
+    async def close(self) -> None:
+        """Send no more requests to the controller."""
         self._producer_ids.close()
         self._controller_channel.close()
+
+    # The controller's requests about replicas
+
+    async def prepare(self, topics: list[str]) -> None:
+        """A refusal needs no preparation."""
+
+    async def settle(self, name: TopicPartition) -> None:
+        """No truncation is under way."""
+
+    def apply(
+        self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
+    ) -> ErrorCode:
+        """Refuse to host a replica."""
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
+        """Confirm that there is no replica."""
+        return ErrorCode.NONE

@@ -1,4 +1,5 @@
-"""What a broker does again and again without being asked: checkpoints, retention, compaction."""
+"""Background work of a broker: periodic tasks such as checkpoints, retention and compaction, and
+flushes of logs."""
 
 import asyncio
 import contextlib
@@ -12,19 +13,46 @@ from klamm.broker.clock import Clock
 from klamm.broker.log.manager import LogManager
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.config.broker import BrokerConfig
+from klamm.metrics.meters import Timer
 
 log = logging.getLogger("klamm.broker.scheduler")
 
-#: One may be busy with compaction for long.
+#: Compaction may keep one of them busy for long.
 _THREADS: Final = 3
-#: How often files are looked for whose time is up.
+_FLUSH_THREADS: Final = 2
+#: How often deleted files are checked for the end of their delay.
 _DELETION_CHECK_MS: Final = 1_000
 #: An interval that stands for never.
 _NEVER_MS: Final = 1 << 40
 
 
+class LogFlusher:
+    """Runs flushes of logs in threads of their own, and measures how long they take.
+
+    They do not share the threads that decode the controller's requests: a flush may be slow.
+    Every method but `close` may be called on any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.flushes = Timer(lambda: clock.steady_ms() / 1000)
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_FLUSH_THREADS, "flusher")
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        """Run a flush soon, in another thread."""
+        self._loop.call_soon_threadsafe(self._loop.run_in_executor, self._threads, work)
+
+    def on_flush(self, seconds: float) -> None:
+        """Note how long a flush took."""
+        self._loop.call_soon_threadsafe(self.flushes.observe, seconds)
+
+    async def close(self) -> None:
+        """Wait for the flushes under way."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+
 class BrokerScheduler:
-    """A task for each kind of work; what may wait for the disk is done in another thread."""
+    """Runs one task for each kind of periodic work, in another thread if it may wait for a disk."""
 
     def __init__(
         self, config: BrokerConfig, replicas: ReplicaManager, logs: LogManager, clock: Clock
@@ -34,10 +62,10 @@ class BrokerScheduler:
         self._logs = logs
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._threads = ThreadPoolExecutor(_THREADS, "upkeep")
+        self._threads = ThreadPoolExecutor(_THREADS, "scheduler")
 
     def start(self) -> None:
-        """Begin with everything."""
+        """Start all tasks."""
         config, logs = self.config, self._logs
         delay_ms = config.log_initial_task_delay_ms
         self._run(self._shrink_isrs())
@@ -82,7 +110,7 @@ class BrokerScheduler:
             self._run(self._clean())
 
     async def stop(self) -> None:
-        """Begin nothing new, and wait for what is under way."""
+        """Cancel all tasks, and wait for the work that runs in threads."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,7 +144,7 @@ class BrokerScheduler:
                 pass
 
     async def _in_thread(self, work: Callable[[], object]) -> object:
-        """Do something in another thread to its end, even if nobody waits for it any more."""
+        """Run `work` in another thread and wait for its end, even when this task is cancelled."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(running)

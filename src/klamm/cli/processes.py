@@ -22,9 +22,15 @@ class Command:
 
 
 def run_zookeeper(arguments: Sequence[str]) -> None:
-    """Run a ZooKeeper server until it is told to stop."""
+    """Run a ZooKeeper server, or an ensemble of them, until it is told to stop."""
     parser = _parser("zookeeper", "klamm zookeeper --port 2181 --data-dir data/zookeeper")
     parser.add_argument("--port", type=int, default=2181, help="0 takes any free one (2181)")
+    parser.add_argument(
+        "--ensemble",
+        type=_positive,
+        metavar="N",
+        help="run N servers that form a quorum, at the port and those after it",
+    )
     parser.add_argument(
         "--data-dir", type=Path, help="where the data stays; temporary unless it is given"
     )
@@ -32,7 +38,7 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     from klamm.zookeeper.server import run_foreground
 
-    run_foreground(options.port, options.data_dir, options.heap)
+    run_foreground(options.port, options.data_dir, options.heap, options.ensemble)
 
 
 def run_broker(arguments: Sequence[str]) -> None:
@@ -69,6 +75,12 @@ def _parser(name: str, example: str) -> ArgumentParser:
     )
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a number from 1 on is expected, not {text!r}")
+    return int(text)
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -77,6 +89,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 COMMANDS: Final = {
-    "zookeeper": Command("Run a real ZooKeeper server in the foreground.", run_zookeeper),
+    "zookeeper": Command(
+        "Run a real ZooKeeper server, or an ensemble, in the foreground.", run_zookeeper
+    ),
     "broker": Command("Run one broker, with its controller candidate.", run_broker),
 }

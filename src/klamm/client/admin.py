@@ -6,6 +6,7 @@ What is asked for, and what the answers mean, is in the modules beside this one.
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -37,6 +38,8 @@ _ASK_AGAIN: Final = frozenset(
 )
 _GROUP: Final = 0  # as a FindCoordinator key type
 _PAUSE_S: Final = 0.1
+#: How long one broker of several may take to respond before the next is asked.
+_FIRST_PATIENCE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,6 +78,8 @@ class Admin:
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], BlockingConnection] = {}
         self._brokers: dict[int, LiveBroker] = {}
+        #: The address of the broker that responded last.
+        self._responsive: tuple[str, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -102,18 +107,36 @@ class Admin:
     # Asking
 
     def ask_any(self, api: ApiKey, values: Values) -> Any:
-        """Whichever broker answers first, those named by the user before those found since."""
-        refused: list[str] = []
-        found = [(broker.host, broker.port) for broker in list(self._brokers.values())]
-        for address in dict.fromkeys([*self._bootstrap, *found]):
-            try:
-                return self._connection(address).send(api, values, self.timeout_s)
-            except UnavailableError as error:
-                refused.append(str(error))
-        raise UnavailableError(
-            f"No broker answers at {', '.join(refused)}; is the cluster up, and is this its "
-            "--bootstrap-server?"
-        )
+        """The response of any broker: the last that responded, then those that the user named.
+
+        A broker that hangs is left after a second and asked again, with more patience, when no
+        other responds either.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        patience_s = _FIRST_PATIENCE_S
+        while True:
+            last = [] if self._responsive is None else [self._responsive]
+            found = [(broker.host, broker.port) for broker in list(self._brokers.values())]
+            addresses = list(dict.fromkeys([*last, *self._bootstrap, *found]))
+            refused: list[str] = []
+            has_hung = False
+            for address in addresses:
+                left_s = max(deadline - time.monotonic(), _FIRST_PATIENCE_S)
+                wait_s = left_s if len(addresses) == 1 else min(patience_s, left_s)
+                try:
+                    response = self._connection(address).send(api, values, wait_s)
+                except UnavailableError as error:
+                    refused.append(str(error))
+                    has_hung = has_hung or isinstance(error.__cause__, TimeoutError)
+                else:
+                    self._responsive = address
+                    return response
+            if not has_hung or time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"No broker answers at {', '.join(refused)}; is the cluster up, and is this "
+                    "its --bootstrap-server?"
+                )
+            patience_s *= 2
 
     def ask_controller(self, api: ApiKey, values: Values) -> Any:
         """The controller, also while it changes."""
@@ -177,7 +200,7 @@ class Admin:
 
         def attempt() -> Any:
             broker = find()
-            answer = self._connection((broker.host, broker.port)).send(api, values, self.timeout_s)
+            answer = self._send_while_right(broker, find, api, values)
             if time.monotonic() < deadline:
                 for code in error_codes(answer):
                     if code in _ASK_AGAIN:
@@ -185,6 +208,44 @@ class Admin:
             return answer
 
         return self.retry(attempt, "The broker in charge")
+
+    def _send_while_right(
+        self, broker: LiveBroker, find: Callable[[], LiveBroker], api: ApiKey, values: Values
+    ) -> Any:
+        """The response of `broker`; UnavailableError once `find` names another in its place.
+
+        A broker that hangs loses its role long before the timeout of a request.
+        """
+        address = broker.host, broker.port
+        connection = self._connection(address)
+        outcome: Future[Any] = Future()
+
+        def send() -> None:
+            try:
+                outcome.set_result(connection.send(api, values, self.timeout_s))
+            except BaseException as error:
+                outcome.set_exception(error)
+            if self._connections.get(address) is not connection:
+                connection.close()
+
+        threading.Thread(target=send, daemon=True).start()
+        while True:
+            try:
+                return outcome.result(_FIRST_PATIENCE_S)
+            except TimeoutError:
+                if outcome.done():
+                    raise
+            if self._is_replaced(broker, find):
+                with self._lock:  # the thread closes its connection in the end
+                    self._connections.pop(address, None)
+                raise UnavailableError(f"{broker.address} is no longer in charge")
+
+    @staticmethod
+    def _is_replaced(broker: LiveBroker, find: Callable[[], LiveBroker]) -> bool:
+        try:
+            return find() != broker
+        except (KafkaError, UnavailableError):
+            return False  # nobody knows at the moment
 
     def _broker(self, broker: int, role: str) -> LiveBroker:
         found = self._brokers.get(broker)

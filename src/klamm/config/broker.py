@@ -109,7 +109,6 @@ class BrokerConfig:
 
     fetch_max_bytes: int
     max_incremental_fetch_session_cache_slots: int
-    max_request_partition_size_limit: int
     num_replica_fetchers: int
     replica_fetch_backoff_ms: int
     replica_fetch_max_bytes: int

@@ -54,11 +54,6 @@ class Ibp:
         return tuple(int(part) for part in self.line.split(".")), self.step
 
     @property
-    def has_broker_epochs(self) -> bool:
-        """Requests name the incarnation of the broker that they are for."""
-        return self >= Ibp("2.2", 0)
-
-    @property
     def has_feature_versioning(self) -> bool:
         """The cluster's finalized features live in `/feature`."""
         return self >= Ibp("2.7", 0)
@@ -71,11 +66,6 @@ class Ibp:
     @property
     def has_topic_ids(self) -> bool:
         return self >= Ibp("2.8", 0)
-
-    @property
-    def has_allocate_producer_ids(self) -> bool:
-        """Brokers get blocks of producer ids from the controller instead of from ZooKeeper."""
-        return self >= Ibp("3.0", 0)
 
     @property
     def feature_znode_version(self) -> int:

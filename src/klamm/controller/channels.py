@@ -20,6 +20,7 @@ from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.events import Event
 from klamm.errors import KlammError
 from klamm.metrics.meters import Timer
+from klamm.net.connection import SetupTimeout
 from klamm.net.secure import INSECURE, SecureClient
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
@@ -56,6 +57,7 @@ class ControllerChannel:
         connect_timeout_s: float,
         request_timeout_s: float,
         on_event: Callable[[Event, str], None],
+        setup: SetupTimeout,
         secure: SecureClient = INSECURE,
     ) -> None:
         self.broker = broker
@@ -68,6 +70,7 @@ class ControllerChannel:
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._on_event = on_event
+        self._setup = setup
         self._queue: deque[QueuedRequest] = deque()
         self._arrived = asyncio.Event()
         self._correlation_id = 0
@@ -119,12 +122,14 @@ class ControllerChannel:
                     self._endpoint.port,
                     error,
                 )
+                if self._streams is None:
+                    self._setup.on_failure()
                 self._disconnect()
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _exchange(self, request: QueuedRequest) -> bytes:
         if self._streams is None:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(min(self._setup.next_s(), self._connect_timeout_s)):
                 context, host = self._secure.context, self._endpoint.host
                 self._streams = await asyncio.open_connection(
                     host,
@@ -132,6 +137,7 @@ class ControllerChannel:
                     ssl=context,
                     server_hostname=None if context is None else host,
                 )
+            self._setup.on_success()
             if self._secure.logs_in:
                 await self._log_in()
         elif self._login_at is not None and time.monotonic() >= self._login_at:
@@ -185,6 +191,7 @@ class ControllerChannels:
         listener: str,
         connect_timeout_s: float = 30.0,
         request_timeout_s: float = 30.0,
+        setup_timeout_s: tuple[float, float] = (10.0, 30.0),
         secure: SecureClient = INSECURE,
     ) -> None:
         self._controller_id = controller_id
@@ -192,6 +199,7 @@ class ControllerChannels:
         self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
+        self._setup_timeout_s = setup_timeout_s
         self._channels: dict[int, ControllerChannel] = {}
         self._queue: EventQueue | None = None
 
@@ -222,6 +230,7 @@ class ControllerChannels:
             self._connect_timeout_s,
             self._request_timeout_s,
             lambda event, cause: queue.put(event, cause=cause),
+            SetupTimeout(*self._setup_timeout_s),
             self._secure,
         )
 

@@ -95,7 +95,7 @@ async def elect(
         [
             *([Delete(CONTROLLER)] if is_taken else []),
             Create(CONTROLLER, znodes.encode_controller(broker, now_ms()), ephemeral=True),
-            SetData(CONTROLLER_EPOCH, str(epoch + 1).encode(), version),
+            SetData(CONTROLLER_EPOCH, znodes.encode_controller_epoch(epoch + 1), version),
         ]
     )
     if result.ok:

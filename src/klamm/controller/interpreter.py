@@ -6,9 +6,8 @@ term; a fence that does not hold is thrown into the procedure as `FencedError`.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import singledispatchmethod
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -86,15 +85,15 @@ class Interpreter:
         self._decisions = decisions
         self._random_bytes = random_bytes
         self._feature_version = feature_version
-        self._enqueue: Callable[[Event], None]
-        self._schedule: Callable[[Event, float], None]
+        self._put_event: Callable[[Event], None]
+        self._put_event_later: Callable[[Event, float], None]
         self._context: Context
         self._queued: QueuedEvent | None = None
 
     def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
         """Say where events for the controller itself go."""
-        self._enqueue = lambda event: queue.put(event, cause="the controller itself")
-        self._schedule = schedule
+        self._put_event = lambda event: queue.put(event, cause="the controller itself")
+        self._put_event_later = schedule
 
     async def run(
         self, procedure: Procedure[Any], context: Context, queued: QueuedEvent | None
@@ -107,7 +106,7 @@ class Interpreter:
             while True:
                 started = time.monotonic()
                 try:
-                    reply = await self._perform(effect)
+                    reply = await _HANDLERS[type(effect)](self, effect)
                 except Exception as error:
                     effect = procedure.throw(error)
                 else:
@@ -134,14 +133,9 @@ class Interpreter:
             _LOGGERS[remark.log].log(remark.level, "%s%s", prefixes[remark.log], remark.text)
         context.remarks.clear()
 
-    @singledispatchmethod
-    async def _perform(self, effect: effects.Effect) -> Any:
-        raise TypeError(f"no way to perform {effect!r}")
-
     # Partition states
 
-    @_perform.register
-    async def _(self, effect: effects.ReadStates) -> StatesRead:
+    async def _read_states(self, effect: effects.ReadStates) -> StatesRead:
         cluster = self._context.cluster
         rows = effect.rows
         count = len(rows)
@@ -169,8 +163,7 @@ class Interpreter:
             at += len(chunk.path)
         return StatesRead(found, states)
 
-    @_perform.register
-    async def _(self, effect: effects.WriteStates) -> I8:
+    async def _write_states(self, effect: effects.WriteStates) -> I8:
         states = effect.states
         if not len(states):
             return np.empty(0, np.int8)
@@ -186,8 +179,7 @@ class Interpreter:
         )
         return await self._write(rows)
 
-    @_perform.register
-    async def _(self, effect: effects.CreateStates) -> I8:
+    async def _create_states(self, effect: effects.CreateStates) -> I8:
         states = effect.states
         cluster = self._context.cluster
         data = list(_encoded(states, cluster.controller_epoch))
@@ -245,12 +237,10 @@ class Interpreter:
 
     # Topics
 
-    @_perform.register
-    async def _(self, effect: effects.ReadTopicNames) -> set[str]:
+    async def _read_topic_names(self, effect: effects.ReadTopicNames) -> set[str]:
         return set(await self._store.children(znodes.TOPICS, watch=True))
 
-    @_perform.register
-    async def _(self, effect: effects.ReadTopics) -> dict[str, TopicRead]:
+    async def _read_topics(self, effect: effects.ReadTopics) -> dict[str, TopicRead]:
         found: dict[str, TopicRead] = {}
         names = iter(effect.names)
         async for chunk in self._store.read_many(map(znodes.topic_path, effect.names)):
@@ -281,35 +271,30 @@ class Interpreter:
             topic.removing,
         )
 
-    @_perform.register
-    async def _(self, effect: effects.WriteTopic) -> WriteOutcome:
-        (outcome,) = await self._perform(effects.WriteTopics([effect]))
+    async def _write_topic(self, effect: effects.WriteTopic) -> WriteOutcome:
+        (outcome,) = await self._write_topics(effects.WriteTopics([effect]))
         return WriteOutcome(outcome)
 
-    @_perform.register
-    async def _(self, effect: effects.WriteTopics) -> list[WriteOutcome]:
+    async def _write_topics(self, effect: effects.WriteTopics) -> list[WriteOutcome]:
         outcomes = await self._write(
             [SetData(znodes.topic_path(t.name), _topic_data(t), ANY_VERSION)] for t in effect.topics
         )
         return [WriteOutcome(outcome) for outcome in outcomes.tolist()]
 
-    @_perform.register
-    async def _(self, effect: effects.NewTopicIds) -> list[str]:
+    async def _new_topic_ids(self, effect: effects.NewTopicIds) -> list[str]:
         return [
             znodes.encode_topic_id(znodes.new_topic_id(self._random_bytes))
             for _ in range(effect.count)
         ]
 
-    @_perform.register
-    async def _(self, effect: effects.ReadPartitionChildren) -> set[int]:
+    async def _read_partition_children(self, effect: effects.ReadPartitionChildren) -> set[int]:
         try:
             names = await self._store.children(znodes.partitions_path(effect.topic))
         except NoNodeError:
             return set()
         return {int(name) for name in names if name.isdecimal()}
 
-    @_perform.register
-    async def _(self, effect: effects.ReadUncleanOverrides) -> dict[str, Any]:
+    async def _read_unclean_overrides(self, effect: effects.ReadUncleanOverrides) -> dict[str, Any]:
         found: dict[str, Any] = {}
         paths = (znodes.config_path(f"topics/{name}") for name in effect.topics)
         names = iter(effect.topics)
@@ -324,8 +309,7 @@ class Interpreter:
                     found[next(names)] = None if text is None else text.lower() == "true"
         return found
 
-    @_perform.register
-    async def _(self, effect: effects.DeleteTopic) -> None:
+    async def _delete_topic(self, effect: effects.DeleteTopic) -> None:
         # In this order: a successor that finds the last one completes the others (DEL-16).
         for path in (
             znodes.topic_path(effect.name),
@@ -334,31 +318,19 @@ class Interpreter:
         ):
             await self._store.delete_recursive([path], self._licence())
 
-    @_perform.register
-    async def _(self, effect: effects.WatchStates) -> None:
+    async def _watch_states(self, effect: effects.WatchStates) -> None:
         for path in self._state_paths(effect.rows.tolist()):
             await self._store.exists(path, watch=True)
 
-    @_perform.register
-    async def _(self, effect: effects.ForgetStateWatch) -> None:
-        """Nothing to do: a watch that fires for a partition at rest finds nothing to act on."""
-
-    @_perform.register
-    async def _(self, effect: effects.ForgetTopicWatch) -> None:
-        """Nothing to do: a watch that fires for an unknown topic finds nothing to act on."""
-
     # Requests and notifications in ZooKeeper
 
-    @_perform.register
-    async def _(self, effect: effects.ReadDeletions) -> set[str]:
+    async def _read_deletions(self, effect: effects.ReadDeletions) -> set[str]:
         return set(await self._store.children(znodes.DELETE_TOPICS, watch=True))
 
-    @_perform.register
-    async def _(self, effect: effects.DropDeletions) -> None:
+    async def _drop_deletions(self, effect: effects.DropDeletions) -> None:
         await self._drop(map(znodes.delete_topic_path, effect.names))
 
-    @_perform.register
-    async def _(self, effect: effects.ReadReassignRequest) -> Any:
+    async def _read_reassign_request(self, effect: effects.ReadReassignRequest) -> Any:
         data = await self._read_request(znodes.REASSIGN_PARTITIONS)
         if data is _ABSENT:
             return None
@@ -371,16 +343,14 @@ class Interpreter:
             self._complain(znodes.flaw(znodes.REASSIGN_PARTITIONS, data or b""))
         return targets
 
-    @_perform.register
-    async def _(self, effect: effects.WriteReassignRequest) -> None:
+    async def _write_reassign_request(self, effect: effects.WriteReassignRequest) -> None:
         path = znodes.REASSIGN_PARTITIONS
         if effect.entries:
             await self._write([[SetData(path, znodes.encode_reassignment(effect.entries))]])
         else:
             await self._drop([path])
 
-    @_perform.register
-    async def _(self, effect: effects.ReadPreferredRequest) -> Any:
+    async def _read_preferred_request(self, effect: effects.ReadPreferredRequest) -> Any:
         data = await self._read_request(znodes.PREFERRED_ELECTION)
         if data is _ABSENT:
             return None
@@ -390,8 +360,7 @@ class Interpreter:
             self._complain(error)
             return set()
 
-    @_perform.register
-    async def _(self, effect: effects.DropPreferredRequest) -> None:
+    async def _drop_preferred_request(self, effect: effects.DropPreferredRequest) -> None:
         await self._drop([znodes.PREFERRED_ELECTION])
 
     async def _read_request(self, path: str) -> Any:
@@ -403,8 +372,7 @@ class Interpreter:
         except NoNodeError:
             return _ABSENT
 
-    @_perform.register
-    async def _(self, effect: effects.ReadIsrNotifications) -> Any:
+    async def _read_isr_notifications(self, effect: effects.ReadIsrNotifications) -> Any:
         partitions: set[tuple[str, int]] = set()
         names = await self._store.children(znodes.ISR_CHANGES, watch=True)
         async for path, data in self._read_children(znodes.ISR_CHANGES, names):
@@ -414,8 +382,7 @@ class Interpreter:
                 self._complain(error)
         return names, partitions
 
-    @_perform.register
-    async def _(self, effect: effects.ReadLogDirNotifications) -> Any:
+    async def _read_log_dir_notifications(self, effect: effects.ReadLogDirNotifications) -> Any:
         brokers: set[int] = set()
         names = await self._store.children(znodes.LOG_DIR_EVENTS, watch=True)
         async for path, data in self._read_children(znodes.LOG_DIR_EVENTS, names):
@@ -432,12 +399,10 @@ class Interpreter:
                 if version != NO_VERSION:
                     yield path, data
 
-    @_perform.register
-    async def _(self, effect: effects.DropIsrNotifications) -> None:
+    async def _drop_isr_notifications(self, effect: effects.DropIsrNotifications) -> None:
         await self._drop_children(znodes.ISR_CHANGES, effect.names)
 
-    @_perform.register
-    async def _(self, effect: effects.DropLogDirNotifications) -> None:
+    async def _drop_log_dir_notifications(self, effect: effects.DropLogDirNotifications) -> None:
         await self._drop_children(znodes.LOG_DIR_EVENTS, effect.names)
 
     async def _drop_children(self, parent: str, names: Iterable[str] | None) -> None:
@@ -449,8 +414,7 @@ class Interpreter:
         """Fenced deletes whose results do not matter (ZK-28)."""
         await self._write([Delete(path, missing_ok=True)] for path in paths)
 
-    @_perform.register
-    async def _(self, effect: effects.SetUpFeatures) -> dict[str, int]:
+    async def _set_up_features(self, effect: effects.SetUpFeatures) -> dict[str, int]:
         version = self._feature_version
         wanted = znodes.FinalizedFeatures(version is not None, {}, version or 1)
         while True:
@@ -474,30 +438,27 @@ class Interpreter:
                 await self._store.set(znodes.FEATURE, znodes.encode_features(wanted))
             return dict(wanted.levels)
 
-    @_perform.register
-    async def _(self, effect: effects.WriteFeatures) -> None:
+    async def _write_features(self, effect: effects.WriteFeatures) -> None:
         features = znodes.FinalizedFeatures(True, effect.levels, self._feature_version or 1)
         await self._store.set(znodes.FEATURE, znodes.encode_features(features))
 
     # Brokers and channels
 
-    @_perform.register
-    async def _(self, effect: effects.ReadBrokers) -> dict[int, RegisteredBroker]:
+    async def _read_brokers(self, effect: effects.ReadBrokers) -> dict[int, RegisteredBroker]:
         names = await self._store.children(znodes.BROKER_IDS, watch=True)
         ids = sorted(int(name) for name in names if name.isdecimal())
         found = {}
         # The registration and its czxid, which is the broker's epoch, come with one read each.
         for broker_id in ids:
-            broker = await self._read_broker(broker_id, watch=False)
+            broker = await self._read_registration(broker_id, watch=False)
             if broker is not None:
                 found[broker_id] = broker
         return found
 
-    @_perform.register
-    async def _(self, effect: effects.ReadBroker) -> RegisteredBroker | None:
-        return await self._read_broker(effect.id, watch=True)
+    async def _read_broker(self, effect: effects.ReadBroker) -> RegisteredBroker | None:
+        return await self._read_registration(effect.id, watch=True)
 
-    async def _read_broker(self, broker_id: int, *, watch: bool) -> RegisteredBroker | None:
+    async def _read_registration(self, broker_id: int, *, watch: bool) -> RegisteredBroker | None:
         path = znodes.broker_path(broker_id)
         try:
             node = await self._store.get(path, watch=watch)
@@ -526,41 +487,67 @@ class Interpreter:
             controller_only=registration.controller_only,
         )
 
-    @_perform.register
-    async def _(self, effect: effects.WatchBrokers) -> None:
+    async def _watch_brokers(self, effect: effects.WatchBrokers) -> None:
         for broker_id in effect.ids:
             await self._store.exists(znodes.broker_path(broker_id), watch=True)
 
-    @_perform.register
-    async def _(self, effect: effects.ForgetBrokerWatch) -> None:
-        """Nothing to do: a watch that fires for an unknown broker finds nothing to act on."""
-
-    @_perform.register
-    async def _(self, effect: effects.ChangeChannels) -> None:
+    async def _change_channels(self, effect: effects.ChangeChannels) -> None:
         for broker_id in effect.close:
             self._channels.close(broker_id)
         for broker in effect.open:
             self._channels.open(broker)
 
-    @_perform.register
-    async def _(self, effect: effects.SendRequestBatch) -> None:
+    async def _send_request_batch(self, effect: effects.SendRequestBatch) -> None:
         self._announcer.announce(self._context.cluster, effect)
 
     # The queue and its requesters
 
-    @_perform.register
-    async def _(self, effect: effects.Enqueue) -> None:
-        self._enqueue(effect.event)
+    async def _enqueue(self, effect: effects.Enqueue) -> None:
+        self._put_event(effect.event)
 
-    @_perform.register
-    async def _(self, effect: effects.Schedule) -> None:
-        self._schedule(effect.event, effect.delay_s)
+    async def _schedule(self, effect: effects.Schedule) -> None:
+        self._put_event_later(effect.event, effect.delay_s)
 
-    @_perform.register
-    async def _(self, effect: effects.Respond) -> None:
+    async def _respond(self, effect: effects.Respond) -> None:
         if self._queued is not None and self._queued.respond is not None:
             self._queued.respond(effect.value)
 
+
+#: How each effect is performed. A test checks that no effect is missing.
+_HANDLERS: Final[Mapping[type[effects.Effect], Callable[..., Awaitable[Any]]]] = {
+    effects.ReadStates: Interpreter._read_states,
+    effects.WriteStates: Interpreter._write_states,
+    effects.CreateStates: Interpreter._create_states,
+    effects.WatchStates: Interpreter._watch_states,
+    effects.ReadTopicNames: Interpreter._read_topic_names,
+    effects.ReadTopics: Interpreter._read_topics,
+    effects.WriteTopic: Interpreter._write_topic,
+    effects.WriteTopics: Interpreter._write_topics,
+    effects.NewTopicIds: Interpreter._new_topic_ids,
+    effects.ReadPartitionChildren: Interpreter._read_partition_children,
+    effects.ReadUncleanOverrides: Interpreter._read_unclean_overrides,
+    effects.DeleteTopic: Interpreter._delete_topic,
+    effects.ReadDeletions: Interpreter._read_deletions,
+    effects.DropDeletions: Interpreter._drop_deletions,
+    effects.ReadReassignRequest: Interpreter._read_reassign_request,
+    effects.WriteReassignRequest: Interpreter._write_reassign_request,
+    effects.ReadPreferredRequest: Interpreter._read_preferred_request,
+    effects.DropPreferredRequest: Interpreter._drop_preferred_request,
+    effects.ReadIsrNotifications: Interpreter._read_isr_notifications,
+    effects.ReadLogDirNotifications: Interpreter._read_log_dir_notifications,
+    effects.DropIsrNotifications: Interpreter._drop_isr_notifications,
+    effects.DropLogDirNotifications: Interpreter._drop_log_dir_notifications,
+    effects.SetUpFeatures: Interpreter._set_up_features,
+    effects.WriteFeatures: Interpreter._write_features,
+    effects.ReadBrokers: Interpreter._read_brokers,
+    effects.ReadBroker: Interpreter._read_broker,
+    effects.WatchBrokers: Interpreter._watch_brokers,
+    effects.ChangeChannels: Interpreter._change_channels,
+    effects.SendRequestBatch: Interpreter._send_request_batch,
+    effects.Enqueue: Interpreter._enqueue,
+    effects.Schedule: Interpreter._schedule,
+    effects.Respond: Interpreter._respond,
+}
 
 _ABSENT: Final = object()
 _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}

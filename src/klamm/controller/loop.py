@@ -218,6 +218,7 @@ class Controller:
                     return await self._store.renew()
 
     def _preempt(self, queued: QueuedEvent) -> None:
+        """Give the requester of an event that is not handled its response (EVT-6, EVT-7)."""
         if queued.respond is not None:
             response = not_controller_response(queued.event)
             if response is not None:

@@ -187,6 +187,8 @@ class ClusterState:
         self.queued_for_deletion: set[str] = set()
         self.ineligible_for_deletion: set[str] = set()
         self.deletion_started: set[str] = set()
+        #: Topics that were queued at failover: brokers learn of them as deleted from the start.
+        self.hidden_from_brokers: set[str] = set()
 
         #: Rows being reassigned; lists of adding and removing replicas exist for these only.
         self.being_reassigned: set[int] = set()
@@ -308,6 +310,7 @@ class ClusterState:
         self.queued_for_deletion.discard(name)
         self.ineligible_for_deletion.discard(name)
         self.deletion_started.discard(name)
+        self.hidden_from_brokers.discard(name)
         topic = self.topics.pop(name, None)
         if topic is None:
             return

@@ -11,7 +11,7 @@ does not hold, the interpreter throws `FencedError` into the procedure, which le
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,11 +42,37 @@ class Effect:
     __slots__ = ()
 
 
+class ReadEffect(Effect):
+    """An effect that reads from ZooKeeper or sets a watch there."""
+
+    __slots__ = ()
+
+
+class WriteEffect(Effect):
+    """An effect that changes ZooKeeper."""
+
+    __slots__ = ()
+
+
+class DecisionReason(Enum):
+    """Why partition states are written; the history derives the kind of decision from it."""
+
+    OFFLINE_ELECTION = auto()
+    UNCLEAN_ELECTION = auto()
+    PREFERRED_ELECTION = auto()
+    REASSIGN_ELECTION = auto()
+    CONTROLLED_SHUTDOWN_ELECTION = auto()
+    REPLICA_OFFLINE = auto()
+    ISR_CHANGE = auto()
+    #: A reassignment gives the partition a new leader epoch and changes nothing else.
+    REASSIGNMENT = auto()
+
+
 # Partition states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadStates(Effect):
+class ReadStates(ReadEffect):
     """Read `state` znodes. Reply: `StatesRead`, aligned with `rows`."""
 
     rows: I32
@@ -61,19 +87,18 @@ class StatesRead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WriteStates(Effect):
+class WriteStates(WriteEffect):
     """Set `state` znodes, each on condition of `states.version`.
 
     Reply: `WriteOutcome` codes (int8), aligned. A row that is DONE has version + 1 now.
     """
 
     states: LeaderAndIsrs
-    #: For the history: which decision this is, e.g. `offline election`, `isr shrink`.
-    why: str
+    reason: DecisionReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CreateStates(Effect):
+class CreateStates(WriteEffect):
     """Create `partitions`, `partitions/P` and `partitions/P/state`; the last one's fate counts.
 
     Reply: `WriteOutcome` codes (int8), aligned.
@@ -89,19 +114,19 @@ WriteOutcomes = I8
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTopicNames(Effect):
+class ReadTopicNames(ReadEffect):
     """Children of `/brokers/topics`, with a watch. Reply: `set[str]`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTopics(Effect):
+class ReadTopics(ReadEffect):
     """Topic znodes, with data watches. Reply: `dict[str, TopicRead]`; a missing one is empty."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTopic(Effect):
+class WriteTopic(WriteEffect):
     """Set `/brokers/topics/T` as version 3, whatever its data version. Reply: `WriteOutcome`."""
 
     name: str
@@ -110,7 +135,7 @@ class WriteTopic(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTopics(Effect):
+class WriteTopics(WriteEffect):
     """The same for many topics, in bulk. Reply: `list[WriteOutcome]`."""
 
     topics: Sequence[WriteTopic]
@@ -124,14 +149,14 @@ class NewTopicIds(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPartitionChildren(Effect):
+class ReadPartitionChildren(ReadEffect):
     """Partition numbers that have a znode under a topic. Reply: `set[int]`."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReadUncleanOverrides(Effect):
+class ReadUncleanOverrides(ReadEffect):
     """`unclean.leader.election.enable` of topics, read now (CONF-2).
 
     Reply: `dict[str, bool | None | UnreadableConfig]`; None means that there is no override.
@@ -145,7 +170,7 @@ class UnreadableConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopic(Effect):
+class DeleteTopic(WriteEffect):
     """Delete `/brokers/topics/T` with all below, `/config/topics/T`, `/admin/delete_topics/T`.
 
     In this order, so that a successor finds the request as long as anything is left (DEL-16).
@@ -155,23 +180,9 @@ class DeleteTopic(Effect):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetTopicWatch(Effect):
-    """Ignore what a topic's data watch may still report. Reply: None."""
-
-    names: Sequence[str]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class WatchStates(Effect):
+class WatchStates(ReadEffect):
     """Arm data watches on `state` znodes, for leaders that write those themselves. Reply: None."""
-
-    rows: I32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForgetStateWatch(Effect):
-    """Ignore what data watches on `state` znodes may still report. Reply: None."""
 
     rows: I32
 
@@ -180,19 +191,19 @@ class ForgetStateWatch(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadDeletions(Effect):
+class ReadDeletions(ReadEffect):
     """Children of `/admin/delete_topics`, with a watch. Reply: `set[str]`."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropDeletions(Effect):
+class DropDeletions(WriteEffect):
     """Delete children of `/admin/delete_topics`; whether they were there is ignored (ZK-28)."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadReassignRequest(Effect):
+class ReadReassignRequest(ReadEffect):
     """`/admin/reassign_partitions`, with a watch.
 
     Reply: `dict[TopicPartition, list[int]]`, empty if unreadable, or None if there is no node.
@@ -200,24 +211,24 @@ class ReadReassignRequest(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteReassignRequest(Effect):
+class WriteReassignRequest(WriteEffect):
     """Set what is left of `/admin/reassign_partitions`, or delete it when nothing is."""
 
     entries: Mapping[TopicPartition, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPreferredRequest(Effect):
+class ReadPreferredRequest(ReadEffect):
     """`/admin/preferred_replica_election`, with a watch. Reply: `set[TopicPartition]` or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropPreferredRequest(Effect):
+class DropPreferredRequest(WriteEffect):
     """Delete `/admin/preferred_replica_election`; its absence is fine."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadIsrNotifications(Effect):
+class ReadIsrNotifications(ReadEffect):
     """Children of `/isr_change_notification` with their data, and a watch.
 
     Reply: `(names of the children, set[TopicPartition])`.
@@ -225,26 +236,26 @@ class ReadIsrNotifications(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLogDirNotifications(Effect):
+class ReadLogDirNotifications(ReadEffect):
     """Children of `/log_dir_event_notification`, with a watch. Reply: `(names, broker ids)`."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropIsrNotifications(Effect):
+class DropIsrNotifications(WriteEffect):
     """Delete those children; None means all there are."""
 
     names: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class DropLogDirNotifications(Effect):
+class DropLogDirNotifications(WriteEffect):
     """Delete those children; None means all there are."""
 
     names: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class SetUpFeatures(Effect):
+class SetUpFeatures(WriteEffect):
     """Bring `/feature` into the form of FAILOVER-1.
 
     Reply: `dict[str, int]`, the finalized features and their levels.
@@ -252,7 +263,7 @@ class SetUpFeatures(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFeatures(Effect):
+class WriteFeatures(WriteEffect):
     """Finalize features at these levels; not fenced (FENCE-6). Reply: None."""
 
     levels: Mapping[str, int]
@@ -262,27 +273,20 @@ class WriteFeatures(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBrokers(Effect):
+class ReadBrokers(ReadEffect):
     """All registrations, with a watch on their parent. Reply: `dict[int, Broker]`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBroker(Effect):
+class ReadBroker(ReadEffect):
     """One registration, with a data watch. Reply: `RegisteredBroker | None`."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
-class WatchBrokers(Effect):
+class WatchBrokers(ReadEffect):
     """Arm data watches on registrations. Reply: None."""
-
-    ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetBrokerWatch(Effect):
-    """Ignore what data watches on registrations may still report. Reply: None."""
 
     ids: Sequence[int]
 
@@ -341,10 +345,9 @@ class Schedule(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Respond(Effect):
-    """Give the requester its answer now, before the procedure goes on. Reply: None.
+    """Send the requester its response now, before the procedure goes on. Reply: None.
 
-    The first answer counts: what fails after it does not reach the requester.
+    Only the first response of an event is sent: a failure after it does not reach the requester.
     """
 
-    event: Any
     value: Any

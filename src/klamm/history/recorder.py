@@ -7,7 +7,7 @@ candidate that never takes office never pays for it. docs/history.md describes t
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ from klamm.core import effects
 from klamm.core.cluster import NO_EPOCH, ClusterState, LeaderAndIsrs
 from klamm.core.columns import I8, I32, NO_BROKER, Mask, contains, widen
 from klamm.core.context import Context
-from klamm.core.effects import Effect, WriteOutcome
+from klamm.core.effects import DecisionReason, Effect, ReadEffect, WriteEffect, WriteOutcome
 from klamm.core.elections import RECOVERING
 from klamm.core.events import (
     IsrChangeNotification,
@@ -50,48 +50,19 @@ from klamm.history.records import (
 from klamm.history.spool import Spool
 from klamm.history.topic import TopicShipping
 
-#: What the controller calls its writes, and what the history calls the decisions behind them.
-_KIND_OF: Final = {
-    "offline election": CLEAN,
-    "unclean election": CLEAN,
-    "preferred election": PREFERRED,
-    "reassign election": REASSIGNMENT,
-    "controlled_shutdown election": CONTROLLED_SHUTDOWN,
-    "replica offline": REPLICA_OFFLINE,
-    "isr change": ISR_CHANGED,
-    "reassignment": EPOCH_RAISED,
+#: The kind of decision that the history writes for each reason of the controller.
+_KIND_OF: Final[Mapping[DecisionReason, str]] = {
+    DecisionReason.OFFLINE_ELECTION: CLEAN,
+    DecisionReason.UNCLEAN_ELECTION: CLEAN,
+    DecisionReason.PREFERRED_ELECTION: PREFERRED,
+    DecisionReason.REASSIGN_ELECTION: REASSIGNMENT,
+    DecisionReason.CONTROLLED_SHUTDOWN_ELECTION: CONTROLLED_SHUTDOWN,
+    DecisionReason.REPLICA_OFFLINE: REPLICA_OFFLINE,
+    DecisionReason.ISR_CHANGE: ISR_CHANGED,
+    DecisionReason.REASSIGNMENT: EPOCH_RAISED,
 }
 #: Decisions after which a partition is online.
 _ELECTIONS: Final = frozenset({CREATED, CLEAN, PREFERRED, REASSIGNMENT, CONTROLLED_SHUTDOWN})
-_READS: Final = (
-    effects.ReadStates,
-    effects.ReadTopicNames,
-    effects.ReadTopics,
-    effects.ReadPartitionChildren,
-    effects.ReadUncleanOverrides,
-    effects.ReadDeletions,
-    effects.ReadReassignRequest,
-    effects.ReadPreferredRequest,
-    effects.ReadIsrNotifications,
-    effects.ReadLogDirNotifications,
-    effects.ReadBrokers,
-    effects.ReadBroker,
-)
-_WRITES: Final = (
-    effects.WriteStates,
-    effects.CreateStates,
-    effects.WriteTopic,
-    effects.WriteTopics,
-    effects.DeleteTopic,
-    effects.DropDeletions,
-    effects.WriteReassignRequest,
-    effects.DropPreferredRequest,
-    effects.DropIsrNotifications,
-    effects.DropLogDirNotifications,
-    effects.SetUpFeatures,
-)
-
-
 #: Events whose name in written histories is not the name of their class.
 _WRITTEN_KIND: Final[dict[type, str]] = {
     LeaderAndIsrResponseReceived: "LeaderAndIsrAnswered",
@@ -195,13 +166,13 @@ class History:
             return
         event.controller_epoch = cluster.controller_epoch
         elapsed = _us(elapsed_s)
-        if isinstance(effect, _READS):
+        if isinstance(effect, ReadEffect):
             event.reading += elapsed
-        elif isinstance(effect, _WRITES):
+        elif isinstance(effect, WriteEffect):
             event.writing += elapsed
         match effect:
-            case effects.WriteStates(states=states, why=why):
-                self._decided(cluster, states, reply, _KIND_OF.get(why, why.replace(" ", "_")))
+            case effects.WriteStates(states=states, reason=reason):
+                self._decided(cluster, states, reply, _KIND_OF[reason])
             case effects.CreateStates(states=states):
                 self._decided(cluster, states, reply, CREATED)
             case effects.SendRequestBatch():
@@ -216,9 +187,10 @@ class History:
             case effects.DeleteTopic(name=name):
                 self._touched.add(name)
                 self._gone[name] = "deleted"
-            case effects.ForgetTopicWatch(names=names):
-                # Unless it is this controller that deletes them, which comes after.
-                self._gone.update(dict.fromkeys(names, "vanished"))
+            case effects.ReadTopicNames():
+                # The cluster still holds the topics that somebody else has removed.
+                vanished = sorted(cluster.topics.keys() - reply)
+                self._gone.update(dict.fromkeys(vanished, "vanished"))
             case effects.Enqueue(event=asked) | effects.Schedule(event=asked):
                 # The event itself is kept, so that its identity is not reused meanwhile.
                 self._term.asked_for[id(asked)] = (asked, self._term.seq + 1)

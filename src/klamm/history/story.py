@@ -27,7 +27,7 @@ from klamm.history.spool import read_spool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from klamm.history.trail import Gap, Row
+    from klamm.history.partition_events import Gap, Row
 
 DEFAULT_TOPIC: Final = "__klamm_history"
 
@@ -91,13 +91,13 @@ _REFUSALS: Final = {
 }
 
 
-def story(trail: "Iterable[Row | Gap]", topic: str, partition: int) -> Iterator[str]:
-    """A sentence for each entry of a trail that says something about the partition."""
-    return (text for _, text in _told(trail, f"{topic}-{partition}"))
+def story(events: "Iterable[Row | Gap]", topic: str, partition: int) -> Iterator[str]:
+    """A sentence for each entry of a events that says something about the partition."""
+    return (text for _, text in _told(events, f"{topic}-{partition}"))
 
 
-def _told(trail: "Iterable[Row | Gap]", name: str) -> "Iterator[tuple[Row | Gap, str]]":
-    for entry in trail:
+def _told(events: "Iterable[Row | Gap]", name: str) -> "Iterator[tuple[Row | Gap, str]]":
+    for entry in events:
         if not isinstance(entry, dict):
             yield entry, _gap(entry)
         elif entry["term"] or _clauses(entry, name):
@@ -119,16 +119,16 @@ def run(
     As JSON it is a list: what the history has of each event (docs/history.md), with the sentence
     as `text`; a gap has `gap` and `text` only.
     """
-    from klamm.history.trail import Gap, read_trail
+    from klamm.history.partition_events import Gap, read_partition_events
 
     topic, partition = split_name(name)
     batches = (
         _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic, security)
     )
-    trail = list(read_trail(batches, topic, partition))
-    if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in trail):
+    events = list(read_partition_events(batches, topic, partition))
+    if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in events):
         raise KlammError(f"The history says nothing about {name}.")
-    told = _told(trail, name)
+    told = _told(events, name)
     if not as_json:
         for _, text in told:
             write(text)

@@ -15,6 +15,7 @@ from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.shipping import Shipper, TooLargeError
 from klamm.history.spool import Spool
+from klamm.names import ACKS_ALL
 from klamm.net.connection import ClientConnection
 from klamm.net.librdkafka import librdkafka_settings
 from klamm.net.secure import SecureClient
@@ -31,7 +32,6 @@ _CREATE_TOPICS_VERSION: Final = 5
 _PRODUCE_VERSION: Final = 8
 _REPLICATION_MAX: Final = 3
 _LEADER_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
-_ACKS_ALL: Final = -1
 _REQUEST_TIMEOUT_MS: Final = 30_000
 _ANSWER_TIMEOUT_S: Final = 35.0
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -48,8 +48,12 @@ class HistoryTopicWriter:
         secure = SecureClient(security)
         self._bootstrap = (host, port)
         self._topic = topic
-        self._asking = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure)
-        self._producing = ClientConnection(client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure)
+        self._asking = ClientConnection(
+            client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
+        )
+        self._producing = ClientConnection(
+            client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
+        )
         self._leader: tuple[str, int] | None = None
 
     async def send(self, value: bytes, key: bytes) -> None:
@@ -61,7 +65,7 @@ class HistoryTopicWriter:
             self._leader = await self._find_leader()
         batch = build_batch([Record(key, value, time.time_ns() // 1_000_000)])
         request = {
-            "acks": _ACKS_ALL,
+            "acks": ACKS_ALL,
             "timeout": _REQUEST_TIMEOUT_MS,
             "topic_data": [
                 {

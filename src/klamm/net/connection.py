@@ -5,6 +5,7 @@ there, without another copy.
 """
 
 import asyncio
+import random
 import struct
 import time
 from collections.abc import Mapping
@@ -20,6 +21,35 @@ from klamm.protocol.codec.headers import RequestHeader
 _SIZE: Final = struct.Struct(">i")
 #: Larger than any response that a broker gives to another.
 _ANSWER_MAX_BYTES: Final = 1 << 30
+_SETUP_JITTER: Final = 0.2
+#: Enough for any timeout to have reached its limit.
+_SETUP_FAILURES_MAX: Final = 32
+
+
+class SetupTimeout:
+    """How long to wait for a connection: twice as long after each failure, up to a limit.
+
+    As in Apache Kafka, each wait is up to 20 % shorter or longer, so that many nodes do not
+    try again at the same time.
+    """
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max(first_s, max_s)
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """The time to wait for the next attempt, in seconds."""
+        timeout_s = min(self._first_s * 2.0**self._failures, self._max_s)
+        return timeout_s * random.uniform(1 - _SETUP_JITTER, 1 + _SETUP_JITTER)
+
+    def on_failure(self) -> None:
+        """An attempt has failed or timed out."""
+        self._failures = min(self._failures + 1, _SETUP_FAILURES_MAX)
+
+    def on_success(self) -> None:
+        """The connection is there: the next one begins with the first timeout again."""
+        self._failures = 0
 
 
 class ClientConnection:
@@ -30,13 +60,14 @@ class ClientConnection:
         client_id: str,
         timeout_s: float,
         connect_timeout_s: float,
+        connect_timeout_max_s: float | None = None,
         secure: SecureClient = INSECURE,
     ) -> None:
         self._client_id = client_id
         self._secure = secure
         self._login_at: float | None = None
         self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
+        self._setup = SetupTimeout(connect_timeout_s, connect_timeout_max_s or connect_timeout_s)
         self._correlation_id = 0
         self._wire: _Wire | None = None
         #: Where the connection leads to, None if there is none.
@@ -90,10 +121,19 @@ class ClientConnection:
     async def _connect(self, host: str, port: int) -> "_Wire":
         loop = asyncio.get_running_loop()
         context = self._secure.context
-        async with asyncio.timeout(self._connect_timeout_s):
-            _, wire = await loop.create_connection(
-                _Wire, host, port, ssl=context, server_hostname=None if context is None else host
-            )
+        try:
+            async with asyncio.timeout(self._setup.next_s()):
+                _, wire = await loop.create_connection(
+                    _Wire,
+                    host,
+                    port,
+                    ssl=context,
+                    server_hostname=None if context is None else host,
+                )
+        except (OSError, TimeoutError):
+            self._setup.on_failure()
+            raise
+        self._setup.on_success()
         return wire
 
     def close(self) -> None:

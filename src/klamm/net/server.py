@@ -29,6 +29,8 @@ log = logging.getLogger("klamm.net.server")
 #: The principal of a client that has not said who it is.
 ANONYMOUS: Final = "User:ANONYMOUS"
 _SIZE: Final = struct.Struct(">i")
+#: A buffer size that leaves the choice to the operating system.
+OS_DEFAULT_BUFFER: Final = -1
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
 #: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
@@ -384,12 +386,14 @@ class Acceptor(Protocol):
     @property
     def sockets(self) -> Sequence[socket.socket]: ...
 
+    async def start_serving(self) -> None: ...
+
     def close(self) -> None: ...
 
     async def wait_closed(self) -> None: ...
 
 
-class Admission(Protocol):
+class AdmissionDecision(Protocol):
     """What becomes of a new connection."""
 
     @property
@@ -406,7 +410,7 @@ class ConnectionAdmission(Protocol):
 
     def is_over(self) -> bool: ...
 
-    def on_accepted(self, listener: str, ip: str, now_ms: int) -> Admission: ...
+    def on_accepted(self, listener: str, ip: str, now_ms: int) -> AdmissionDecision: ...
 
     def on_closed(self, listener: str, ip: str) -> None: ...
 
@@ -421,6 +425,8 @@ class Server:
         frame_bytes_max: int,
         idle_max_s: float,
         backlog: int,
+        send_buffer_bytes: int = OS_DEFAULT_BUFFER,
+        receive_buffer_bytes: int = OS_DEFAULT_BUFFER,
         quotas: ConnectionAdmission | None = None,
     ) -> None:
         self._quotas = quotas
@@ -431,6 +437,10 @@ class Server:
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle_max_s = idle_max_s
         self._backlog = backlog
+        self._buffers = {
+            socket.SO_SNDBUF: send_buffer_bytes,
+            socket.SO_RCVBUF: receive_buffer_bytes,
+        }
         self._servers: list[asyncio.Server | Acceptor] = []
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -450,7 +460,11 @@ class Server:
                     endpoint.host or None,
                     endpoint.port,
                     backlog=self._backlog,
+                    start_serving=False,
                 )
+            for listening in server.sockets:
+                self._set_buffers(listening.fileno())
+            await server.start_serving()
         except OSError as error:
             raise ConfigError(
                 f"listeners: {endpoint} cannot be opened: {error.strerror or error}"
@@ -499,6 +513,13 @@ class Server:
             idle = min(others, key=lambda each: each.last_active)
             log.info("closing the connection of %s: a broker needs its place", idle.peer)
             idle.close()
+
+    def _set_buffers(self, fd: int) -> None:
+        """Set the sizes of a listening socket's buffers; accepted sockets inherit them."""
+        with socket.socket(fileno=os.dup(fd)) as listening:
+            for option, size in self._buffers.items():
+                if size != OS_DEFAULT_BUFFER:
+                    listening.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _close_idle(self) -> None:
         """Close connections that have done nothing for long; a request in hand is not nothing."""

@@ -176,6 +176,7 @@ class TlsAcceptor:
     ) -> None:
         self._server = server
         self._listener = listener
+        self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         found = socket.getaddrinfo(
@@ -183,18 +184,22 @@ class TlsAcceptor:
         )
         try:
             for family, *_, address in dict.fromkeys(found):
-                self._open(family, address, backlog)
+                self._open(family, address)
         except OSError:
             self.close()
             raise
+
+    async def start_serving(self) -> None:
+        """Begin to accept."""
         for each in self._sockets:
+            each.listen(self._backlog)
             self._loop.add_reader(each.fileno(), self._accept, each)
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
         return self._sockets
 
-    def _open(self, family: int, address: Any, backlog: int) -> None:
+    def _open(self, family: int, address: Any) -> None:
         listening = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.append(listening)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,7 +207,6 @@ class TlsAcceptor:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.setblocking(False)
         listening.bind(address)
-        listening.listen(backlog)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_A_TIME):

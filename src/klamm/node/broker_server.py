@@ -4,6 +4,7 @@ With `klamm.roles=controller` there is no data plane. Such a node knows the clus
 candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
 """
 
+import asyncio
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
@@ -12,7 +13,7 @@ from klamm.broker.clock import SystemClock
 from klamm.broker.data_plane import DataPlane
 from klamm.broker.handlers.cluster import ClusterHandlers, FirstMetadata
 from klamm.broker.handlers.configs import ConfigHandlers
-from klamm.broker.handlers.control import ControlHandlers, NoReplicas
+from klamm.broker.handlers.control import ControlHandlers, MetadataListener
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.handlers.groups import FindCoordinatorHandlers
 from klamm.broker.identity import BrokerIdentity
@@ -20,6 +21,7 @@ from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
+from klamm.broker.replication.strays import StrayReplicas
 from klamm.broker.security.service import SecurityService
 from klamm.config.broker import BrokerConfig
 from klamm.node import controlled_shutdown as leaving
@@ -27,6 +29,7 @@ from klamm.node.controller_link import ControllerLink
 from klamm.node.forwarding import ForwardingManager
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Store
 
 _ABOUT_THE_CLUSTER: Final = (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR)
@@ -63,8 +66,8 @@ class BrokerServer:
             lambda: self.metadata.snapshot.controller_id == identity.broker_id,
             lambda topic_id: self.metadata.snapshot.topic_name(topic_id),
         )
+        #: The data plane; None on a node that is only controller.
         self.data: DataPlane | None = None
-        self._no_data: NoData | None = None
         if "broker" in config.klamm_roles:
             self.data = DataPlane(
                 config,
@@ -75,20 +78,27 @@ class BrokerServer:
                 SystemClock(),
                 self.security.throttle,
             )
-        else:
-            self._no_data = NoData(config, identity, self.metadata)
-        plane = self.data or self._no_data
-        assert plane is not None
+        self._plane = self.data or NoData(config, identity, self.metadata)
         self._creation = AutoTopicCreation(config, candidate.request)
         cluster = ClusterHandlers(
             identity, self.metadata, lambda: sorted(self._handlers), self._auto_create
         )
-        first_metadata = FirstMetadata()
+        first_metadata = FirstMetadata(lambda: _has_topics(store))
+        listeners: list[MetadataListener] = [self._plane, first_metadata]
+        control = asyncio.Lock()
+        self._strays: StrayReplicas | None = None
+        if self.data is not None:
+            self._strays = StrayReplicas(
+                identity, store, self.metadata, self.data.replicas, control
+            )
+            listeners.append(self._strays)
         self._control = ControlHandlers(
             identity,
             self.metadata,
-            NoReplicas() if self.data is None else self.data.replicas,
-            [plane, first_metadata],
+            self._plane.replicas,
+            listeners,
+            control,
+            self._strays.clear_way if self._strays is not None else None,
         )
         self.forwarding = ForwardingManager(candidate)
         parts = (
@@ -99,7 +109,7 @@ class BrokerServer:
             ConfigHandlers(lambda: self.config, self.metadata, store, self.security.check_change),
             self.forwarding,
             self._control,
-            plane,
+            self._plane,
             self.security,
         )
         self._handlers: dict[ApiKey, Handler] = {
@@ -116,8 +126,7 @@ class BrokerServer:
         """Open the logs; after this the controller may come."""
         self.state = BrokerState.RECOVERING
         await self.security.load()
-        if self.data is not None:
-            await self.data.load()
+        await self._plane.load()
 
     def registered(self) -> None:
         """The broker has an epoch."""
@@ -126,38 +135,37 @@ class BrokerServer:
     def start(self) -> None:
         """The broker is registered and its configuration is known."""
         self.state = BrokerState.RUNNING
-        if self.data is not None:
-            self.data.start()
+        self._plane.start()
 
     def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
         """Settings of a topic changed in ZooKeeper."""
-        if self.data is not None:
-            self.data.replicas.topic_config_changed(topic, overrides)
+        self._plane.topic_config_changed(topic, overrides)
 
     def config_changed(self, config: BrokerConfig) -> None:
         """Settings of this broker changed in ZooKeeper."""
         self.config = self._creation.config = config
         self.security.config_changed(config)
-        if self.data is not None:
-            self.data.config_changed(config)
+        self._plane.config_changed(config)
 
     async def leave_in_order(self) -> None:
         """Hand leaderships over before stopping; clients are served meanwhile (LIFE-13, 14)."""
         self.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
-        if self.data is not None:
-            self.data.replicas.is_shutting_down = True
+        self._plane.prepare_shutdown()
         await leaving.leave_in_order(self.config, self.identity, self.metadata)
 
     async def close(self) -> None:
         """Stop all work and close the logs."""
         self.state = BrokerState.SHUTTING_DOWN
         self.security.close()
-        if self.data is not None:
-            await self.data.close()
-        if self._no_data is not None:
-            self._no_data.close()
+        if self._strays is not None:
+            self._strays.close()
+        await self._plane.close()
 
     async def _auto_create(self, topic: str) -> ErrorCode:
         if not self.config.auto_create_topics_enable:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return await self._creation.create(topic)
+
+
+async def _has_topics(store: Store) -> bool:
+    return bool(await store.children(znodes.TOPICS))

@@ -68,10 +68,6 @@ class ProcessLink:
         if not self._writer.is_closing():
             self._writer.write(_HEAD.pack(len(body), kind, number) + body)
 
-    def tell_json(self, kind: MessageKind, value: Any) -> None:
-        """The same with a JSON body."""
-        self.tell(kind, orjson.dumps(value))
-
     async def request(self, kind: MessageKind, body: bytes) -> bytes:
         """Send a request and wait for its answer; ConnectionError if the other end goes away."""
         if self._writer.is_closing():

@@ -60,6 +60,10 @@ class ControllerProcess:
             listener,
             config.controller_socket_timeout_ms / 1000,
             config.request_timeout_ms / 1000,
+            (
+                config.socket_connection_setup_timeout_ms / 1000,
+                config.socket_connection_setup_timeout_max_ms / 1000,
+            ),
             SecureClient(config.channel_security(listener)),
         )
         self._history = History(config, world)
@@ -207,7 +211,11 @@ async def run_candidate(link: ProcessLink) -> None:
     config = BrokerConfig.from_properties(settings["properties"]).with_broker_id(
         settings["broker_id"]
     )
-    store = await open_store(config.zookeeper_connect, config.zookeeper_session_timeout_ms)
+    store = await open_store(
+        config.zookeeper_connect,
+        config.zookeeper_session_timeout_ms,
+        connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
+    )
     candidate = ControllerProcess(link, config, store)
     store.on_answer = candidate.metrics.zookeeper_responded
     await candidate.run()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from klamm.broker.data_plane import DataPlane
-from klamm.broker.delayed.requests import PurgatorySize, purgatory_sizes
+from klamm.broker.delayed.purgatory import PurgatorySize
 from klamm.broker.groups.coordinator import GroupCounts
 from klamm.broker.log.log import Log
 from klamm.broker.meters import TopicMeters
@@ -137,7 +137,7 @@ async def render_data(page: Page, data: DataPlane) -> None:
     """What a node has that holds data."""
     replicas = list(data.replicas)
     _render_replicas(page, data, replicas)
-    _render_fetchers(page, data.fetchers)
+    _render_fetchers(page, data.replicas.fetchers)
     sessions = "kafka.server:type=FetchSessionCache"
     page.gauge(f"{sessions},name=NumIncrementalFetchSessions", len(data.sessions))
     page.gauge(
@@ -187,7 +187,7 @@ def _render_waiting(page: Page, broker: BrokerServer) -> None:
     }
     if broker.data is not None:
         census = broker.data.groups.coordinator.census()
-        waiting |= purgatory_sizes(broker.data.purgatories)
+        waiting |= broker.data.purgatories.sizes()
         waiting["Heartbeat"] = PurgatorySize(census.heartbeats, census.heartbeats)
         waiting["Rebalance"] = PurgatorySize(census.rebalances, census.rebalances)
     labelled = [(f'delayedOperation="{kind}"', each) for kind, each in sorted(waiting.items())]
@@ -274,7 +274,9 @@ def _render_disks(page: Page, data: DataPlane) -> None:
         f"{cleaner},name=uncleanable-bytes",
         [(f'logDirectory="{path}"', sum(log.size for log in logs)) for path, logs in uncleanable],
     )
-    page.timers("kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.log_flushes)])
+    page.timers(
+        "kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs", [("", data.flusher.flushes)]
+    )
 
 
 def _render_groups(page: Page, census: GroupCounts) -> None:

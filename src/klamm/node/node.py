@@ -80,7 +80,9 @@ class Node:
         # The candidate's process takes its time to come up; the broker does so meanwhile.
         await self._candidate.spawn()
         store = self._store = await open_store(
-            config.zookeeper_connect, config.zookeeper_session_timeout_ms
+            config.zookeeper_connect,
+            config.zookeeper_session_timeout_ms,
+            connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
         )
         await registration.create_persistent_paths(store)
         cluster_id = await registration.cluster_id(store)
@@ -98,6 +100,8 @@ class Node:
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
+            send_buffer_bytes=config.socket_send_buffer_bytes,
+            receive_buffer_bytes=config.socket_receive_buffer_bytes,
             quotas=self._broker.security.connections,
         )
         ports = {}

@@ -31,8 +31,17 @@ _LZ4_BLOCK: Final = 64 << 10
 _LZ4_STORED: Final = 1 << 31
 _LZ4_END: Final = bytes(4)
 
-_GZIP_LEVEL: Final = 6
-_ZSTD_LEVEL: Final = 3
+#: The default of `compression.gzip.level`, which stands for the level 6 of zlib.
+GZIP_LEVEL_DEFAULT: Final = -1
+_ZLIB_LEVEL_DEFAULT: Final = 6
+#: The default of `compression.lz4.level`: at this level Kafka uses LZ4's fast compressor, at any
+#: other one its high compressor.
+LZ4_LEVEL_DEFAULT: Final = 9
+#: The levels that the high compressor tells apart.
+_LZ4_HIGH_MIN: Final = 3
+_LZ4_HIGH_MAX: Final = 12
+ZSTD_LEVEL_DEFAULT: Final = 3
+_LEVEL_DEFAULTS: Final = {1: GZIP_LEVEL_DEFAULT, 3: LZ4_LEVEL_DEFAULT, 4: ZSTD_LEVEL_DEFAULT}
 
 
 class Codec(enum.IntEnum):
@@ -49,19 +58,25 @@ class CompressionError(RemoteProtocolError):
     """An unknown codec, or data that does not decompress (within the limit)."""
 
 
-def compress(codec: Codec, data: Buffer) -> bytes:
-    """One block of compressed records."""
+def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
+    """Compress the records of one batch, at the codec's default level unless one is given."""
+    if level is None:
+        level = _LEVEL_DEFAULTS.get(codec, 0)
     match codec:
         case Codec.NONE:
             return bytes(data)
         case Codec.GZIP:
-            return bytes(cramjam.gzip.compress(data, level=_GZIP_LEVEL))
+            return bytes(cramjam.gzip.compress(data, level=_zlib_level(level)))
         case Codec.SNAPPY:
             return b"".join(_xerial_frame(data))
         case Codec.LZ4:
-            return b"".join(_lz4_frame(data))
+            return b"".join(_lz4_frame(data, level))
         case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
+            return bytes(cramjam.zstd.compress(data, level=level))
+
+
+def _zlib_level(level: int) -> int:
+    return _ZLIB_LEVEL_DEFAULT if level == GZIP_LEVEL_DEFAULT else level
 
 
 def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
@@ -132,12 +147,28 @@ def _xerial_frame(data: Buffer) -> Iterator[bytes]:
         yield block
 
 
-def _lz4_frame(data: Buffer) -> Iterator[bytes]:
+def _lz4_block(block: bytes) -> bytes:
+    return bytes(cramjam.lz4.compress_block(block, store_size=False))
+
+
+def _lz4_high_compressor(level: int) -> Callable[[bytes], bytes]:
+    """LZ4's slower compressor, which cramjam does not offer.
+
+    pyarrow is imported here because a broker needs it for nothing else, and few topics ask for it.
+    """
+    import pyarrow as pa
+
+    codec = pa.Codec("lz4_raw", compression_level=min(max(level, _LZ4_HIGH_MIN), _LZ4_HIGH_MAX))
+    return lambda block: bytes(codec.compress(block, asbytes=True))
+
+
+def _lz4_frame(data: Buffer, level: int) -> Iterator[bytes]:
     # cramjam's own frames link each block to the one before, which Java's reader refuses.
+    pack = _lz4_block if level == LZ4_LEVEL_DEFAULT else _lz4_high_compressor(level)
     yield _LZ4_HEADER
     for start in range(0, len(data), _LZ4_BLOCK):
         block = bytes(data[start : start + _LZ4_BLOCK])
-        packed = bytes(cramjam.lz4.compress_block(block, store_size=False))
+        packed = pack(block)
         is_smaller = len(packed) < len(block)
         yield struct.pack("<I", len(packed) if is_smaller else len(block) | _LZ4_STORED)
         yield packed if is_smaller else block

@@ -360,6 +360,7 @@ def build_batch(
     base_offset: int = 0,
     last_offset: int | None = None,
     codec: Codec = Codec.NONE,
+    level: int | None = None,
     leader_epoch: int = -1,
     producer_id: int = -1,
     producer_epoch: int = -1,
@@ -382,7 +383,7 @@ def build_batch(
         offset = record.offset if record.offset >= 0 else offset
         encoded.append(_encode_record(record, offset - base_offset, base_timestamp))
         offset += 1
-    body = compress(codec, b"".join(encoded))
+    body = compress(codec, b"".join(encoded), level)
     attributes = (
         codec
         | log_append_time * _LOG_APPEND_TIME

@@ -73,6 +73,8 @@ _LOGGING_CONFIGURATION: Final = """\
 """
 
 _POLL_SECONDS: Final = 0.01
+#: How often a command in the foreground looks whether its servers still run.
+_WATCH_SECONDS: Final = 0.2
 
 
 class ZooKeeperServer:
@@ -235,18 +237,42 @@ class ZooKeeperServer:
 
 
 class ZooKeeperEnsemble:
-    """Several servers that agree: the loss of a minority of them loses nothing."""
+    """Several servers that form a quorum: the cluster survives the loss of a minority of them.
 
-    def __init__(self, n: int = 3, *, heap: str = "256m", host: str = "127.0.0.1") -> None:
-        ports = free_ports(host, 3 * n)
+    Clients connect at `port` and the ports after it, or at any free ports if it is 0. Member N
+    keeps its data in the folder N of `data_dir`; without one, each has a temporary directory.
+    """
+
+    def __init__(
+        self,
+        n: int = 3,
+        port: int = 0,
+        data_dir: Path | str | None = None,
+        *,
+        heap: str = "256m",
+        host: str = "127.0.0.1",
+        log: bool = False,
+    ) -> None:
+        if n < 1:
+            raise ConfigError(f"An ensemble has at least one server, not {n}.")
+        internal = free_ports(host, 2 * n)
+        clients = [port + i for i in range(n)] if port else free_ports(host, n)
         quorum = {
-            f"server.{i + 1}": f"{host}:{ports[3 * i]}:{ports[3 * i + 1]};{host}:{ports[3 * i + 2]}"
-            for i in range(n)
+            f"server.{i + 1}": f"{host}:{internal[2 * i]}:{internal[2 * i + 1]};{host}:{client}"
+            for i, client in enumerate(clients)
         }
         settings = {**quorum, "initLimit": "20", "syncLimit": "10"}
         self.members = [
-            _Member(i + 1, ports[3 * i + 2], heap=heap, host=host, settings=settings)
-            for i in range(n)
+            _Member(
+                i,
+                client,
+                None if data_dir is None else Path(data_dir) / str(i),
+                heap=heap,
+                host=host,
+                log=log,
+                settings=settings,
+            )
+            for i, client in enumerate(clients, start=1)
         ]
 
     @property
@@ -266,6 +292,11 @@ class ZooKeeperEnsemble:
             self.stop()
             raise
         return self
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether enough members run to serve requests."""
+        return 2 * sum(member.is_running for member in self.members) > len(self.members)
 
     def stop(self) -> None:
         """Stop all members."""
@@ -290,22 +321,35 @@ class _Member(ZooKeeperServer):
     _main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
     def __init__(
-        self, my_id: int, port: int, *, heap: str, host: str, settings: Mapping[str, str]
+        self,
+        my_id: int,
+        port: int,
+        data_dir: Path | None,
+        *,
+        heap: str,
+        host: str,
+        log: bool,
+        settings: Mapping[str, str],
     ) -> None:
-        super().__init__(port, heap=heap, host=host, settings=settings)
-        self._my_id = my_id
+        super().__init__(port, data_dir, heap=heap, host=host, log=log, settings=settings)
+        self.my_id = my_id
 
     def _write_configuration(self, data_dir: Path) -> None:
         super()._write_configuration(data_dir)
-        (data_dir / "myid").write_text(f"{self._my_id}\n", encoding="utf-8")
+        (data_dir / "myid").write_text(f"{self.my_id}\n", encoding="utf-8")
 
     def _client_port(self) -> dict[str, str]:
         return {}
 
 
-def run_foreground(port: int, data_dir: Path | str | None, heap: str) -> None:
-    """Run a server until SIGTERM or SIGINT: `klamm zookeeper`. Its log is in the data directory."""
-    server = ZooKeeperServer(port, data_dir, heap=heap, log=True)
+def run_foreground(
+    port: int, data_dir: Path | str | None, heap: str, ensemble: int | None = None
+) -> None:
+    """Run a server, or an ensemble of servers, until SIGTERM or SIGINT: `klamm zookeeper`.
+
+    Each server's log is in its data directory. A member of an ensemble that ends is reported and
+    not started again; the command fails when there is no majority left.
+    """
     stopping = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -313,15 +357,37 @@ def run_foreground(port: int, data_dir: Path | str | None, heap: str) -> None:
 
     previous = {sig: signal.signal(sig, stop) for sig in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with server:
-            print(f"ZooKeeper is ready at {server.address} ({server.data_dir})", file=sys.stderr)
-            while server.is_running and not stopping.wait(0.2):
-                pass
-            if not stopping.is_set():
-                raise UnavailableError(f"ZooKeeper ended unasked: {server.last_words()}")
+        if ensemble is None:
+            _run_server(ZooKeeperServer(port, data_dir, heap=heap, log=True), stopping)
+        else:
+            _run_ensemble(
+                ZooKeeperEnsemble(ensemble, port, data_dir, heap=heap, log=True), stopping
+            )
     finally:
         for sig, handler in previous.items():
             signal.signal(sig, handler)
+
+
+def _run_server(server: ZooKeeperServer, stopping: threading.Event) -> None:
+    with server:
+        print(f"ZooKeeper is ready at {server.address} ({server.data_dir})", file=sys.stderr)
+        while server.is_running and not stopping.wait(_WATCH_SECONDS):
+            pass
+        if not stopping.is_set():
+            raise UnavailableError(f"ZooKeeper ended unasked: {server.last_words()}")
+
+
+def _run_ensemble(ensemble: ZooKeeperEnsemble, stopping: threading.Event) -> None:
+    with ensemble:
+        print(f"ZooKeeper is ready at {ensemble.address}", file=sys.stderr)
+        running = list(ensemble.members)
+        while ensemble.has_majority and not stopping.wait(_WATCH_SECONDS):
+            for member in [member for member in running if not member.is_running]:
+                running.remove(member)
+                text = f"ZooKeeper {member.my_id} at {member.address} ended: {member.last_words()}"
+                print(text, file=sys.stderr)
+        if not stopping.is_set():
+            raise UnavailableError("The ZooKeeper ensemble has lost its majority.")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

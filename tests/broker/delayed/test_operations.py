@@ -1,4 +1,4 @@
-"""What waiting produce, fetch and DeleteRecords requests wait for."""
+"""When delayed produce, fetch and DeleteRecords requests are complete."""
 
 import pytest
 
@@ -39,7 +39,7 @@ class Broker:
         partition.on_append(T0)
 
     def follow(self, name, start_offset=0):
-        """Let the follower have everything."""
+        """The follower fetches from the log's end."""
         partition = self.hosted[name]
         end = partition.log.end_offset
         partition.record_follower_fetch(Reader(2), end, start_offset, end, T0)
@@ -55,55 +55,55 @@ class TestProduce:
         broker = Broker()
         broker.append(A)
         broker.append(B)
-        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
-        assert not waiter.check_all()
+        operation = DelayedProduce({A: 1, B: 1}, broker.find)
+        assert not operation.try_complete_all()
         broker.follow(A)
-        assert not waiter.check(A)
+        assert not operation.try_complete(A)
         broker.follow(B)
-        assert waiter.check(B)
-        assert waiter.errors == {A: E.NONE, B: E.NONE}
+        assert operation.try_complete(B)
+        assert operation.errors == {A: E.NONE, B: E.NONE}
 
     @pytest.mark.rule("PROD-7", "PROD-3")
-    def test_a_partition_that_is_lost_answers_for_itself(self):
+    def test_a_lost_partition_completes_with_its_own_error(self):
         broker = Broker()
         broker.append(A)
         broker.append(B)
-        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
+        operation = DelayedProduce({A: 1, B: 1}, broker.find)
         broker.lose(A)
         del broker.hosted[B]
-        assert waiter.check_all()
-        assert waiter.errors == {
+        assert operation.try_complete_all()
+        assert operation.errors == {
             A: E.NOT_LEADER_OR_FOLLOWER,
             B: E.UNKNOWN_TOPIC_OR_PARTITION,
         }
 
     @pytest.mark.rule("PROD-8", "PROD-9")
-    def test_what_is_unfinished_at_the_deadline_times_out(self):
+    def test_partitions_that_are_not_committed_at_the_deadline_time_out(self):
         broker = Broker()
         broker.append(A)
         broker.append(B)
         broker.follow(A)
-        waiter = DelayedProduce({A: 1, B: 1}, broker.find)
-        waiter.check_all()
-        waiter.expire()
-        assert waiter.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
+        operation = DelayedProduce({A: 1, B: 1}, broker.find)
+        operation.try_complete_all()
+        operation.on_expiration()
+        assert operation.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
         assert broker.hosted[B].log.end_offset == 1
 
     @pytest.mark.rule("HW-5")
-    def test_it_leaves_the_room_when_the_high_watermark_rises(self):
+    def test_it_leaves_the_purgatory_when_the_high_watermark_rises(self):
         broker = Broker()
-        room = DelayedOperationPurgatory()
+        purgatory = DelayedOperationPurgatory()
         broker.append(A)
-        waiter = DelayedProduce({A: 1}, broker.find)
-        room.add(waiter, waiter.keys, T0 + 1000)
-        assert room.wake(A) == []
+        operation = DelayedProduce({A: 1}, broker.find)
+        purgatory.watch(operation, T0 + 1000)
+        assert purgatory.check(A) == []
         broker.follow(A)
-        assert room.wake(A) == [waiter]
+        assert purgatory.check(A) == [operation]
 
 
 def fetch(broker, reader, min_bytes=1, offset=0, **options):
-    interest = FetchPartitionStatus(FetchPosition(offset, 0), 1 << 20)
-    return DelayedFetch(reader, {A: interest, B: interest}, min_bytes, broker.find, **options)
+    status = FetchPartitionStatus(FetchPosition(offset, 0), 1 << 20)
+    return DelayedFetch(reader, {A: status, B: status}, min_bytes, broker.find, **options)
 
 
 class TestFetch:
@@ -111,68 +111,70 @@ class TestFetch:
     def test_a_follower_waits_for_an_append_and_a_consumer_for_the_high_watermark(self):
         broker = Broker()
         follower, consumer = fetch(broker, Reader(2)), fetch(broker, Reader())
-        assert not follower.check_all()
-        assert not consumer.check_all()
+        assert not follower.try_complete_all()
+        assert not consumer.try_complete_all()
         broker.append(A)
-        assert follower.check(A)
-        assert not consumer.check(A)
+        assert follower.try_complete(A)
+        assert not consumer.try_complete(A)
         broker.follow(A)
-        assert consumer.check(A)
+        assert consumer.try_complete(A)
 
     @pytest.mark.rule("FETCH-6")
     def test_bytes_add_up_over_partitions(self):
         broker = Broker()
         broker.append(A)
         size = len(broker.hosted[A].log.batches[0].encode())
-        waiter = fetch(broker, Reader(2), min_bytes=2 * size)
-        assert not waiter.check(A)
-        assert not waiter.check(A)  # looking twice does not count twice
+        operation = fetch(broker, Reader(2), min_bytes=2 * size)
+        assert not operation.try_complete(A)
+        assert not operation.try_complete(A)  # a second check does not count twice
         broker.append(B)
-        assert waiter.check(B)
+        assert operation.try_complete(B)
 
     @pytest.mark.rule("FETCH-6")
     def test_one_partition_counts_with_no_more_than_it_may_return(self):
         broker = Broker()
         broker.append(A, b"x" * 1000)
-        interest = FetchPartitionStatus(FetchPosition(0), 10)
-        waiter = DelayedFetch(Reader(2), {A: interest}, 500, broker.find)
-        assert not waiter.check(A)
+        status = FetchPartitionStatus(FetchPosition(0), 10)
+        operation = DelayedFetch(Reader(2), {A: status}, 500, broker.find)
+        assert not operation.try_complete(A)
 
     @pytest.mark.rule("FETCH-6")
     def test_it_does_not_wait_for_a_partition_that_is_lost_or_gone(self):
         broker = Broker()
         broker.lose(A)
-        assert fetch(broker, Reader(2)).check(A)
+        assert fetch(broker, Reader(2)).try_complete(A)
         del broker.hosted[B]
-        assert fetch(broker, Reader()).check(B)
+        assert fetch(broker, Reader()).try_complete(B)
 
     @pytest.mark.rule("FETCH-6")
     def test_it_does_not_wait_for_more_once_the_end_is_in_a_later_segment(self):
         broker = Broker(segment_batches=1)
         broker.append(A)
-        waiter = fetch(broker, Reader(2), min_bytes=1 << 20)
-        assert not waiter.check(A)
+        operation = fetch(broker, Reader(2), min_bytes=1 << 20)
+        assert not operation.try_complete(A)
         broker.append(A)
-        assert waiter.check(A)
+        assert operation.try_complete(A)
 
     @pytest.mark.rule("FETCH-6", "TRUNC-1")
-    def test_it_does_not_wait_once_the_logs_have_parted(self):
+    def test_it_does_not_wait_once_the_logs_have_diverged(self):
         broker = Broker()
         broker.append(A)
         position = FetchPosition(1, 0, last_fetched_epoch=0)
-        waiter = DelayedFetch(Reader(2), {A: FetchPartitionStatus(position, 100)}, 1, broker.find)
-        assert not waiter.check(A)
+        operation = DelayedFetch(
+            Reader(2), {A: FetchPartitionStatus(position, 100)}, 1, broker.find
+        )
+        assert not operation.try_complete(A)
         broker.hosted[A].log.truncate_to(0, now_ms=T0)
         broker.hosted[A].log.epochs.assign(0, 0)
-        assert waiter.check(A)
+        assert operation.try_complete(A)
 
-    def test_a_throttled_follower_is_not_woken_by_data(self):
+    def test_data_of_a_throttled_partition_does_not_complete_a_fetch(self):
         broker = Broker()
         broker.append(A)
-        waiter = fetch(broker, Reader(2), is_held_back=lambda partition: partition.name == A)
-        assert not waiter.check(A)
+        operation = fetch(broker, Reader(2), is_throttled=lambda partition: partition.name == A)
+        assert not operation.try_complete(A)
         broker.append(B)
-        assert waiter.check(B)
+        assert operation.try_complete(B)
 
 
 class TestDelete:
@@ -183,19 +185,19 @@ class TestDelete:
             broker.append(name)
             broker.follow(name)
             broker.hosted[name].log.raise_start_offset(1)
-        waiter = DelayedDeleteRecords({A: 1, B: 1}, broker.find)
-        assert not waiter.check_all()
+        operation = DelayedDeleteRecords({A: 1, B: 1}, broker.find)
+        assert not operation.try_complete_all()
         broker.follow(A, start_offset=1)
-        assert not waiter.check(A)
-        waiter.expire()
-        assert waiter.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
-        assert waiter.low_watermarks == {A: 1, B: -1}
+        assert not operation.try_complete(A)
+        operation.on_expiration()
+        assert operation.errors == {A: E.NONE, B: E.REQUEST_TIMED_OUT}
+        assert operation.low_watermarks == {A: 1, B: -1}
 
     @pytest.mark.rule("BADM-9")
     def test_lost_leadership_ends_the_wait(self):
         broker = Broker()
-        waiter = DelayedDeleteRecords({A: 1}, broker.find)
-        assert not waiter.check(A)
+        operation = DelayedDeleteRecords({A: 1}, broker.find)
+        assert not operation.try_complete(A)
         broker.lose(A)
-        assert waiter.check(A)
-        assert waiter.errors == {A: E.NOT_LEADER_OR_FOLLOWER}
+        assert operation.try_complete(A)
+        assert operation.errors == {A: E.NOT_LEADER_OR_FOLLOWER}

@@ -338,6 +338,37 @@ def test_a_segment_rolls_when_the_next_batch_would_exceed_its_size(home):
     assert home.names(".snapshot") == [f"{20:020d}.snapshot", f"{40:020d}.snapshot"]
 
 
+def test_a_preallocated_segment_has_its_full_size_until_it_is_sealed(home):
+    batch = batch_of(10)
+    home.config = LogConfig(segment_bytes=2 * len(batch), preallocate=True)
+    log = home.open()
+    append(log, batch)
+    (file,) = home.path.glob("*.log")
+    assert file.stat().st_size == 2 * len(batch)
+    assert log.size == len(batch)
+    assert len(stored_records(log)) == 10
+    for _ in range(2):
+        append(log, batch)
+    sealed, active = sorted(home.path.glob("*.log"))
+    assert (sealed.stat().st_size, active.stat().st_size) == (2 * len(batch), 2 * len(batch))
+    log.close()
+    assert active.stat().st_size == len(batch)
+    reopened = home.open(clean=True)
+    assert (reopened.end_offset, len(stored_records(reopened))) == (30, 30)
+
+
+def test_recovery_cuts_off_what_a_crash_left_of_a_preallocated_segment(home):
+    batch = batch_of(10)
+    home.config = LogConfig(segment_bytes=10 * len(batch), preallocate=True)
+    append(home.open(), batch)
+    recovered = home.open(clean=False)
+    (file,) = home.path.glob("*.log")
+    assert file.stat().st_size == len(batch)
+    assert (recovered.end_offset, len(stored_records(recovered))) == (10, 10)
+    append(recovered, batch)
+    assert len(stored_records(recovered)) == 20
+
+
 @pytest.mark.rule("LOG-24")
 def test_a_follower_rolls_within_what_it_received(home):
     batches = [batch_of(10, offset=10 * i) for i in range(5)]

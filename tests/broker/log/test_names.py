@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.log.names import (
-    marked_for_deletion,
+    marked,
     parse_mark,
     parse_replica,
     parse_segment_file,
@@ -25,7 +25,7 @@ def test_a_directory_names_its_partition(topic, partition):
 @given(topics, st.integers(0, 10**6))
 @pytest.mark.rule("LOG-14", "STOP-2")
 def test_a_removed_replica_is_marked_within_the_limit_of_names(topic, partition):
-    name = marked_for_deletion(TopicPartition(topic, partition))
+    name = marked(TopicPartition(topic, partition), "delete")
     assert len(name) <= 255
     assert parse_mark(name) == "delete"
     assert parse_replica(name) is None

@@ -288,6 +288,21 @@ def test_the_brokers_time_goes_into_the_header_only():
     assert [record.timestamp for record in iterate_records(stored)] == [NOW] * 5
 
 
+@pytest.mark.parametrize(
+    ("codec", "least", "most"), [("gzip", 1, 9), ("lz4", 1, 12), ("zstd", 1, 19)]
+)
+def test_a_batch_is_compressed_at_the_level_that_the_topic_wants(codec, least, most):
+    text = b"".join(b"%d: the offset is %d\n" % (i, i * i % 977) for i in range(2000))
+    batch = batch_of(5, value=text)
+    sizes = []
+    for level in (least, most):
+        settings = {"compression_type": codec, f"compression_{codec}_level": level}
+        stored = validated(batch, LogConfig(**settings))
+        assert [record.value for record in iterate_records(stored)] == [text] * 5
+        sizes.append(stored.header.size)
+    assert sizes[1] < sizes[0]
+
+
 @pytest.mark.rule("LOG-9")
 @pytest.mark.parametrize("source", list(Codec))
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ VERSIONS = [
     for key, api in APIS.items()
     for version in range(api.first_decoded, api.max_version + 1)
 ]
-#: The handler itself asks for each name: test_authorization.py shows what it answers.
+#: The handler itself asks for each name: test_guard_on_a_broker.py shows what it answers.
 BY_HANDLER = {
     name
     for name, row in REQUIREMENTS.items()

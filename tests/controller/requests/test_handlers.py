@@ -9,7 +9,7 @@ import pytest
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode as E
-from tests.support.lab import Lab, Node
+from tests.support.lab import Lab, Node, topic_znode
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -333,6 +333,27 @@ def test_a_name_is_taken_until_its_deletion_is_complete(shared: Lab, node: Node)
     shared.brokers[3].release()
     wait_until(lambda: not shared.zk.exists("/admin/delete_topics/slow"))
     assert create(node, {"name": "slow"})["slow"].error_code == E.NONE
+
+
+@pytest.mark.rule("ADM-26", "FAILOVER-13")
+def test_a_topic_that_waited_for_its_deletion_at_failover_is_unknown(lab: Lab):
+    lab.add_brokers(1)
+    lab.zk.ensure_path("/admin/delete_topics/waiting")
+    lab.zk.ensure_path("/brokers/topics")
+    lab.zk.create("/brokers/topics/waiting", topic_znode({0: [1, 2]}))  # and there is no broker 2
+    node = lab.add_node()
+    lab.wait_controller(100)
+    assert delete(node, "waiting")["waiting"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    assert lab.zk.exists("/brokers/topics/waiting")
+
+
+@pytest.mark.rule("ISR-11")
+def test_a_recovery_state_that_does_not_exist_is_not_written(shared: Lab, node: Node):
+    shared.create_topic("recovering", {0: [1, 2]})
+    before = shared.state("recovering", 0)
+    refused = shared.alter_partition(node, "recovering", 0, [1], leader_recovery_state=25)
+    assert refused.error_code == E.UNKNOWN_SERVER_ERROR
+    assert shared.state("recovering", 0) == before
 
 
 @pytest.mark.rule("ADM-17", "ADM-18", "ADM-27", "DEL-4", "DEL-28")

@@ -24,8 +24,6 @@ def test_brokers_that_go_together_are_handled_together() -> None:
     assert len(world.state_writes()) == 1
     (channels,) = performed(world, effects.ChangeChannels)
     assert list(channels.close) == [1, 2]
-    (forgotten,) = performed(world, effects.ForgetBrokerWatch)
-    assert list(forgotten.ids) == [1, 2]
     assert world.cluster.live == {3, 4}
 
 

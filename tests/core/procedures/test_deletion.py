@@ -2,7 +2,7 @@
 
 import pytest
 
-from klamm.core import effects, events
+from klamm.core import events
 from klamm.core.context import Settings
 from klamm.core.metrics import gauges
 from klamm.core.transitions import PartitionState, ReplicaState
@@ -118,8 +118,6 @@ def test_the_end_of_a_topic_leaves_nothing_and_the_name_free() -> None:
     world.settle()
     deleted = [write.path for write in world.writes if write.op == "delete"]
     assert deleted[-3:] == [f"{TOPICS}/t", "/config/topics/t", f"{DELETIONS}/t"]
-    forgotten = [e for e in world.performed if isinstance(e, effects.ForgetTopicWatch)]
-    assert [list(e.names) for e in forgotten] == [["t"]]
     assert not any(path.startswith("/config/changes") for path in world.nodes)
     world.create_topic("t", {0: [2, 1]})
     world.settle()

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from klamm.core import effects
-from klamm.core.codes import ControllerError
-from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
+from klamm.core.events import ControllerError, FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.core.procedures.dispatch import handle
 from klamm.errors import UnavailableError
 from tests.support.procedure_world import World
@@ -107,7 +106,7 @@ def test_where_the_write_fails_only_the_valid_updates_are_told_so() -> None:
     updates = [FeatureUpdate("f", 5, UP), FeatureUpdate("h", 1, UP)]
     event = UpdateFeatures(updates)
     world.run(handle(world.ctx, event))
-    _, (_, verdicts) = world.answers[-1]
+    _, verdicts = world.responses[-1]
     assert {name: code for name, (code, _) in verdicts.items()} == {
         "f": ControllerError.FEATURE_UPDATE_FAILED,
         "h": ControllerError.INVALID_REQUEST,

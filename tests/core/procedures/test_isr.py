@@ -3,9 +3,9 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
+from klamm.core.events import ControllerError
 from klamm.errors import FencedError, UnavailableError
 from tests.support.procedure_store import ISR_CHANGES, state_path
 from tests.support.procedure_world import World, steady
@@ -43,7 +43,7 @@ def test_an_unexpected_error_is_answered_too(error: Exception) -> None:
     world.faults.before = fail
     with pytest.raises(type(error)):
         world.report_isr("t", [1])
-    ((_, answer),) = world.answers
+    (answer,) = world.responses
     assert answer == (ControllerError.UNKNOWN_SERVER_ERROR, [])
 
 

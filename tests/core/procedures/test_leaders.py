@@ -3,10 +3,9 @@
 import pytest
 
 from klamm.core import effects, events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Settings
 from klamm.core.effects import WriteOutcome
-from klamm.core.events import RequestedElection
+from klamm.core.events import ControllerError, RequestedElection
 from klamm.errors import FencedError, UnavailableError
 from tests.support.procedure_store import PREFERRED, state_path
 from tests.support.procedure_world import World, steady

@@ -19,10 +19,11 @@ from klamm.protocol.fast.fetch import (
     FetchPartitionResponse,
     FetchResponse,
     FetchTopicResponse,
+    LeaderHint,
+    NodeEndpoint,
     decode_fetch_request,
     encode_fetch_response,
 )
-from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
 from tests.support.recorded_exchanges import EXCHANGES, Exchange, values_of

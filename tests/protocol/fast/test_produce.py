@@ -13,7 +13,7 @@ from klamm.protocol.codec.headers import (
     decode_request_header,
     decode_response_header,
 )
-from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint
+from klamm.protocol.fast.fetch import LeaderHint, NodeEndpoint
 from klamm.protocol.fast.produce import (
     ProducePartitionResponse,
     ProduceResponse,

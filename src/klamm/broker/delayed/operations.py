@@ -1,93 +1,103 @@
-"""The data requests that wait: what each waits for, and what it is told in the end."""
+"""The delayed operations: produce with acks=all, fetch, and DeleteRecords.
 
-from collections.abc import Callable, Iterable, Mapping
+Each class states the condition under which it is complete, and holds the result for the response.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from klamm.broker.delayed.purgatory import DelayedOperation
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import UNKNOWN_OFFSET, FetchPosition, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
-#: Finds a hosted partition, or says why data requests cannot have it.
+#: Finds a hosted partition, or returns the error for requests that name it.
 FindPartition = Callable[[TopicPartition], Partition | ErrorCode]
 
 
-class DelayedProduce:
-    """An acks=all produce: waits until what it appended is committed."""
+class DelayedProduce(DelayedOperation):
+    """A produce request with acks=all.
+
+    A partition is complete when its high watermark has reached the required offset, or when an
+    error is certain: the partition is gone, is led by another broker, or has too small an ISR.
+    The operation is complete when all its partitions are.
+    """
 
     def __init__(self, required_offset: Mapping[TopicPartition, int], find: FindPartition) -> None:
-        self.keys = tuple(required_offset)
+        super().__init__(required_offset)
         self.errors: dict[TopicPartition, ErrorCode] = {}
         self._pending = dict(required_offset)
         self._find = find
 
-    def check(self, key: TopicPartition) -> bool:
+    def try_complete(self, key: TopicPartition) -> bool:
         required_offset = self._pending.get(key)
         if required_offset is not None:
             partition = self._find(key)
-            response = (
+            error = (
                 partition
                 if isinstance(partition, ErrorCode)
                 else partition.check_committed(required_offset)
             )
-            if response is not None:
-                self.errors[key] = response
+            if error is not None:
+                self.errors[key] = error
                 del self._pending[key]
         return not self._pending
 
-    def check_all(self) -> bool:
-        for key in tuple(self._pending):
-            self.check(key)
+    def try_complete_all(self) -> bool:
+        for key in self.keys:
+            self.try_complete(key)
         return not self._pending
 
-    def expire(self) -> None:
-        """Time is up. What was appended stays, and may be committed later."""
+    def on_expiration(self) -> None:
+        """Report a timeout. The appended records stay, and may be committed later."""
         self.errors.update(dict.fromkeys(self._pending, ErrorCode.REQUEST_TIMED_OUT))
         self._pending.clear()
 
 
 class FetchPartitionStatus(NamedTuple):
-    """One partition of a waiting fetch."""
+    """One partition of a delayed fetch: where it reads, and how much it may return."""
 
     position: FetchPosition
     max_bytes: int
 
 
-class DelayedFetch:
-    """A fetch that found too little: waits for enough bytes, or for a reason not to wait.
+class DelayedFetch(DelayedOperation):
+    """A fetch that found less than its `min_bytes`.
 
-    Each partition counts with what could be read when it was last looked at, so that a wake-up
-    costs one partition and not all of them.
+    It is complete when its partitions together have `min_bytes` to read, or as soon as one of them
+    has a reason to respond at once: it is gone, is led by another broker, has diverged from the
+    follower's log, or its end has moved to a later segment.
+
+    Each partition counts with the bytes that were readable when it was last checked, so that an
+    event costs one check and not one for each partition.
     """
 
     def __init__(
         self,
         reader: Reader,
-        interests: Mapping[TopicPartition, FetchPartitionStatus],
+        partitions: Mapping[TopicPartition, FetchPartitionStatus],
         min_bytes: int,
         find: FindPartition,
-        is_held_back: Callable[[Partition], bool] = lambda _: False,
+        is_throttled: Callable[[Partition], bool] = lambda _: False,
     ) -> None:
-        """`is_held_back` tells for which partitions a throttle stops this follower just now."""
-        self.reader = reader
-        self.interests = interests
+        """`is_throttled` tells whether a replication throttle stops this follower now."""
+        super().__init__(partitions)
+        self._reader = reader
+        self._partitions = partitions
         self._min_bytes = min_bytes
         self._find = find
-        self._is_held_back = is_held_back
+        self._is_throttled = is_throttled
         self._readable: dict[TopicPartition, int] = {}
         self._total = 0
 
-    @property
-    def keys(self) -> Iterable[TopicPartition]:
-        return self.interests
-
-    def check(self, key: TopicPartition) -> bool:
-        position, max_bytes = self.interests[key]
+    def try_complete(self, key: TopicPartition) -> bool:
+        position, max_bytes = self._partitions[key]
         partition = self._find(key)
         if isinstance(partition, ErrorCode):
             return True
-        size = partition.readable_bytes(self.reader, position, enough=self._min_bytes)
-        if self._is_held_back(partition):
+        size = partition.readable_bytes(self._reader, position, enough=self._min_bytes)
+        if self._is_throttled(partition):
             size = 0
         if size is None:
             return True
@@ -96,49 +106,48 @@ class DelayedFetch:
         self._readable[key] = size
         return self._total >= self._min_bytes
 
-    def check_all(self) -> bool:
-        return any(self.check(key) for key in self.interests)
+    def try_complete_all(self) -> bool:
+        return any(self.try_complete(key) for key in self.keys)
+
+    def on_expiration(self) -> None:
+        """Nothing to note: the response carries what there is to read."""
 
 
-class DelayedDeleteRecords:
-    """A DeleteRecords: waits until every live replica has raised its log start."""
+class DelayedDeleteRecords(DelayedOperation):
+    """A DeleteRecords request whose offsets the leader has applied to its own log.
+
+    A partition is complete when every live replica has raised its log start to the offset, or when
+    the partition is gone or led by another broker. The operation is complete when all are.
+    """
 
     def __init__(self, offset: Mapping[TopicPartition, int], find: FindPartition) -> None:
-        self.keys = tuple(offset)
+        super().__init__(offset)
         self.errors: dict[TopicPartition, ErrorCode] = {}
         self.low_watermarks: dict[TopicPartition, int] = {}
         self._pending = dict(offset)
         self._find = find
 
-    def check(self, key: TopicPartition) -> bool:
+    def try_complete(self, key: TopicPartition) -> bool:
         offset = self._pending.get(key)
         if offset is not None:
-            self._look(key, offset)
+            partition = self._find(key)
+            if isinstance(partition, ErrorCode):
+                self._finish(key, partition, UNKNOWN_OFFSET)
+            elif (error := partition.check_deleted(offset)) is not None:
+                self._finish(key, error, UNKNOWN_OFFSET if error else partition.low_watermark())
         return not self._pending
 
-    def check_all(self) -> bool:
+    def try_complete_all(self) -> bool:
+        for key in self.keys:
+            self.try_complete(key)
+        return not self._pending
+
+    def on_expiration(self) -> None:
+        """Report a timeout. The leader has deleted its records all the same."""
         for key in tuple(self._pending):
-            self.check(key)
-        return not self._pending
+            self._finish(key, ErrorCode.REQUEST_TIMED_OUT, UNKNOWN_OFFSET)
 
-    def expire(self) -> None:
-        """Time is up. The leader's records are gone all the same."""
-        self.errors.update(dict.fromkeys(self._pending, ErrorCode.REQUEST_TIMED_OUT))
-        self.low_watermarks.update(dict.fromkeys(self._pending, UNKNOWN_OFFSET))
-        self._pending.clear()
-
-    def _look(self, key: TopicPartition, offset: int) -> None:
-        partition = self._find(key)
-        if isinstance(partition, ErrorCode):
-            response: ErrorCode | None = partition
-        else:
-            response = partition.check_deleted(offset)
-        if response is None:
-            return
+    def _finish(self, key: TopicPartition, error: ErrorCode, low_watermark: int) -> None:
         del self._pending[key]
-        self.errors[key] = response
-        self.low_watermarks[key] = (
-            UNKNOWN_OFFSET
-            if response or isinstance(partition, ErrorCode)
-            else partition.low_watermark()
-        )
+        self.errors[key] = error
+        self.low_watermarks[key] = low_watermark

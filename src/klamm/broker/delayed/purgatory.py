@@ -1,117 +1,245 @@
-"""Requests that wait for something to happen to partitions, or for their time to run out.
+"""Purgatories: requests that wait for an event on one of their partitions, or for their timeout.
 
-A request waits under the keys of what could complete it. It is looked at when one of those keys
-is reported, and not otherwise: ten thousand idle fetches cost what their memory costs. Requests
-decide for themselves whether they are complete; this module only knows whom to ask and when.
+A delayed operation is watched under its partitions. An event on a partition checks only the
+operations that are watched under it, so that ten thousand idle fetches cost no more than their
+memory. Operations decide when they are complete; this module decides when they are checked.
 """
 
+import asyncio
 import heapq
-from collections.abc import Hashable, Iterable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-#: Below this many it is not worth sorting out which timers still count.
-_FEW: Final = 64
+from klamm.broker.clock import Clock
+from klamm.names import TopicPartition
 
-
-K = TypeVar("K", bound=Hashable)
-ToCheck = TypeVar("ToCheck", bound=Hashable, contravariant=True)
-
-
-class Waiter(Protocol[ToCheck]):
-    """A request that may have to wait."""
-
-    def check(self, key: ToCheck) -> bool:
-        """Look again at what `key` stands for; whether the request is now complete."""
+#: Fewer stale timers than this stay in the heap.
+_STALE_TIMERS_MAX: Final = 64
+#: Longer timeouts are cut to a day.
+_TIMEOUT_MAX_MS: Final = 86_400_000
 
 
-W = TypeVar("W", bound=Waiter[Any])
+class DelayedOperation(ABC):
+    """A request that may have to wait before it can be answered.
 
+    Subclasses state the condition under which they are complete above `try_complete`.
+    """
 
-class Ticket(Generic[K, W]):
-    """A request's place in a waiting room."""
+    __slots__ = ("deadline_ms", "finished", "is_watched", "keys")
 
-    __slots__ = ("deadline_ms", "keys", "waiter")
+    def __init__(self, keys: Iterable[TopicPartition]) -> None:
+        self.keys = tuple(keys)
+        self.deadline_ms = 0
+        self.is_watched = False
+        #: Resolved when the operation is complete or expired; None if it was complete at once.
+        self.finished: asyncio.Future[None] | None = None
 
-    def __init__(self, waiter: W, keys: tuple[K, ...], deadline_ms: int) -> None:
-        self.waiter: W | None = waiter
-        self.keys = keys
-        self.deadline_ms = deadline_ms
-
-    def __lt__(self, other: "Ticket[K, W]") -> bool:
+    def __lt__(self, other: "DelayedOperation") -> bool:
         return self.deadline_ms < other.deadline_ms
 
+    @abstractmethod
+    def try_complete(self, key: TopicPartition) -> bool:
+        """Check one partition again; return whether the whole operation is complete."""
 
-class DelayedOperationPurgatory(Generic[K, W]):
-    """Where requests of one kind wait."""
+    @abstractmethod
+    def try_complete_all(self) -> bool:
+        """Check every partition; return whether the operation is complete."""
+
+    @abstractmethod
+    def on_expiration(self) -> None:
+        """Note that the timeout has passed before the operation was complete."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the operation still waits."""
+        return self.finished is not None and not self.finished.done()
+
+    async def wait(self) -> None:
+        """Return when the operation is complete or expired. Cancelling this stops watching it."""
+        if self.finished is not None:
+            await self.finished
+
+
+class DelayedOperationPurgatory:
+    """The delayed operations of one kind, by partition and by deadline."""
 
     def __init__(self) -> None:
-        self._by_key: dict[K, dict[Ticket[K, W], None]] = {}
-        self._timers: list[Ticket[K, W]] = []
+        self._by_key: dict[TopicPartition, dict[DelayedOperation, None]] = {}
+        self._timers: list[DelayedOperation] = []
         self._count = 0
-        self._watched = 0
+        self._watched_keys = 0
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def watched(self) -> int:
-        """How many keys those who wait are waiting under, each on its own."""
-        return self._watched
+    def watched_keys(self) -> int:
+        """The partitions of all operations; a partition of two operations counts twice."""
+        return self._watched_keys
 
-    def add(self, waiter: W, keys: Iterable[K], deadline_ms: int) -> Ticket[K, W]:
-        """Let a request wait under `keys`; whoever adds it has seen that it is not complete."""
-        ticket = Ticket(waiter, tuple(keys), deadline_ms)
-        for key in ticket.keys:
-            self._by_key.setdefault(key, {})[ticket] = None
-        heapq.heappush(self._timers, ticket)
+    def watch(self, operation: DelayedOperation, deadline_ms: int) -> None:
+        """Watch an operation that is not complete yet, until `deadline_ms`."""
+        operation.deadline_ms = deadline_ms
+        operation.is_watched = True
+        for key in operation.keys:
+            self._by_key.setdefault(key, {})[operation] = None
+        heapq.heappush(self._timers, operation)
         self._count += 1
-        self._watched += len(ticket.keys)
-        return ticket
+        self._watched_keys += len(operation.keys)
 
-    def wake(self, key: K) -> list[W]:
-        """Look at those that wait under `key`; the complete ones leave and are returned."""
-        waiting = self._by_key.get(key)
-        if not waiting:
+    def check(self, key: TopicPartition) -> list[DelayedOperation]:
+        """Check the operations under `key`; remove and return those that are complete."""
+        watched = self._by_key.get(key)
+        if not watched:
             return []
         return [
-            waiter
-            for ticket in tuple(waiting)
-            if (waiter := ticket.waiter) is not None and waiter.check(key) and self._leave(ticket)
+            operation
+            for operation in tuple(watched)
+            if operation.is_watched and operation.try_complete(key) and self.remove(operation)
         ]
 
-    def tick(self, now_ms: int) -> list[W]:
-        """Those whose time has run out, in the order of their deadlines; they leave."""
-        late: list[W] = []
+    def expire(self, now_ms: int) -> list[DelayedOperation]:
+        """Remove and return the operations whose deadline has passed, earliest first."""
+        expired: list[DelayedOperation] = []
         while self._timers and self._timers[0].deadline_ms <= now_ms:
-            ticket = heapq.heappop(self._timers)
-            if (waiter := ticket.waiter) is not None:
-                self._leave(ticket)
-                late.append(waiter)
-        return late
+            operation = heapq.heappop(self._timers)
+            if self.remove(operation):
+                operation.on_expiration()
+                expired.append(operation)
+        return expired
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` will next have something to do; None while nobody waits."""
-        while self._timers and self._timers[0].waiter is None:
+        """The earliest deadline of a watched operation; None if there is none."""
+        while self._timers and not self._timers[0].is_watched:
             heapq.heappop(self._timers)
         return self._timers[0].deadline_ms if self._timers else None
 
-    def remove(self, ticket: Ticket[K, W]) -> bool:
-        """Let a request go that nobody wants a response to any more; whether it still waited."""
-        return ticket.waiter is not None and self._leave(ticket)
-
-    def _leave(self, ticket: Ticket[K, W]) -> bool:
-        for key in ticket.keys:
-            waiting = self._by_key.get(key)
-            if waiting is not None:
-                waiting.pop(ticket, None)
-                if not waiting:
-                    del self._by_key[key]
-        # The timer stays in the heap without its request, which may hold a lot of memory. When
-        # such timers outnumber the others, all of them are swept out at once.
-        ticket.waiter = None
+    def remove(self, operation: DelayedOperation) -> bool:
+        """Stop watching an operation; return whether it was watched."""
+        if not operation.is_watched:
+            return False
+        operation.is_watched = False
+        for key in operation.keys:
+            watched = self._by_key[key]
+            del watched[operation]
+            if not watched:
+                del self._by_key[key]
         self._count -= 1
-        self._watched -= len(ticket.keys)
-        if len(self._timers) > 2 * self._count + _FEW:
-            self._timers = [timer for timer in self._timers if timer.waiter is not None]
+        self._watched_keys -= len(operation.keys)
+        # A removed operation stays in the heap until its deadline. When such operations outnumber
+        # the watched ones they are swept out at once, because they may hold a lot of memory.
+        if len(self._timers) > 2 * self._count + _STALE_TIMERS_MAX:
+            self._timers = [timer for timer in self._timers if timer.is_watched]
             heapq.heapify(self._timers)
         return True
+
+
+class PurgatorySize(NamedTuple):
+    """Requests of one kind that wait, and the partitions that all of them wait for."""
+
+    requests: int
+    watched: int
+
+
+class Purgatories:
+    """The purgatories of a broker, the events that check them, and one timer for all."""
+
+    def __init__(self, clock: Clock) -> None:
+        #: Fetches of followers are checked by an append.
+        self.follower_fetches = DelayedOperationPurgatory()
+        #: Fetches of consumers and all below are checked when the high watermark rises.
+        self.consumer_fetches = DelayedOperationPurgatory()
+        self.produces = DelayedOperationPurgatory()
+        self.delete_records = DelayedOperationPurgatory()
+        self._all = (
+            self.follower_fetches,
+            self.consumer_fetches,
+            self.produces,
+            self.delete_records,
+        )
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+
+    def try_complete_else_watch(
+        self, purgatory: DelayedOperationPurgatory, operation: DelayedOperation, timeout_ms: int
+    ) -> None:
+        """Complete the operation now if possible; otherwise watch it until the timeout.
+
+        Both happen in one step of the event loop, so that no event falls between them.
+        """
+        if operation.try_complete_all():
+            return
+        finished = operation.finished = asyncio.get_running_loop().create_future()
+        # The future is cancelled with the request when the client disconnects.
+        finished.add_done_callback(lambda _: purgatory.remove(operation))
+        deadline_ms = self._clock.steady_ms() + min(max(timeout_ms, 0), _TIMEOUT_MAX_MS)
+        purgatory.watch(operation, deadline_ms)
+        if self._timer is None or deadline_ms < self._timer_ms:
+            self._start_timer(deadline_ms)
+
+    def on_append(self, name: TopicPartition) -> None:
+        """The log of a leader has grown."""
+        _check(self.follower_fetches, name)
+
+    def on_high_watermark(self, name: TopicPartition) -> None:
+        """The high watermark has risen."""
+        _check(self.consumer_fetches, name)
+        _check(self.produces, name)
+        _check(self.delete_records, name)
+
+    def on_low_watermark(self, name: TopicPartition) -> None:
+        """A replica has raised its log start offset."""
+        _check(self.delete_records, name)
+
+    def on_leadership_change(self, name: TopicPartition) -> None:
+        """The partition has another leader or leader epoch, or is gone."""
+        for purgatory in self._all:
+            _check(purgatory, name)
+
+    def sizes(self) -> dict[str, PurgatorySize]:
+        """How many requests wait, by the name that Kafka's metrics give the purgatory."""
+        return {
+            kind: PurgatorySize(sum(map(len, parts)), sum(part.watched_keys for part in parts))
+            for kind, parts in (
+                ("Fetch", (self.follower_fetches, self.consumer_fetches)),
+                ("Produce", (self.produces,)),
+                ("DeleteRecords", (self.delete_records,)),
+            )
+        }
+
+    def close(self) -> None:
+        """Cancel the timer; pending requests stay unresolved."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start_timer(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(deadline_ms - self._clock.steady_ms(), 0) / 1000
+        self._timer_ms = deadline_ms
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now_ms = self._clock.steady_ms()
+        for purgatory in self._all:
+            for operation in purgatory.expire(now_ms):
+                _finish(operation)
+        deadlines = [purgatory.next_deadline_ms() for purgatory in self._all]
+        pending = [deadline for deadline in deadlines if deadline is not None]
+        if pending:
+            self._start_timer(min(pending))
+
+
+def _check(purgatory: DelayedOperationPurgatory, name: TopicPartition) -> None:
+    if len(purgatory):
+        for operation in purgatory.check(name):
+            _finish(operation)
+
+
+def _finish(operation: DelayedOperation) -> None:
+    if operation.finished is not None and not operation.finished.done():
+        operation.finished.set_result(None)

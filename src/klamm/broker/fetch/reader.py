@@ -17,8 +17,12 @@ from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import Reader, ReadView
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.fetch import AbortedTransaction, EpochEndOffset, FetchPartitionResponse
-from klamm.protocol.fast.leaders import LeaderHint
+from klamm.protocol.fast.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchPartitionResponse,
+    LeaderHint,
+)
 
 log = logging.getLogger("klamm.broker.fetch.reader")
 
@@ -94,8 +98,8 @@ class FetchReader:
                 else:
                     self._meters.topic(requested.name.topic).bytes_out += size
 
-    def waiter(self, params: FetchParams, fetched: Fetched) -> DelayedFetch:
-        """The fetch as a request that waits, for when reading has brought too little."""
+    def delayed(self, params: FetchParams, fetched: Fetched) -> DelayedFetch:
+        """The delayed operation of a fetch that has found less than its `min_bytes`."""
         return DelayedFetch(
             params.reader,
             {
@@ -105,7 +109,7 @@ class FetchReader:
             },
             params.min_bytes,
             self._replicas.find,
-            lambda partition: self._is_held_back(params.reader, partition),
+            lambda partition: self._is_throttled(params.reader, partition),
         )
 
     # One partition
@@ -143,7 +147,7 @@ class FetchReader:
                 self._replicas.on_follower_fetch(
                     partition, reader, position.offset, requested.start_offset, view.end_offset
                 )
-            if self._is_held_back(reader, partition):
+            if self._is_throttled(reader, partition):
                 return _entry(name, view)
         elif params.rack:
             preferred = partition.preferred_read_replica(
@@ -257,8 +261,8 @@ class FetchReader:
         if throttle.covers(*name):
             throttle.record(size, self._clock.steady_ms())
 
-    def _is_held_back(self, reader: Reader, partition: Partition) -> bool:
-        """Whether a throttle stops this follower now; one that is in sync is never stopped."""
+    def _is_throttled(self, reader: Reader, partition: Partition) -> bool:
+        """Whether a throttle stops this follower now; in-sync followers are never stopped."""
         throttle = self._replicas.leader_throttle
         return (
             reader.is_follower

@@ -13,24 +13,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from klamm.broker.clock import Clock
+from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.coordinator import GroupCoordinator
 from klamm.broker.groups.effects import Append, Effect, SendResponse, Ticket
 from klamm.broker.groups.replay import ReplayBatch
+from klamm.broker.log.errors import AppendError
 from klamm.broker.log.log import Log
 from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.metadata.cache import SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError
-from klamm.names import CONSUMER_OFFSETS, TopicPartition
+from klamm.names import ACKS_ALL, CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import Record, build_batch, iterate_records
 
 log = logging.getLogger("klamm.broker.groups")
 
-_ALL_ACKS: Final = -1
 #: How many bytes of the log are taken in between two looks at other work.
 _PORTION_BYTES: Final = 1 << 18
 _MINUTE_MS: Final = 60_000
@@ -166,23 +167,27 @@ class GroupService:
         name = TopicPartition(CONSUMER_OFFSETS, append.partition)
         records = [Record(*each, append.timestamp_ms) for each in append.records]
         batch = build_batch(records, codec=self._codec)
-        is_acked = append.acks == _ALL_ACKS
-        error, result, _ = self._replicas.append(
-            name, batch.data, acks_all=is_acked, origin=AppendOrigin.COORDINATOR
-        )
-        if result is None or not is_acked:
-            self._report(append.number, error)
+        is_acked = append.acks == ACKS_ALL
+        try:
+            result = self._replicas.append(
+                name, batch.data, acks_all=is_acked, origin=AppendOrigin.COORDINATOR
+            )
+        except AppendError as error:
+            self._report(append.number, error.code)
+            return
+        if not is_acked:
+            self._report(append.number, ErrorCode.NONE)
             return
         required = {name: result.last_offset + 1}
-        errors = self._replicas.check_committed(required)
-        if errors is not None:
-            self._report(append.number, errors[name])
+        operation = self._replicas.delay_produce(required, append.timeout_ms)
+        if operation.is_pending:
+            self._start(self._wait(append, name, operation))
         else:
-            self._start(self._wait(append, name, required))
+            self._report(append.number, operation.errors[name])
 
-    async def _wait(self, append: Append, name: TopicPartition, required: Any) -> None:
-        errors = await self._replicas.wait_committed(required, append.timeout_ms)
-        self._report(append.number, errors[name])
+    async def _wait(self, append: Append, name: TopicPartition, operation: DelayedProduce) -> None:
+        await operation.wait()
+        self._report(append.number, operation.errors[name])
 
     def _report(self, number: int, error: ErrorCode) -> None:
         self._carry_out(self.coordinator.appended(number, error, self.now_ms))

@@ -7,6 +7,7 @@ cluster, and some clients wait long before they ask again; so `FirstMetadata` de
 import asyncio
 import contextlib
 import inspect
+import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,11 +23,14 @@ from klamm.broker.metadata.cache import (
 )
 from klamm.broker.metadata.response import Operations, encode_all_topics
 from klamm.broker.security.access import Access
+from klamm.errors import SessionLostError
 from klamm.names import is_internal, is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.metadata_records import PartitionMetadata
+
+log = logging.getLogger("klamm.broker.metadata")
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _NOT_ASKED: Final = -(1 << 31)
@@ -314,14 +318,33 @@ _PATIENCE_S: Final = 25.0
 
 
 class FirstMetadata:
-    """Holds requests back until there is something to say."""
+    """Delays requests until the controller has described the cluster's partitions.
 
-    def __init__(self) -> None:
+    The first UpdateMetadata of a new controller names brokers only. It is complete if there are no
+    topics; otherwise clients would be told that their topics are gone, and give up.
+    """
+
+    def __init__(self, has_topics: Callable[[], Awaitable[bool]]) -> None:
+        """`has_topics` tells from ZooKeeper whether there are topics to be described."""
+        self._has_topics = has_topics
         self._has_arrived = asyncio.Event()
+        self._checking: asyncio.Task[None] | None = None
 
     def on_metadata(self, change: SnapshotChange) -> None:
-        """A controller has told something."""
-        self._has_arrived.set()
+        """Let requests pass once the metadata has partitions, or the cluster has no topics."""
+        if change.snapshot.partition_count:
+            self._has_arrived.set()
+        elif self._checking is None and not self._has_arrived.is_set():
+            self._checking = asyncio.create_task(self._check())
+
+    async def _check(self) -> None:
+        try:
+            if not await self._has_topics():
+                self._has_arrived.set()
+        except SessionLostError:
+            log.warning("it is not known whether there are topics: the session is lost")
+        finally:
+            self._checking = None
 
     def hold(self, handler: Handler) -> Handler:
         """The same handler, which waits for the first metadata."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
@@ -28,14 +29,17 @@ _SLICE_S: Final = 0.01
 _MANY_PARTITIONS: Final = 2000
 
 
+ClearWay = Callable[[TopicPartition, uuid.UUID | None], Awaitable[None]]
+
+
 class Replicas(Protocol):
-    """Those who carry out orders about replicas."""
+    """What LeaderAndIsr and StopReplica are applied to."""
 
     async def prepare(self, topics: list[str]) -> None:
-        """Get ready for orders about these topics."""
+        """Read what is needed before the states of these topics are applied."""
 
     async def settle(self, name: TopicPartition) -> None:
-        """Wait until nobody is changing the log of this partition."""
+        """Wait until no truncation of this partition's log is under way."""
 
     def apply(
         self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
@@ -59,12 +63,19 @@ class ControlHandlers:
         metadata: MetadataCache,
         replicas: Replicas,
         listeners: list[MetadataListener],
+        turn: asyncio.Lock,
+        clear_way: ClearWay | None = None,
     ) -> None:
+        """`turn` is held while a request is carried out.
+
+        `clear_way` moves a log aside that would be in a LeaderAndIsr's way.
+        """
         self._identity = identity
         self._metadata = metadata
         self._replicas = replicas
         self._listeners = listeners
-        self._turn = asyncio.Lock()
+        self._turn = turn
+        self._clear_way = clear_way
         self._has_epoch = asyncio.Event()
 
     def registered(self) -> None:
@@ -140,6 +151,8 @@ class ControlHandlers:
         for state in topic.partition_states:
             name = TopicPartition(topic.topic_name, state.partition_index)
             await self._replicas.settle(name)
+            if self._clear_way is not None:
+                await self._clear_way(name, topic.topic_id)
             error = self._replicas.apply(name, topic.topic_id, _order(state))
             errors.append({"partition_index": name.partition, "error_code": error})
             if loop.time() - began > _SLICE_S:
@@ -208,21 +221,3 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
 def _live_broker(broker: Any) -> LiveBroker:
     endpoints = {each.listener: BrokerEndpoint(each.host, each.port) for each in broker.endpoints}
     return LiveBroker(broker.id, endpoints, broker.rack)
-
-
-class NoReplicas:
-    """Stands in for replicas on a node that has none: `klamm.roles=controller`."""
-
-    async def prepare(self, topics: list[str]) -> None:
-        """Nothing is needed for a refusal."""
-
-    async def settle(self, name: TopicPartition) -> None:
-        """Nothing is under way."""
-
-    def apply(
-        self, name: TopicPartition, topic_id: Any, state: LeaderAndIsrPartitionState
-    ) -> ErrorCode:
-        return ErrorCode.KAFKA_STORAGE_ERROR
-
-    def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
-        return ErrorCode.NONE

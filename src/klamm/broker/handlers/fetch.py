@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.delayed.operations import DelayedFetch
+from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchParams, FetchReader
 from klamm.broker.fetch.sessions import (
     FetchContext,
@@ -33,9 +34,9 @@ from klamm.protocol.fast.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopicResponse,
+    NodeEndpoint,
     encode_fetch_response,
 )
-from klamm.protocol.fast.leaders import NodeEndpoint
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13
@@ -61,7 +62,7 @@ class FetchHandlers:
         self._selects_by_rack = config.replica_selector_class in _RACK_AWARE_SELECTORS
         self._reader = reader
         self._sessions = sessions
-        self._parking = purgatories
+        self._purgatories = purgatories
         self._metadata = metadata
         self._clock = clock
 
@@ -77,7 +78,7 @@ class FetchHandlers:
         )
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
-        params = self._terms(call, request)
+        params = self._params(call, request)
         result = self._reader.read(params, context.partitions, is_first=True)
         if (
             result.size >= params.min_bytes
@@ -86,30 +87,34 @@ class FetchHandlers:
             or not result.fetched
         ):
             return self._respond(call, params, context, result.fetched)
-        return self._wait(call, params, context, result.fetched, request.max_wait_ms)
+        operation = self._delay(params, result.fetched, request.max_wait_ms)
+        return self._read_again(call, params, context, result.fetched, operation)
 
-    async def _wait(
+    def _delay(self, params: FetchParams, fetched: Fetched, max_wait_ms: int) -> DelayedFetch:
+        operation = self._reader.delayed(params, fetched)
+        purgatories = self._purgatories
+        purgatory = (
+            purgatories.follower_fetches
+            if params.reader.is_follower
+            else purgatories.consumer_fetches
+        )
+        # The first read may have completed the operation: it notes a follower's progress.
+        purgatories.try_complete_else_watch(purgatory, operation, max_wait_ms)
+        return operation
+
+    async def _read_again(
         self,
         call: Call,
         params: FetchParams,
         context: FetchContext,
         fetched: Fetched,
-        max_wait_ms: int,
+        operation: DelayedFetch,
     ) -> Result:
-        waiter = self._reader.waiter(params, fetched)
-        # What was read above may have changed since: noting a follower's progress moves things.
-        if not waiter.check_all():
-            purgatories = self._parking
-            room = (
-                purgatories.follower_fetches
-                if params.reader.is_follower
-                else purgatories.consumer_fetches
-            )
-            await purgatories.wait(room, waiter, waiter.keys, max_wait_ms)
+        await operation.wait()
         result = self._reader.read(params, (requested for requested, _ in fetched), is_first=False)
         return self._respond(call, params, context, result.fetched)
 
-    def _terms(self, call: Call, request: FetchRequest) -> FetchParams:
+    def _params(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version
         max_bytes = min(request.max_bytes, self._max_bytes)
         allowed = self._quotas.fetch_bytes_max(call)

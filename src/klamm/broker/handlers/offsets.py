@@ -14,13 +14,12 @@ from klamm.broker.log.results import TimestampedOffset
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import CONSUMER, Reader
-from klamm.names import TopicPartition, is_internal
+from klamm.names import EARLIEST, LATEST, TopicPartition, is_internal
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
-#: Timestamps that stand for a place, and the first version that may ask for each.
-LATEST: Final = -1
-EARLIEST: Final = -2
+#: Timestamps that stand for a place in the log beside LATEST and EARLIEST, and the first version
+#: of ListOffsets that may carry each.
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
@@ -170,9 +169,11 @@ class OffsetHandlers:
                     targets[name] = target
         low_watermarks: Mapping[TopicPartition, int] = {}
         if targets:
-            waiter = await self._replicas.wait_deleted(targets, body.timeout // _MILLISECOND)
-            errors.update(waiter.errors)
-            low_watermarks = waiter.low_watermarks
+            timeout_ms = body.timeout // _MILLISECOND
+            operation = self._replicas.delay_delete_records(targets, timeout_ms)
+            await operation.wait()
+            errors.update(operation.errors)
+            low_watermarks = operation.low_watermarks
         return {
             "topics": [
                 {

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
 from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
@@ -15,7 +16,7 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
-from klamm.names import TopicPartition, is_internal
+from klamm.names import ACKS_ALL, TopicPartition, is_internal
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
@@ -31,7 +32,6 @@ from klamm.protocol.records import Batch
 
 _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
-_ALL_ACKS: Final = -1
 _ADMIN_CLIENT: Final = "__admin_client"
 _FIRST_WITH_LEADER_HINTS: Final = 10
 #: Where the attributes of a batch end, and what their last byte says about transactions.
@@ -126,22 +126,18 @@ class ProduceHandlers:
             self._quotas.produce_ms(call)
             return NO_RESPONSE
         if required:
-            # Nothing to wait for is the usual case where a partition has one replica.
-            errors = self._replicas.check_committed(required)
-            if errors is None:
-                return self._wait(call, request, topics, required)
-            return self._respond(call, _with_errors(topics, errors))
+            operation = self._replicas.delay_produce(required, request.timeout_ms)
+            if operation.is_pending:
+                return self._wait(call, topics, operation)
+            # A partition with one replica commits what it appends.
+            return self._respond(call, _with_errors(topics, operation.errors))
         return self._respond(call, topics)
 
     async def _wait(
-        self,
-        call: Call,
-        request: ProduceRequest,
-        topics: list[ProduceTopicResponse],
-        required: Required,
+        self, call: Call, topics: list[ProduceTopicResponse], operation: DelayedProduce
     ) -> Result:
-        errors = await self._replicas.wait_committed(required, request.timeout_ms)
-        return self._respond(call, _with_errors(topics, errors))
+        await operation.wait()
+        return self._respond(call, _with_errors(topics, operation.errors))
 
     def _append_topic(
         self,
@@ -160,45 +156,33 @@ class ProduceHandlers:
             name = TopicPartition(topic, index)
             try:
                 entries.append(self._append(call, name, records, required))
-            except AppendError as failure:
-                size = len(records) if isinstance(records, memoryview) else 0
-                self._meters.on_refused(topic, size, failure)
-                entries.append(_refused(name, failure))
+            except AppendError as error:
+                entries.append(self._refused(name, error, call.header.api_version))
         return entries
 
     def _append(
         self, call: Call, name: TopicPartition, records: Records, required: Required
     ) -> ProducePartitionResponse:
-        """The checks of PROD-1 and PROD-2, in their order.
+        """Make the checks of PROD-1 and PROD-2 in their order, and append.
 
-        What has to be committed before a response goes into `required`.
+        With acks=all, `required` gets the offset that has to be committed before the response.
         """
-        version, acks = call.header.api_version, call.body.acks
+        acks = call.body.acks
         if not self._metadata.snapshot.knows(name):
-            return ProducePartitionResponse(name.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._meters.topic(name.topic).produce_requests += 1
-        if isinstance(records, AppendError):
-            raise records
-        if not isinstance(records, Batch):
-            check_produced(records, version)
-            assert records is not None, "checked just now"
-        if acks not in (_NO_ACKS, _LEADER_ACKS, _ALL_ACKS):
-            return ProducePartitionResponse(name.partition, ErrorCode.INVALID_REQUIRED_ACKS)
+        sound = self._check_records(name, records, call.header.api_version)
+        if acks not in (_NO_ACKS, _LEADER_ACKS, ACKS_ALL):
+            raise AppendError(ErrorCode.INVALID_REQUIRED_ACKS)
         if is_internal(name.topic) and call.header.client_id != _ADMIN_CLIENT:
-            return ProducePartitionResponse(
-                name.partition,
-                ErrorCode.INVALID_TOPIC_EXCEPTION,
-                error_message=f"Cannot append to internal topic {name.topic}",
+            raise AppendError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name.topic}"
             )
-        if is_transactional(records.data if isinstance(records, Batch) else records):
+        if is_transactional(sound.data if isinstance(sound, Batch) else sound):
             # There is no coordinator that could end the transaction.
-            return ProducePartitionResponse(name.partition, ErrorCode.INVALID_TXN_STATE)
-        error, result, failure = self._replicas.append(name, records, acks_all=acks == _ALL_ACKS)
-        if failure is not None:
-            return _refused(name, failure)
-        if result is None:
-            return self._failed(name, error, version)
-        if acks == _ALL_ACKS:
+            raise AppendError(ErrorCode.INVALID_TXN_STATE)
+        result = self._replicas.append(name, sound, acks_all=acks == ACKS_ALL)
+        if acks == ACKS_ALL:
             required[name] = result.last_offset + 1
         return ProducePartitionResponse(
             name.partition,
@@ -208,15 +192,38 @@ class ProduceHandlers:
             result.log_start_offset,
         )
 
-    def _failed(
-        self, name: TopicPartition, error: ErrorCode, version: int
+    def _check_records(
+        self, name: TopicPartition, records: Records, version: int
+    ) -> memoryview | Batch:
+        """Return the records if they are one whole batch; raise and count an AppendError if not."""
+        try:
+            if isinstance(records, AppendError):
+                raise records
+            if not isinstance(records, Batch):
+                check_produced(records, version)
+                assert records is not None, "checked just now"
+        except AppendError as error:
+            size = len(records) if isinstance(records, memoryview) else 0
+            self._meters.on_append_error(name.topic, size, error)
+            raise
+        return records
+
+    def _refused(
+        self, name: TopicPartition, error: AppendError, version: int
     ) -> ProducePartitionResponse:
+        """The response for a batch that was refused: the one place where errors become codes."""
         hint = None
-        if error is ErrorCode.NOT_LEADER_OR_FOLLOWER and version >= _FIRST_WITH_LEADER_HINTS:
+        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and version >= _FIRST_WITH_LEADER_HINTS:
             partition = self._replicas.find(name)
             known = partition if isinstance(partition, Partition) else None
             hint = leader_hint(self._metadata, name, known)
-        return ProducePartitionResponse(name.partition, error, current_leader=hint)
+        return ProducePartitionResponse(
+            name.partition,
+            error.code,
+            record_errors=error.record_errors,
+            error_message=error.message,
+            current_leader=hint,
+        )
 
     @staticmethod
     def _check_unacknowledged(topics: list[ProduceTopicResponse]) -> None:
@@ -248,15 +255,6 @@ class ProduceHandlers:
 def is_transactional(records: memoryview) -> bool:
     """Whether a batch, known to be whole, says that it is part of a transaction."""
     return bool(records[_ATTRIBUTES_END - 1] & _TRANSACTIONAL_BIT)
-
-
-def _refused(name: TopicPartition, failure: AppendError) -> ProducePartitionResponse:
-    return ProducePartitionResponse(
-        name.partition,
-        failure.code,
-        record_errors=failure.record_errors,
-        error_message=failure.message,
-    )
 
 
 def _with_errors(

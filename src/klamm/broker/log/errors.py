@@ -26,18 +26,21 @@ class Flaw(Enum):
 
 
 class AppendError(KlammError):
-    """A batch was refused, and nothing of it is in the log."""
+    """A batch was refused, and nothing of it is in the log.
+
+    `message` and `record_errors` go into the response; without a message the code says it all.
+    """
 
     def __init__(
         self,
         code: ErrorCode,
-        message: str,
+        message: str | None = None,
         record_errors: tuple[RecordError, ...] = (),
         *,
         flaw: Flaw | None = None,
         flawed_records: int = 1,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message or code.message)
         self.code = code
         self.message = message
         self.record_errors = record_errors

@@ -36,7 +36,7 @@ from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.errors import CorruptLogError, StorageError
 from klamm.broker.log.files import REAL_FILES, Files
 from klamm.broker.log.log import Log
-from klamm.broker.log.names import marked_for_deletion, parse_mark, parse_replica
+from klamm.broker.log.names import marked, parse_mark, parse_replica
 from klamm.broker.log.recovery import Checkpointed, load_log
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
@@ -318,13 +318,26 @@ class LogManager:
 
     def delete(self, partition: TopicPartition, *, now_ms: int) -> None:
         """Let the log go. Its name is free at once, its files disappear after a while."""
+        renamed = self._rename(partition, "delete")
+        if renamed is not None:
+            disk, log, path = renamed
+            disk.doomed.append((now_ms + log.config.file_delete_delay_ms, path))
+
+    def move_aside(self, partition: TopicPartition) -> None:
+        """Let the log of a stray replica go and keep its files under another name."""
+        renamed = self._rename(partition, "stray")
+        if renamed is not None:
+            logger.warning("%s is a stray replica: its log is now in %s", partition, renamed[2])
+
+    def _rename(self, partition: TopicPartition, mark: str) -> tuple[_Disk, Log, Path] | None:
+        """Let a log go and mark its directory; None if there is no such log."""
         log = self.get(partition)
         if log is None:
-            return
+            return None
         disk = self._disk_of(log)
         if disk is None:
             raise log.directory.refusal()
-        path = disk.directory.path / marked_for_deletion(partition)
+        path = disk.directory.path / marked(partition, mark)
         log.abandon()
         try:
             self._files.replace(log.path, path)
@@ -333,7 +346,7 @@ class LogManager:
         self._logs.pop(partition, None)
         disk.logs.pop(partition, None)
         disk.uncleanable.discard(partition)
-        disk.doomed.append((now_ms + log.config.file_delete_delay_ms, path))
+        return disk, log, path
 
     def configure(self, topic: str, config: LogConfig) -> None:
         """Let new settings take effect on the logs of a topic."""

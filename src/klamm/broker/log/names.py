@@ -46,9 +46,9 @@ def parse_mark(name: str) -> str | None:
     return found["mark"] if found else None
 
 
-def marked_for_deletion(partition: TopicPartition) -> str:
-    """A fresh name for the directory of a replica that is to go."""
-    suffix = f"-{partition.partition}.{uuid.uuid4().hex}-delete"
+def marked(partition: TopicPartition, mark: str) -> str:
+    """A fresh name for the directory of a replica: `delete` if it is to go, `stray` if to stay."""
+    suffix = f"-{partition.partition}.{uuid.uuid4().hex}-{mark}"
     return partition.topic[: _NAME_MAX - len(suffix)] + suffix
 
 

@@ -87,7 +87,7 @@ def load_log(
             segment.delete()
         end_offset = checkpointed.start_offset
         fresh = Segment(path, end_offset, files, created_ms=now_ms)
-        fresh.open_for_append()
+        fresh.open_for_append(config.preallocated_bytes)
         segments = [fresh]
         epochs.clear()
         producers.clear()

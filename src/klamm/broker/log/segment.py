@@ -61,6 +61,7 @@ class Segment:
         self._files = files
         self._file: OpenFile | None = None
         self._takes_batches = False
+        self._is_preallocated = False
         self._since_index_entry = 0
         self._first_timestamp: int | None = None
         self._max_timestamp: int | None = None
@@ -68,10 +69,17 @@ class Segment:
 
     # -- writing
 
-    def open_for_append(self) -> None:
-        """Create the files that are missing and keep them open."""
+    def open_for_append(self, preallocated_bytes: int = 0) -> None:
+        """Create the files that are missing and keep them open.
+
+        A file that is still empty gets `preallocated_bytes` at once, and `seal` cuts off what was
+        not used. After a crash the recovery of the segment does that.
+        """
         if self._file is None:
             self._file = self._files.open_file(self.path, create=True)
+        if preallocated_bytes and not self.size:
+            self._files.ftruncate(self._file.fd, preallocated_bytes)
+            self._is_preallocated = True
         self.offset_index.open_for_append()
         self.time_index.open_for_append()
         self._takes_batches = True
@@ -141,6 +149,9 @@ class Segment:
         if self.size and self._takes_batches:
             self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
         self._takes_batches = False
+        if self._is_preallocated:
+            self._files.ftruncate(self.file.fd, self.size)
+            self._is_preallocated = False
         self.offset_index.seal()
         self.time_index.seal()
         self.aborted_index.seal()

@@ -6,8 +6,16 @@ not known here: whoever makes a `LogConfig` passes the values that are in effect
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from klamm.protocol.compression import (
+    GZIP_LEVEL_DEFAULT,
+    LZ4_LEVEL_DEFAULT,
+    ZSTD_LEVEL_DEFAULT,
+    Codec,
+)
 
 FOREVER: Final = 9223372036854775807
 
@@ -17,7 +25,10 @@ class LogConfig:
     """What a topic's configuration says about its logs; the defaults are Kafka's."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
+    compression_gzip_level: int = GZIP_LEVEL_DEFAULT
+    compression_lz4_level: int = LZ4_LEVEL_DEFAULT
     compression_type: str = "producer"
+    compression_zstd_level: int = ZSTD_LEVEL_DEFAULT
     delete_retention_ms: int = 86_400_000
     file_delete_delay_ms: int = 60_000
     flush_messages: int = FOREVER
@@ -39,6 +50,20 @@ class LogConfig:
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
     unclean_leader_election_enable: bool = False
+
+    @property
+    def compression_levels(self) -> Mapping[Codec, int]:
+        """The level at which the broker compresses a batch itself, by codec."""
+        return {
+            Codec.GZIP: self.compression_gzip_level,
+            Codec.LZ4: self.compression_lz4_level,
+            Codec.ZSTD: self.compression_zstd_level,
+        }
+
+    @property
+    def preallocated_bytes(self) -> int:
+        """The size that the file of a new segment gets at once."""
+        return self.segment_bytes if self.preallocate else 0
 
     @property
     def compacts(self) -> bool:

@@ -239,7 +239,7 @@ def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch
             flaw=Flaw.OFFSET_OR_SEQUENCE,
         )
     if target != header.codec or not scan.is_dense:
-        batch = _encode_again(batch, Codec(target))
+        batch = _encode_again(batch, Codec(target), config)
         _check_size(batch.header, config)
     max_timestamp = now_ms if stamps else newest
     if header.has_log_append_time != stamps or batch.header.max_timestamp != max_timestamp:
@@ -303,8 +303,8 @@ def _problem_of(
     return None
 
 
-def _encode_again(batch: Batch, codec: Codec) -> Batch:
-    """The same records, compressed with `codec` and numbered without gaps."""
+def _encode_again(batch: Batch, codec: Codec, config: LogConfig) -> Batch:
+    """The same records, compressed with `codec` at the topic's level, numbered without gaps."""
     header = batch.header
     if header.record_count > _REWRITTEN_MAX:
         raise AppendError(
@@ -314,6 +314,7 @@ def _encode_again(batch: Batch, codec: Codec) -> Batch:
     return build_batch(
         [record._replace(offset=-1) for record in iterate_records(batch)],
         codec=codec,
+        level=config.compression_levels.get(codec),
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,

@@ -11,7 +11,7 @@ import heapq
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from klamm.broker.fetch.session_handler import (
@@ -23,13 +23,9 @@ from klamm.broker.log.epochs import NO_EPOCH, UNDEFINED_END, EpochEnd
 from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.replication.replica_log import FetchPosition, ReplicaLog
 from klamm.broker.replication.throttle import ReplicationThrottle
-from klamm.names import TopicPartition
+from klamm.names import EARLIEST, LATEST, TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FetchPartitionResponse, FetchResponse
-
-#: The timestamps that ListOffsets gives a meaning of their own.
-LATEST: Final = -1
-EARLIEST: Final = -2
 
 
 def fetcher_index(name: TopicPartition, fetchers: int) -> int:

@@ -7,7 +7,7 @@ connections, the thread that truncates logs, and the waiting between fetches.
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from klamm.broker.fetch.session_handler import (
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
+from klamm.broker.log.manager import LogManager
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.replication.fetcher import (
     FetchEffects,
@@ -44,14 +45,12 @@ _FETCH_BY_ID: Final = 17
 _FETCH_BY_NAME: Final = 12
 _LIST_OFFSETS: Final = 9
 
-#: Cuts logs, in another thread, and notes their recovery points.
-Truncate = Callable[[list[tuple[Log, Truncation]]], Awaitable[None]]
 OnEffects = Callable[[FetchEffects], None]
 LoopKey = tuple[int, int]
 
 
-class Means(NamedTuple):
-    """What all loops fetch with."""
+class FetcherContext(NamedTuple):
+    """What all fetchers of a broker share."""
 
     config: BrokerConfig
     identity: BrokerIdentity
@@ -69,14 +68,14 @@ class ReplicaFetcherManager:
         config: BrokerConfig,
         identity: BrokerIdentity,
         metadata: MetadataCache,
-        truncate: Truncate,
+        logs: LogManager,
         on_effects: OnEffects,
         clock: Clock,
     ) -> None:
         self.throttle = ReplicationThrottle()
         secure = SecureClient(config.channel_security(config.inter_broker_listener_name))
-        self._means = Means(config, identity, metadata, clock, self.throttle, secure)
-        self._truncate = truncate
+        self._context = FetcherContext(config, identity, metadata, clock, self.throttle, secure)
+        self._logs = logs
         self._on_effects = on_effects
         self._loops: dict[LoopKey, _Loop] = {}
         self._loop_of: dict[TopicPartition, _Loop] = {}
@@ -85,10 +84,10 @@ class ReplicaFetcherManager:
 
     def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
         """Follow a partition; what it has too much is cut off first."""
-        key = leader, fetcher_index(name, self._means.config.num_replica_fetchers)
+        key = leader, fetcher_index(name, self._context.config.num_replica_fetchers)
         loop = self._loops.get(key)
         if loop is None:
-            loop = self._loops[key] = _Loop(leader, self._means, self._take, self._ended)
+            loop = self._loops[key] = _Loop(leader, self._context, self._take, self._ended)
         self._loop_of[name] = loop
         self._failed.discard(name)
         loop.logs[name] = replica
@@ -148,13 +147,29 @@ class ReplicaFetcherManager:
     def _start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
         """Cut logs in another thread; their partitions are fetched again afterwards."""
         work = [(loop.logs[each.name], each) for each in truncations]
-        task = asyncio.create_task(self._cut(loop, work))
+        task = asyncio.create_task(self._truncate(loop, work))
         for each in truncations:
             self._truncating[each.name] = task
 
-    async def _cut(self, loop: "_Loop", work: list[tuple[Log, Truncation]]) -> None:
+    async def _truncate(self, loop: "_Loop", work: list[tuple[Log, Truncation]]) -> None:
+        def truncate() -> None:
+            now_ms = self._context.clock.wall_ms()
+            for replica, truncation in work:
+                name, offset = truncation.name, truncation.offset
+                high_watermark = replica.high_watermark
+                log.info(
+                    "%s: truncating to offset %s; the high watermark is %s",
+                    name,
+                    offset,
+                    high_watermark,
+                )
+                if offset < high_watermark:
+                    log.warning("%s: committed records are truncated", name)
+                truncation.carry_out(replica, now_ms)
+            self._logs.checkpoint_recovery_points()
+
         try:
-            await self._truncate(work)
+            await asyncio.to_thread(truncate)
         except StorageError as error:
             log.error("truncation failed: %s", error)
         finally:
@@ -173,27 +188,28 @@ class _Loop:
     def __init__(
         self,
         leader: int,
-        means: Means,
+        context: FetcherContext,
         on_effects: Callable[["_Loop", FetchEffects], None],
         on_end: Callable[["_Loop"], None],
     ) -> None:
-        config = means.config
+        config = context.config
         self.leader = leader
         self.fetcher = ReplicaFetcher(
-            backoff_ms=config.replica_fetch_backoff_ms, throttle=means.throttle
+            backoff_ms=config.replica_fetch_backoff_ms, throttle=context.throttle
         )
         self.logs: dict[TopicPartition, Log] = {}
-        self.fetches = Meter(lambda: means.clock.steady_ms() / 1000)
-        self._means = means
-        self._clock = means.clock
+        self.fetches = Meter(lambda: context.clock.steady_ms() / 1000)
+        self._context = context
+        self._clock = context.clock
         self._on_effects = on_effects
         self._on_end = on_end
         self._changed = asyncio.Event()
         self._connection = ClientConnection(
-            f"broker-{means.identity.broker_id}-fetcher-{leader}",
+            f"broker-{context.identity.broker_id}-fetcher-{leader}",
             config.replica_socket_timeout_ms / 1000,
             config.socket_connection_setup_timeout_ms / 1000,
-            means.secure,
+            config.socket_connection_setup_timeout_max_ms / 1000,
+            context.secure,
         )
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
 
@@ -251,14 +267,14 @@ class _Loop:
             pass
 
     async def _send(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
-        listener = self._means.config.inter_broker_listener_name
-        node = self._means.metadata.snapshot.node(self.leader, listener)
+        listener = self._context.config.inter_broker_listener_name
+        node = self._context.metadata.snapshot.node(self.leader, listener)
         if node is None:
             raise UnavailableError(f"broker {self.leader} is not known to be alive")
         return await self._connection.send(node.host, node.port, key, version, body)
 
     def _fetch_body(self, request: FetchRequestData) -> dict[str, Any]:
-        config, identity = self._means.config, self._means.identity
+        config, identity = self._context.config, self._context.identity
         return {
             "replica_id": identity.broker_id,
             "replica_state": {
@@ -283,7 +299,7 @@ class _Loop:
             ApiKey.LIST_OFFSETS,
             _LIST_OFFSETS,
             {
-                "replica_id": self._means.identity.broker_id,
+                "replica_id": self._context.identity.broker_id,
                 "isolation_level": 0,
                 "topics": [
                     {

@@ -5,16 +5,17 @@ on: logs, fetchers, the line of ISR changes and the requests that wait. It runs 
 and never waits itself; whoever calls it from a request of the controller does so one at a time.
 """
 
+import contextlib
 import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from klamm.broker.clock import Clock
 from klamm.broker.delayed.operations import DelayedDeleteRecords, DelayedProduce
-from klamm.broker.delayed.requests import Purgatories
+from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.log.files import Buffer
@@ -26,6 +27,7 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.alter_partition import AlterPartitionManager
+from klamm.broker.replication.fetcher import FetchEffects
 from klamm.broker.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.broker.replication.isr import AlterPartitionItem, AlterPartitionResult
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition, Role, Step
@@ -52,14 +54,6 @@ class RoleListener(Protocol):
     def on_removed(self, name: TopicPartition) -> None: ...
 
 
-class Appended(NamedTuple):
-    """What became of an append; `error` is set or `result` is."""
-
-    error: ErrorCode
-    result: AppendResult | None = None
-    failure: AppendError | None = None
-
-
 class ReplicaManager:
     """All hosted partitions."""
 
@@ -70,7 +64,6 @@ class ReplicaManager:
         metadata: MetadataCache,
         logs: LogManager,
         topics: TopicConfigs,
-        fetchers: ReplicaFetcherManager,
         alter_partition_manager: AlterPartitionManager,
         purgatories: Purgatories,
         meters: BrokerMeters,
@@ -85,7 +78,9 @@ class ReplicaManager:
         self._config = config
         self._identity = identity
         self._metadata = metadata
-        self._fetchers = fetchers
+        self.fetchers = ReplicaFetcherManager(
+            config, identity, metadata, logs, self._on_fetch_effects, clock
+        )
         self._alter_partition_manager = alter_partition_manager
         self._meters = meters
         self._clock = clock
@@ -132,7 +127,7 @@ class ReplicaManager:
 
     async def settle(self, name: TopicPartition) -> None:
         """Wait until nobody is cutting the log of this partition."""
-        await self._fetchers.wait_truncated(name)
+        await self.fetchers.wait_truncated(name)
 
     def apply(
         self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
@@ -166,14 +161,28 @@ class ReplicaManager:
         partition = self._partitions.get(name)
         if partition is not None and (error := partition.check_stop(leader_epoch)):
             return error
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         if delete:
             try:
                 self._delete(name)
             except StorageError:
                 return ErrorCode.KAFKA_STORAGE_ERROR
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         return ErrorCode.NONE
+
+    def hosts(self, name: TopicPartition) -> bool:
+        """Whether a controller has told this broker to lead or follow the partition."""
+        return name in self._partitions
+
+    def move_aside(self, name: TopicPartition) -> None:
+        """Stop serving a stray replica and keep its files under another name."""
+        self.fetchers.remove(name)
+        self._let_go(name)
+        with contextlib.suppress(StorageError):  # reported with the failed directory
+            self.logs.move_aside(name)
+        if not self._hosted[name.topic]:
+            self._forget_topic(name.topic)
+        self.purgatories.on_leadership_change(name)
 
     def _new_partition(self, name: TopicPartition) -> Partition:
         return Partition(
@@ -212,7 +221,7 @@ class ReplicaManager:
 
     def _lead(self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log) -> None:
         name = partition.name
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
         partition.become_leader(state, replica, self._clock.steady_ms())
         log.debug(
@@ -223,7 +232,7 @@ class ReplicaManager:
             state.leader_epoch,
             state.isr,
         )
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         if self.role_listener is not None:
             self.role_listener.on_leading(name, state.leader_epoch, replica)
 
@@ -231,14 +240,14 @@ class ReplicaManager:
         self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log
     ) -> None:
         name = partition.name
-        self._fetchers.remove(name)
+        self.fetchers.remove(name)
         self._alter_partition_manager.withdraw(name)
         partition.become_follower(state, replica)
-        self.purgatories.on_change(name)
+        self.purgatories.on_leadership_change(name)
         if self.role_listener is not None:
             self.role_listener.on_following(name, state.leader_epoch)
         if not self.is_shutting_down:
-            self._fetchers.add(name, replica, state.leader, state.leader_epoch)
+            self.fetchers.add(name, replica, state.leader, state.leader_epoch)
 
     def _delete(self, name: TopicPartition) -> None:
         self._let_go(name)
@@ -252,7 +261,7 @@ class ReplicaManager:
             del self._topic_names[self._topic_ids.pop(topic)]
         self.topics.forget(topic)
         self.leader_throttle.forget_topics([topic])
-        self._fetchers.throttle.forget_topics([topic])
+        self.fetchers.throttle.forget_topics([topic])
         self._meters.forget_topic(topic)
 
     # Produce
@@ -264,42 +273,39 @@ class ReplicaManager:
         *,
         acks_all: bool,
         origin: AppendOrigin = AppendOrigin.CLIENT,
-    ) -> Appended:
-        """Append one batch to a partition that is led here (PROD-2, from its fifth check on).
+    ) -> AppendResult:
+        """Append one batch to a partition that this broker leads (PROD-2, from its fifth check on).
 
-        A `Batch` is what `validate` has returned.
+        A `Batch` is what `validate` has returned. A batch that is refused raises an AppendError.
         """
-        partition = self.find(name)
-        if isinstance(partition, ErrorCode):
-            return Appended(partition)
-        if error := partition.check_append(acks_all=acks_all):
-            if error is ErrorCode.NOT_ENOUGH_REPLICAS:
-                self._meters.topic(name.topic).failed_produce_requests += 1
-            return Appended(error)
-        replica = partition.log
-        assert isinstance(replica, Log), "a leader has a log on disk"
         size = records.header.size if isinstance(records, Batch) else len(records)
         try:
-            result = replica.append_as_leader(
+            partition = self.find(name)
+            if isinstance(partition, ErrorCode):
+                raise AppendError(partition)
+            if code := partition.check_append(acks_all=acks_all):
+                raise AppendError(code)
+            assert isinstance(partition.log, Log), "a leader has a log on disk"
+            result = partition.log.append_as_leader(
                 records,
                 leader_epoch=partition.leader_epoch,
                 now_ms=self._clock.wall_ms(),
                 origin=origin,
             )
-        except AppendError as failure:
-            self._meters.on_refused(name.topic, size, failure)
-            return Appended(failure.code, failure=failure)
-        except StorageError:
-            return Appended(ErrorCode.KAFKA_STORAGE_ERROR)
+        except AppendError as error:
+            self._meters.on_append_error(name.topic, size, error)
+            raise
+        except StorageError as error:
+            raise AppendError(error.code) from error
         if not result.is_duplicate:
             count = result.last_offset - result.first_offset + 1
             self._meters.on_appended(name.topic, count, size)
-            # In this order: a lone replica commits what it appends, and who waits sees both.
+            # In this order: a lone replica commits what it appends, and delayed fetches see both.
             rose = partition.on_append(self._clock.steady_ms())
             self.purgatories.on_append(name)
             if rose:
                 self.purgatories.on_high_watermark(name)
-        return Appended(ErrorCode.NONE, result)
+        return result
 
     def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
         """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused."""
@@ -311,23 +317,17 @@ class ReplicaManager:
             records, partition.log.config, self._clock.wall_ms(), AppendOrigin.CLIENT
         )
 
-    async def wait_committed(
+    def delay_produce(
         self, required_offsets: dict[TopicPartition, int], timeout_ms: int
-    ) -> dict[TopicPartition, ErrorCode]:
-        """Wait until these partitions are committed up to these offsets; what came of each."""
-        waiter = DelayedProduce(required_offsets, self.find)
-        if not waiter.check_all():
-            purgatories = self.purgatories
-            if not await purgatories.wait(purgatories.produces, waiter, waiter.keys, timeout_ms):
-                waiter.expire()
-        return waiter.errors
+    ) -> DelayedProduce:
+        """Delay a response until the partitions are committed up to the required offsets.
 
-    def check_committed(
-        self, required_offsets: dict[TopicPartition, int]
-    ) -> dict[TopicPartition, ErrorCode] | None:
-        """The same without waiting: None if there is something to wait for."""
-        waiter = DelayedProduce(required_offsets, self.find)
-        return waiter.errors if waiter.check_all() else None
+        The operation is complete already if every required offset is committed.
+        """
+        operation = DelayedProduce(required_offsets, self.find)
+        purgatories = self.purgatories
+        purgatories.try_complete_else_watch(purgatories.produces, operation, timeout_ms)
+        return operation
 
     # DeleteRecords
 
@@ -347,16 +347,14 @@ class ReplicaManager:
             return ErrorCode.KAFKA_STORAGE_ERROR, -1
         return ErrorCode.NONE, target
 
-    async def wait_deleted(
+    def delay_delete_records(
         self, offsets: dict[TopicPartition, int], timeout_ms: int
     ) -> DelayedDeleteRecords:
-        """Wait until all live replicas have deleted up to these offsets."""
-        waiter = DelayedDeleteRecords(offsets, self.find)
-        if not waiter.check_all():
-            purgatories = self.purgatories
-            if not await purgatories.wait(purgatories.deletes, waiter, waiter.keys, timeout_ms):
-                waiter.expire()
-        return waiter
+        """Delay a response until all live replicas have deleted their records below the offsets."""
+        operation = DelayedDeleteRecords(offsets, self.find)
+        purgatories = self.purgatories
+        purgatories.try_complete_else_watch(purgatories.delete_records, operation, timeout_ms)
+        return operation
 
     # Followers
 
@@ -373,6 +371,17 @@ class ReplicaManager:
             self.purgatories.on_high_watermark(partition.name)
         if progress.start_offset_rose:
             self.purgatories.on_low_watermark(partition.name)
+
+    def _on_fetch_effects(self, effects: FetchEffects) -> None:
+        """Count what a fetcher has appended here, and complete requests that it concerns."""
+        for name, size in effects.appended.items():
+            meters = self._meters.topic(name.topic)
+            meters.replication_bytes_in += size
+            partition = self._partitions.get(name)
+            if partition is not None and partition.broker_id in partition.adding:
+                meters.reassignment_bytes_in += size
+        for name in effects.high_watermark_moved:
+            self.purgatories.on_high_watermark(name)
 
     def on_alter_partition_result(
         self, proposal: AlterPartitionItem, result: AlterPartitionResult
@@ -447,15 +456,15 @@ class ReplicaManager:
     def _throttles(self) -> tuple[tuple[ReplicationThrottle, str], ...]:
         return (
             (self.leader_throttle, _LEADER_THROTTLE),
-            (self._fetchers.throttle, _FOLLOWER_THROTTLE),
+            (self.fetchers.throttle, _FOLLOWER_THROTTLE),
         )
 
     def directory_failed(self, path: Path) -> None:
         """Part with the replicas of a log directory that has gone offline (REC-7)."""
         for name, partition in list(self._partitions.items()):
             if isinstance(partition.log, Log) and not partition.log.directory.is_online:
-                self._fetchers.remove(name)
+                self.fetchers.remove(name)
                 self._let_go(name)
                 self._offline.add(name)
-                self.purgatories.on_change(name)
+                self.purgatories.on_leadership_change(name)
         log.error("log directory %s is offline; %s replicas are lost", path, len(self._offline))

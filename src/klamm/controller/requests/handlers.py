@@ -15,6 +15,7 @@ from typing import Any, Final
 from klamm.controller.loop import Controller
 from klamm.controller.requests.topics import TopicAdmin
 from klamm.core.cluster import TopicPartition
+from klamm.core.elections import RECOVERED, RECOVERING
 from klamm.core.events import (
     AlterPartition,
     ApiReassignment,
@@ -127,6 +128,8 @@ class ControllerRequests:
             for topic in body.topics
             for partition in topic.partitions
         ]
+        if any(each.recovery not in (RECOVERED, RECOVERING) for each in proposals):
+            return {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "topics": []}
         event = AlterPartition(int(body.broker_id), int(body.broker_epoch), version, proposals)
         error, results = await self._ask(event, request)
         return {

@@ -502,8 +502,12 @@ def _all_led(cluster: ClusterState, name: str) -> bool:
 
 
 def _is_gone(cluster: ClusterState, name: str) -> bool:
-    """Brokers have been told to forget the topic."""
-    return name not in cluster.topics or name in cluster.deletion_started
+    """Whether brokers have been told to forget the topic."""
+    return (
+        name not in cluster.topics
+        or name in cluster.deletion_started
+        or name in cluster.hidden_from_brokers
+    )
 
 
 def _failed(name: str, refused: TopicRefusedError) -> Body:

@@ -11,13 +11,11 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import RegisteredBroker, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, count
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     ChangeChannels,
     DropLogDirNotifications,
-    ForgetBrokerWatch,
     Procedure,
     ReadBroker,
     ReadBrokers,
@@ -25,7 +23,7 @@ from klamm.core.effects import (
     Respond,
     WatchBrokers,
 )
-from klamm.core.events import ControlledShutdown, LeaderAndIsrResponseReceived
+from klamm.core.events import ControlledShutdown, ControllerError, LeaderAndIsrResponseReceived
 from klamm.core.procedures.deletion import fail_deletion, resume_deletion_of
 from klamm.core.procedures.partitions import Strategy, change_partition_states, trigger_elections
 from klamm.core.procedures.reassignment import resume_reassignments
@@ -108,7 +106,6 @@ def on_brokers_failed(ctx: Context, failed: Collection[int]) -> Procedure[None]:
         cluster.offline_dirs.pop(id, None)
     cluster.shutting_down -= failed
     yield from on_replicas_offline(ctx, *cluster.hosted_by(failed))
-    yield ForgetBrokerWatch(sorted(failed))
 
 
 def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
@@ -218,9 +215,9 @@ def on_controlled_shutdown(ctx: Context, event: ControlledShutdown) -> Procedure
     refusal = _refusal(ctx, event)
     if refusal is None:
         remaining = yield from _empty(ctx, event.broker)
-        yield Respond(event, (ControllerError.NONE, remaining))
+        yield Respond((ControllerError.NONE, remaining))
     else:
-        yield Respond(event, (refusal, []))
+        yield Respond((refusal, []))
 
 
 def _refusal(ctx: Context, event: ControlledShutdown) -> ControllerError | None:

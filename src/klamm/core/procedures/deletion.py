@@ -10,17 +10,15 @@ from collections.abc import Collection
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     DeleteTopic,
     DropDeletions,
-    ForgetTopicWatch,
     Procedure,
     ReadDeletions,
 )
-from klamm.core.events import StopReplicaResponseReceived
+from klamm.core.events import ControllerError, StopReplicaResponseReceived
 from klamm.core.procedures.partitions import change_partition_states
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
@@ -148,7 +146,6 @@ def _begin(ctx: Context, names: list[str]) -> Procedure[None]:
 def _finish(ctx: Context, name: str) -> Procedure[None]:
     """Remove every trace of a topic whose replicas are all deleted (DEL-15)."""
     cluster = ctx.cluster
-    yield ForgetTopicWatch([name])
     row, broker = cluster.replicas_in(cluster.rows_of([name]), ReplicaState.DELETION_SUCCESSFUL)
     yield from change_replica_states(ctx, row, broker, ReplicaState.NON_EXISTENT)
     yield DeleteTopic(name)

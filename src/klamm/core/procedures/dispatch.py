@@ -1,24 +1,23 @@
-"""Which procedure handles which event, and the answers of who is not controller."""
+"""Which procedure handles which event, and the responses of a node that is not controller."""
 
 from typing import Any
 
 from klamm.core import events
-from klamm.core.codes import ControllerError
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import Procedure, Respond
-from klamm.core.events import Event
+from klamm.core.events import ControllerError, Event
 from klamm.core.procedures import brokers, deletion, features, isr, leaders, reassignment, topics
 from klamm.errors import FencedError
 
 
 def handle(ctx: Context, event: Event) -> Procedure[None]:
-    """Do what an event asks for. A requester gets an answer also when that fails."""
+    """Handle an event. If that fails, the requester still gets a response."""
     try:
         yield from _procedure(ctx, event)
     except Exception as error:
-        fallback = _answer_on_failure(event, error)
+        fallback = _failure_response(event, error)
         if fallback is not None:
-            yield Respond(event, fallback)
+            yield Respond(fallback)
         raise
 
 
@@ -74,14 +73,14 @@ def _procedure(ctx: Context, event: Event) -> Procedure[Any]:
 def _on_update_metadata_response(
     ctx: Context, event: events.UpdateMetadataResponseReceived
 ) -> Procedure[None]:
-    """An error is worth a line in the log, and nothing else (CHAN-33)."""
+    """Log an error of the response; nothing else depends on it (CHAN-33)."""
     if event.error != ControllerError.NONE:
         text = f"broker {event.broker} answered UpdateMetadata with error {event.error}"
         ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
     yield from ()
 
 
-def _answer_on_failure(event: Event, error: Exception) -> Any:
+def _failure_response(event: Event, error: Exception) -> Any:
     if isinstance(event, events.AlterPartition):
         return ControllerError.UNKNOWN_SERVER_ERROR, []
     if isinstance(error, FencedError):
@@ -97,20 +96,18 @@ def _answer_on_failure(event: Event, error: Exception) -> Any:
 
 
 def not_controller_response(event: Event) -> Any:
-    """What a node that is not controller answers (EVT-7); None: nobody waits for an answer."""
-    if isinstance(event, events.AlterPartition):
-        return ControllerError.NOT_CONTROLLER, []
-    if isinstance(event, events.UpdateFeatures):
-        return ControllerError.NOT_CONTROLLER, {}
-    return preempted_response(event)
+    """The response to a request that a node without the role gets (EVT-7); None if there is none.
 
-
-def preempted_response(event: Event) -> Any:
-    """What is answered for an event that was dropped from the queue (EVT-6); None: nothing."""
+    Requests that were dropped from the queue get the same response (EVT-6), with one difference
+    from Apache Kafka: Kafka sends nothing for a dropped AlterPartition or UpdateFeatures and lets
+    the requester run into its timeout; here both get NOT_CONTROLLER at once.
+    """
     match event:
         case events.ControlledShutdown():
             return ControllerError.STALE_CONTROLLER_EPOCH, []
-        case events.ApiReassignment() | events.ListReassignments():
+        case events.AlterPartition():
+            return ControllerError.NOT_CONTROLLER, []
+        case events.ApiReassignment() | events.ListReassignments() | events.UpdateFeatures():
             return ControllerError.NOT_CONTROLLER, {}
         case events.ElectLeaders(_, partitions):
             return dict.fromkeys(partitions or (), (ControllerError.NOT_CONTROLLER, None, -1))

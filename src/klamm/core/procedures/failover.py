@@ -124,6 +124,7 @@ def _read_deletions(ctx: Context) -> Procedure[None]:
         yield DropDeletions(sorted(requested))
         return
     cluster.queue_for_deletion(requested)
+    cluster.hidden_from_brokers.update(requested)
     rows = cluster.rows_of(requested)
     is_down = (cluster.replicas[rows] >= 0) & ~cluster.online(rows)
     mark_ineligible(ctx, cluster.topic_names_of(rows[is_down.any(axis=1)]), "offline replicas")

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from klamm.core.codes import ControllerError
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import Procedure, Respond, WriteFeatures
-from klamm.core.events import FeatureUpdate, UpdateFeatures, UpgradeType
+from klamm.core.events import ControllerError, FeatureUpdate, UpdateFeatures, UpgradeType
 from klamm.errors import FencedError, KlammError
 
 #: Kafka's code, and a message if it has its own.
@@ -42,7 +41,7 @@ def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
         else:
             cluster.finalized_features = levels
             ctx.say(LoggerName.CONTROLLER, Level.INFO, f"features are finalized at {levels}")
-    yield Respond(event, (ControllerError.NONE, verdicts))
+    yield Respond((ControllerError.NONE, verdicts))
 
 
 def _flaw(ctx: Context, update: FeatureUpdate, finalized: Mapping[str, int]) -> str | None:

@@ -4,10 +4,10 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import LeaderAndIsrs, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import padded, unpad
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
+    DecisionReason,
     DropIsrNotifications,
     Procedure,
     ReadIsrNotifications,
@@ -19,7 +19,7 @@ from klamm.core.effects import (
     WriteStates,
 )
 from klamm.core.elections import RECOVERING
-from klamm.core.events import AlterPartition, PartitionProposal, ProposalResult
+from klamm.core.events import AlterPartition, ControllerError, PartitionProposal, ProposalResult
 from klamm.core.procedures.reassignment import complete_reassignments
 from klamm.errors import FencedError
 
@@ -29,7 +29,7 @@ def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
     cluster = ctx.cluster
     broker = cluster.brokers.get(event.broker)
     if broker is None or broker.epoch != event.broker_epoch:
-        yield Respond(event, (ControllerError.STALE_BROKER_EPOCH, []))
+        yield Respond((ControllerError.STALE_BROKER_EPOCH, []))
         return
     results: list[ProposalResult] = []
     found: dict[int, PartitionProposal] = {}
@@ -51,7 +51,7 @@ def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
     batch = BrokerRequestBatch(cluster)
     batch.update_metadata(np.array(sorted(found), np.int32))
     yield from batch.send()
-    yield Respond(event, (ControllerError.NONE, results))
+    yield Respond((ControllerError.NONE, results))
     yield from complete_reassignments(
         ctx, [row for row in found if verdicts[row] == ControllerError.NONE]
     )
@@ -124,7 +124,7 @@ def _write(
         controller_epoch=known.controller_epoch,
         version=np.array([news[row].partition_epoch for row in rows.tolist()], np.int32),
     ).decided_in(cluster.controller_epoch)
-    outcomes: WriteOutcomes = yield WriteStates(decided, "isr change")
+    outcomes: WriteOutcomes = yield WriteStates(decided, DecisionReason.ISR_CHANGE)
     cluster.record_leadership(decided.at(outcomes == WriteOutcome.DONE).accepted())
     return {
         row: _CODE.get(outcome, ControllerError.UNKNOWN_SERVER_ERROR)

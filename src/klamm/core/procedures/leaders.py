@@ -7,7 +7,6 @@ import numpy as np
 
 from klamm.core.balance import needs_preferred_election
 from klamm.core.cluster import TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, Mask, is_one_of
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -18,7 +17,13 @@ from klamm.core.effects import (
     Respond,
     Schedule,
 )
-from klamm.core.events import AutoRebalance, ElectLeaders, RequestedElection, ZkPreferredElection
+from klamm.core.events import (
+    AutoRebalance,
+    ControllerError,
+    ElectLeaders,
+    RequestedElection,
+    ZkPreferredElection,
+)
 from klamm.core.procedures.partitions import (
     Failure,
     Strategy,
@@ -52,14 +57,14 @@ def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
     """Elect leaders on request, and answer for each partition (PREF-1..12)."""
     if event.partitions is not None:
         results = yield from _elect_named(ctx, event.partitions, event.kind)
-        yield Respond(event, results)
+        yield Respond(results)
         return
     cluster = ctx.cluster
     rows = cluster.all_rows()
     rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     needy = rows[_needs_election(ctx, rows, event.kind)]
     results = yield from _elect(ctx, needy, event.kind)
-    yield Respond(event, results)
+    yield Respond(results)
 
 
 def on_zk_preferred_election(ctx: Context) -> Procedure[None]:

@@ -5,7 +5,7 @@ and a row whose znode has moved on is read and decided again, as often as it tak
 """
 
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum, auto
+from enum import Enum, IntEnum
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from klamm.core.columns import I8, I32, NO_BROKER, Mask, any_slot, contains
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     CreateStates,
+    DecisionReason,
     Procedure,
     ReadStates,
     ReadUncleanOverrides,
@@ -38,14 +39,14 @@ from klamm.errors import FencedError, SessionLostError
 
 
 class Strategy(Enum):
-    """How a leader is chosen (section 8)."""
+    """How a leader is chosen (section 8); the value is the reason that is recorded for it."""
 
-    OFFLINE = auto()
+    OFFLINE = DecisionReason.OFFLINE_ELECTION
     #: OFFLINE, with unclean election forced by an administrator.
-    UNCLEAN = auto()
-    REASSIGN = auto()
-    PREFERRED = auto()
-    CONTROLLED_SHUTDOWN = auto()
+    UNCLEAN = DecisionReason.UNCLEAN_ELECTION
+    REASSIGN = DecisionReason.REASSIGN_ELECTION
+    PREFERRED = DecisionReason.PREFERRED_ELECTION
+    CONTROLLED_SHUTDOWN = DecisionReason.CONTROLLED_SHUTDOWN_ELECTION
 
 
 class Failure(IntEnum):
@@ -214,9 +215,7 @@ def _elect(
         doubtful = np.full(len(rows), not is_fresh)
         doubtful[at[won]] = False
         if len(decided):
-            outcomes: WriteOutcomes = yield WriteStates(
-                decided, f"{strategy.name.lower()} election"
-            )
+            outcomes: WriteOutcomes = yield WriteStates(decided, strategy.value)
             done = outcomes == WriteOutcome.DONE
             failure[at[won][done]] = Failure.NONE
             failure[at[won][outcomes == WriteOutcome.FAILED]] = Failure.STORE

@@ -17,12 +17,11 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import ClusterState, TopicPartition
-from klamm.core.codes import ControllerError
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
+    DecisionReason,
     Enqueue,
-    ForgetStateWatch,
     Procedure,
     ReadReassignRequest,
     ReadStates,
@@ -38,6 +37,7 @@ from klamm.core.effects import (
 )
 from klamm.core.events import (
     ApiReassignment,
+    ControllerError,
     ListReassignments,
     ReassignmentIsrChange,
     ZkReassignment,
@@ -112,7 +112,7 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
         # The latest request wins, however the earlier one was made.
         yield from _shrink_request(ctx, lambda tp, _: tp in targets)
         verdicts |= yield from _reassign_to(ctx, targets)
-    yield Respond(event, (ControllerError.NONE, verdicts))
+    yield Respond((ControllerError.NONE, verdicts))
 
 
 def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[None]:
@@ -123,7 +123,7 @@ def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[N
         wanted = [cluster.name(row) for row in sorted(cluster.being_reassigned)]
     found = {tp: _current(ctx, tp) for tp in wanted}
     moving = {tp: move for tp, move in found.items() if move.is_being_reassigned}
-    yield Respond(event, (ControllerError.NONE, moving))
+    yield Respond((ControllerError.NONE, moving))
 
 
 def _current(ctx: Context, tp: TopicPartition) -> Assignment:
@@ -361,8 +361,6 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     )
     completed = yield from _write_assignments(ctx, {row: cluster.assignment(row) for row in moves})
     ended = np.array(sorted(completed), np.int32)
-    if len(ended) and not ctx.settings.alter_partition:
-        yield ForgetStateWatch(ended)
     targets = {cluster.name(row): list(moves[row].target) for row in completed}
     yield from _shrink_request(ctx, lambda tp, replicas: targets.get(tp) == list(replicas))
     cluster.being_reassigned -= completed
@@ -387,7 +385,7 @@ def _raise_epoch(ctx: Context, rows: I32) -> Procedure[I32]:
             decided = replace(
                 known.decided_in(cluster.controller_epoch), leader_epoch=known.leader_epoch + 1
             )
-            outcomes: WriteOutcomes = yield WriteStates(decided, "reassignment")
+            outcomes: WriteOutcomes = yield WriteStates(decided, DecisionReason.REASSIGNMENT)
             done = decided.at(outcomes == WriteOutcome.DONE)
             cluster.record_leadership(done.accepted())
             raised.append(done.row)

@@ -13,6 +13,7 @@ from klamm.core.cluster import LeaderAndIsrs
 from klamm.core.columns import I32, NO_BROKER
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
+    DecisionReason,
     Procedure,
     ReadStates,
     StatesRead,
@@ -143,7 +144,7 @@ def _leave_isr(ctx: Context, rows: I32, broker: int, batch: BrokerRequestBatch) 
             leader_epoch=before.leader_epoch + 1,
             isr=shrunk.isr[shrunk.was_member],
         )
-        outcomes: WriteOutcomes = yield WriteStates(decided, "replica offline")
+        outcomes: WriteOutcomes = yield WriteStates(decided, DecisionReason.REPLICA_OFFLINE)
         shrunken = decided.at(outcomes == WriteOutcome.DONE).accepted()
         _gone_offline(ctx, shrunken, broker, batch)
         text = f"replica {broker} is taken out of the ISR of partitions"

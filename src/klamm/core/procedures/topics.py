@@ -8,7 +8,6 @@ from klamm.core.cluster import Topic, TopicRead
 from klamm.core.columns import I32, is_one_of
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
-    ForgetTopicWatch,
     NewTopicIds,
     Procedure,
     ReadPartitionChildren,
@@ -30,7 +29,6 @@ def on_topic_change(ctx: Context) -> Procedure[None]:
     vanished = sorted(cluster.topics.keys() - names)
     if vanished:
         ctx.say(LoggerName.CONTROLLER, Level.WARNING, f"topics vanished: {vanished}")
-        yield ForgetTopicWatch(vanished)
         for name in vanished:
             cluster.remove_topic(name)
     new = sorted(names - cluster.topics.keys())

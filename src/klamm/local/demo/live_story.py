@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from klamm.history.partition_events import Gap, Row, read_partition_events
 from klamm.history.spool import read_spool
 from klamm.history.story import story
-from klamm.history.trail import Gap, Row, read_trail
 
 
 class LiveStory:
@@ -26,7 +26,7 @@ class LiveStory:
         new: list[tuple[tuple[int, int, int], str]] = []
         batches = [batch for spool in self._spools() for batch in read_spool(spool)]
         for partition in range(partitions):
-            for entry in read_trail(batches, self._topic, partition):
+            for entry in read_partition_events(batches, self._topic, partition):
                 if isinstance(entry, Gap):
                     continue  # it may be written by now
                 key = (entry["controller_epoch"], entry["seq"], partition)

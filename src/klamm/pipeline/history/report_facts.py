@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from klamm.errors import KlammError
+from klamm.history.partition_events import Gap
 from klamm.history.story import story
-from klamm.history.trail import Gap
 from klamm.pipeline.history.input import EVENT, distinct
 from klamm.pipeline.history.tables import PARTITION
 
@@ -235,8 +235,8 @@ def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> l
     rows = _rows_about(records, names)
     stories = []
     for each, (topic, partition) in zip(worst, names, strict=True):
-        trail = _trail(rows, topic, partition, gaps)
-        sentences = list(story(trail, topic, partition))
+        events = _partition_events(rows, topic, partition, gaps)
+        sentences = list(story(events, topic, partition))
         stories.append(
             PartitionStory(
                 name=f"{topic}-{partition}",
@@ -270,9 +270,11 @@ def _rows_about(records: DataFrame, names: Sequence[tuple[str, int]]) -> list[Ro
     return _rows(reduced.where(says_something).orderBy(*EVENT, "part"))
 
 
-def _trail(rows: Sequence[Row], topic: str, partition: int, gaps: Sequence[Row]) -> list[Row | Gap]:
+def _partition_events(
+    rows: Sequence[Row], topic: str, partition: int, gaps: Sequence[Row]
+) -> list[Row | Gap]:
     """What `klamm story` would be told about a partition."""
-    trail: dict[tuple[int, int], Row | Gap] = {}
+    events: dict[tuple[int, int], Row | Gap] = {}
     for row in rows:
         about = {
             name: [
@@ -284,16 +286,16 @@ def _trail(rows: Sequence[Row], topic: str, partition: int, gaps: Sequence[Row])
         }
         if row["term"] or any(about.values()):
             key = (row["controller_epoch"], row["seq"])
-            earlier = trail.get(key)
+            earlier = events.get(key)
             if isinstance(earlier, dict):  # another part of the same event
                 about = {name: earlier[name] + about[name] for name in _NESTED}
                 row = earlier
-            trail[key] = row | about
+            events[key] = row | about
     for gap in gaps:
         if gap["missing"] != "parts":
             key = (gap["controller_epoch"], gap["first_seq"])
-            trail[key] = Gap(gap["controller_epoch"], gap["first_seq"], gap["last_seq"])
-    return [trail[key] for key in sorted(trail)]
+            events[key] = Gap(gap["controller_epoch"], gap["first_seq"], gap["last_seq"])
+    return [events[key] for key in sorted(events)]
 
 
 def _heat(timeline: DataFrame, since: datetime, until: datetime) -> list[HeatMap]:

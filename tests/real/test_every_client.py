@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from klamm.broker.groups.coordinator import group_partition
-from tests.broker.libraries import LIBRARIES, Administrator, Library, Load, Member
-from tests.broker.test_nothing_lost import read_all
+from tests.real.libraries import LIBRARIES, Administrator, Library, Load, Member
+from tests.real.test_nothing_lost import read_all
 from tests.support.cluster import RealCluster
 from tests.support.raw import Raw, batch
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.broker.clients import CLIENTS, Client, Record
+from tests.real.clients import CLIENTS, Client, Record
 from tests.support.cluster import RealCluster
 from tests.support.raw import Raw, batch
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -38,7 +38,7 @@ class _Seen:
     rows: list[Row] = field(default_factory=list)
 
 
-def read_trail(
+def read_partition_events(
     batches: Iterable[pa.RecordBatch], topic: str, partition: int
 ) -> Iterator[Row | Gap]:
     """Terms of office, and the events that concern the partition or its topic; and all gaps.

@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.pipeline.source.conftest import produce
 from tests.pipeline.source.test_options import WRONG_FOR_A_BATCH, WRONG_FOR_A_STREAM
 from tests.pipeline.source.test_reader import NOW
-from tests.pipeline.source.test_spark import load, load_stream, numbers
+from tests.pipeline.source.test_source_spark import load, load_stream, numbers
 from tests.support.cluster import RealCluster
 from tests.support.waiting import PATIENCE_S, wait_until
 

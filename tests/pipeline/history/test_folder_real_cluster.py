@@ -19,6 +19,7 @@ from klamm.history.spool import read_spool
 from klamm.history.story import DEFAULT_TOPIC
 from klamm.pipeline.history.folder import TopicInput, read_records, write_tables
 from klamm.pipeline.history.report import write_report
+from tests.support.command_line import interruptible
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(600)]
@@ -78,7 +79,9 @@ def test_a_stream_that_is_stopped_and_started_neither_loses_nor_doubles_a_row(
 @contextmanager
 def following(cluster: Cluster, out: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`klamm history --follow` in a process group of its own, which is killed at the end."""
-    command = [sys.executable, "-m", "klamm", "history", "-b", cluster.bootstrap_servers]
+    command = interruptible(
+        sys.executable, "-m", "klamm", "history", "-b", cluster.bootstrap_servers
+    )
     with (out.parent / "output").open("ab") as output:
         process = subprocess.Popen(
             [*command, "--out", str(out), "--follow", "--every", "1", "--master", "local[1]"],

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import AnyCluster
-from tests.support.command_line import Klamm, run_process
+from tests.support.command_line import Klamm, interruptible, run_process
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def test_a_group_with_members_is_left_alone(klamm: Klamm, made: str, cluster: An
     group = f"{made}-readers"
     klamm("produce", made, stdin=lines(3)).ok()
     reader = subprocess.Popen(
-        [
+        interruptible(
             *(sys.executable, "-m", "klamm", "consume", made, "--group", group),
             *("--bootstrap-server", cluster.bootstrap_servers),
-        ],
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.pipeline.source import test_reader, test_spark, test_spark_heavy, test_writer
+from tests.pipeline.source import (
+    test_reader,
+    test_source_spark,
+    test_source_spark_heavy,
+    test_writer,
+)
 from tests.pipeline.source.test_reader import numbers, read_all
 from tests.support import cluster as brokers
 from tests.support.cluster import BrokerProcess, RealCluster
@@ -18,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 globals().update(
     {
         name: test
-        for module in (test_reader, test_writer, test_spark, test_spark_heavy)
+        for module in (test_reader, test_writer, test_source_spark, test_source_spark_heavy)
         for name, test in vars(module).items()
         if name.startswith("test_")
     }

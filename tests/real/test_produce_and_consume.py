@@ -12,7 +12,7 @@ from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import iterate_batches
-from tests.broker.clients import CLIENTS, Client, Record
+from tests.real.clients import CLIENTS, Client, Record
 from tests.support.cluster import RealCluster
 from tests.support.raw import Raw, batch, fetch_values, produce_values
 from tests.support.waiting import wait_until

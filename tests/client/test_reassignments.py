@@ -1,4 +1,4 @@
-"""Plans in the JSON of kafka-reassign-partitions, and where groups are told to go on."""
+"""Plans in the JSON of kafka-reassign-partitions."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client import offset_reset, reassignments
+from klamm.client import reassignments
 from klamm.errors import ConfigError
 
 NAMES = st.tuples(st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.integers(0, 10_000))
@@ -63,19 +63,3 @@ def test_waves_come_in_the_order_of_their_names(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"like 001\.json"):
         reassignments.read_waves(tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("goal", "committed", "offset"),
-    [
-        (offset_reset.to_earliest, 7, 2),
-        (offset_reset.to_latest, 7, 10),
-        (offset_reset.to_current, 7, 7),
-        (offset_reset.to_current, -1, 10),
-        (offset_reset.to_offset(5), 7, 5),
-        (offset_reset.shift_by(-3), 7, 4),
-        (offset_reset.shift_by(-3), -1, 7),
-    ],
-)
-def test_goals_are_offsets(goal: offset_reset.OffsetTarget, committed: int, offset: int):
-    assert goal(2, 10, committed) == offset

@@ -3,8 +3,7 @@
 import pytest
 
 from klamm.core import events
-from klamm.core.codes import ControllerError
-from klamm.core.events import RequestedElection
+from klamm.core.events import ControllerError, RequestedElection
 from tests.support.procedure_world import World, steady
 
 

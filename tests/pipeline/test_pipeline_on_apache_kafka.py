@@ -21,8 +21,9 @@ from klamm.pipeline.planner.planner import make_plan
 from klamm.pipeline.planner.waves import make_waves
 from klamm.pipeline.snapshot.admin import snapshot_from_brokers
 from klamm.pipeline.snapshot.snapshot import Snapshot
+from tests.support.kafka_process import JVM
 from tests.support.kafka_tools import Tools
-from tests.support.mixed_cluster import JVM, PATIENCE_S
+from tests.support.mixed_cluster import PATIENCE_S
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from klamm.broker.groups.coordinator import group_partition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.broker.clients import CLIENTS, Client, Record
+from tests.real.clients import CLIENTS, Client, Record
 from tests.support.cluster import RealCluster
 from tests.support.raw import Raw
 from tests.support.waiting import PATIENCE_S, wait_until
