@@ -1,43 +1,43 @@
 """One channel to each broker: an ordered queue, one request in flight, retried until answered.
 
-A channel fixes nothing about what it carries: the bytes of a request are made when a batch is
-announced (CHAN-8) and may be shared among channels. It lives from the broker's registration to its
-disappearance; what is queued then is lost, since the broker hears everything again on its return.
+A channel does not look into its requests: their bytes are made when a batch is announced (CHAN-8)
+and may be shared among channels. A channel lives as long as the broker's registration. Requests
+that are queued at its end are lost, because a broker that returns is sent its whole state again.
 """
 
 import asyncio
 import contextlib
 import logging
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.events import Event
+from klamm.errors import UnavailableError
 from klamm.metrics.meters import Timer
-from klamm.net.connection import SetupTimeout
+from klamm.net.connection import ClientConnection, EncodeRequest
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.headers import RequestHeader
 
 log = logging.getLogger("klamm.controller.channels")
 
 RETRY_PAUSE_S: Final = 0.1
-_SIZE: Final = struct.Struct(">i")
-_RESPONSE_MAX_BYTES: Final = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
-    """A request ready to be sent, but for its correlation id."""
+    """A request that is encoded but for its header."""
 
-    name: str
-    #: The parts of the frame for a given correlation id, size included.
-    frame: Callable[[int], Sequence[bytes | memoryview]]
-    #: What an answer (without size and correlation id) means, if it means anything.
-    on_response: Callable[[bytes], Event | None]
-    #: Called once the broker has answered, whatever it answered.
+    api_key: ApiKey
+    api_version: int
+    encode: EncodeRequest
+    #: Decodes a response, and makes the controller's event of it if there is one.
+    on_response: Callable[[RequestHeader, memoryview], Event | None]
+    #: Called once the broker has responded, whatever the response says.
     done: Callable[[], None] | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
@@ -50,24 +50,18 @@ class ControllerChannel:
         controller_id: int,
         broker: RegisteredBroker,
         endpoint: AdvertisedEndpoint,
-        connect_timeout_s: float,
-        request_timeout_s: float,
+        connection: ClientConnection,
         on_event: Callable[[Event, str], None],
-        setup: SetupTimeout,
     ) -> None:
         self.broker = broker
         #: How long requests wait before they are sent.
         self.queue_time = Timer(time.monotonic)
         self._controller_id = controller_id
         self._endpoint = endpoint
-        self._connect_timeout_s = connect_timeout_s
-        self._request_timeout_s = request_timeout_s
         self._on_event = on_event
-        self._setup = setup
+        self._connection = connection
         self._queue: deque[QueuedRequest] = deque()
         self._arrived = asyncio.Event()
-        self._correlation_id = 0
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._task = asyncio.create_task(self._send_all(), name=f"channel to {broker.id}")
 
     @property
@@ -84,7 +78,8 @@ class ControllerChannel:
         """Stop at once; what is queued is lost (CHAN-5)."""
         self._task.cancel()
         self._queue.clear()
-        self._disconnect()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self._connection.close()
 
     async def _send_all(self) -> None:
         while True:
@@ -93,59 +88,37 @@ class ControllerChannel:
                 await self._arrived.wait()
             request = self._queue.popleft()
             self.queue_time.observe(time.monotonic() - request.queued_at)
-            response = await self._send_until_response(request)
-            event = request.on_response(response)
+            event = await self._send_until_response(request)
             if event is not None:
-                self._on_event(event, f"answer of broker {self.broker.id} to {request.name}")
+                name = request.api_key.name
+                self._on_event(event, f"answer of broker {self.broker.id} to {name}")
             if request.done is not None:
                 request.done()
 
-    async def _send_until_response(self, request: QueuedRequest) -> bytes:
+    async def _send_until_response(self, request: QueuedRequest) -> Event | None:
+        host, port = self._endpoint.host, self._endpoint.port
         while True:
             try:
-                return await self._exchange(request)
-            except (OSError, EOFError, TimeoutError, struct.error) as error:
+                return await self._connection.exchange(
+                    host,
+                    port,
+                    request.api_key,
+                    request.api_version,
+                    request.encode,
+                    request.on_response,
+                )
+            except UnavailableError as error:
                 log.warning(
                     "[RequestSendThread controllerId=%s] %s to broker %s at %s:%s failed, "
                     "trying again: %r",
                     self._controller_id,
-                    request.name,
+                    request.api_key.name,
                     self.broker.id,
-                    self._endpoint.host,
-                    self._endpoint.port,
-                    error,
+                    host,
+                    port,
+                    error.__cause__,
                 )
-                if self._streams is None:
-                    self._setup.on_failure()
-                self._disconnect()
                 await asyncio.sleep(RETRY_PAUSE_S)
-
-    async def _exchange(self, request: QueuedRequest) -> bytes:
-        if self._streams is None:
-            async with asyncio.timeout(min(self._setup.next_s(), self._connect_timeout_s)):
-                self._streams = await asyncio.open_connection(
-                    self._endpoint.host, self._endpoint.port
-                )
-            self._setup.on_success()
-        reader, writer = self._streams
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        async with asyncio.timeout(self._request_timeout_s):
-            writer.writelines(request.frame(self._correlation_id))
-            await writer.drain()
-            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-            if not _SIZE.size <= size <= _RESPONSE_MAX_BYTES:
-                raise EOFError(f"a response of {size} bytes")
-            frame = await reader.readexactly(size)
-        (correlation_id,) = _SIZE.unpack_from(frame)
-        if correlation_id != self._correlation_id:
-            raise EOFError(f"a response to {correlation_id} instead of {self._correlation_id}")
-        return frame[_SIZE.size :]
-
-    def _disconnect(self) -> None:
-        if self._streams is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed already
-                self._streams[1].close()
-            self._streams = None
 
 
 class ControllerChannels:
@@ -191,10 +164,12 @@ class ControllerChannels:
             self._controller_id,
             broker,
             endpoint,
-            self._connect_timeout_s,
-            self._request_timeout_s,
+            ClientConnection(
+                str(self._controller_id),
+                self._request_timeout_s,
+                *(min(each, self._connect_timeout_s) for each in self._setup_timeout_s),
+            ),
             lambda event, cause: queue.put(event, cause=cause),
-            SetupTimeout(*self._setup_timeout_s),
         )
 
     def close(self, broker: int) -> None:
@@ -216,7 +191,7 @@ class ControllerChannels:
                 "[Controller id=%s] no channel to broker %s: %s is dropped",
                 self._controller_id,
                 broker,
-                request.name,
+                request.api_key.name,
             )
         else:
             channel.send(request)
