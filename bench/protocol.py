@@ -233,7 +233,9 @@ def control(partitions: int) -> None:
             ),
         ):
             encoded = best_us(encode, rounds=3) / 1000
-            frame = b"".join(encode().chunks(1, "", 1))[4:]
+            request = encode()
+            header = RequestHeader(request.api_key, request.api_version, 1, "")
+            frame = b"".join(request.chunks(header, 1))[4:]
             body = decode_request(frame).body
             checked = best_us(lambda frame=frame: decode_request(frame), rounds=3) / 1000
             topics_of = getattr(body, "topic_states", None) or body.topics

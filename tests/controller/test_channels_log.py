@@ -15,6 +15,8 @@ from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
 from klamm.core.context import Level
 from klamm.core.events import UpdateMetadataResponseReceived
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.headers import RequestHeader
 from klamm.zookeeper import znodes
 from tests.support.candidate import Node, running
 from tests.support.lab import ScriptedBroker
@@ -123,17 +125,17 @@ def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
     assert any("broker 7 answered UPDATE_METADATA" in line for line in traced)
 
 
-def outgoing(answered: Any) -> QueuedRequest:
-    def frame(correlation_id: int) -> list[bytes]:
-        return [struct.pack(">ii", 4, correlation_id)]
+def outgoing(on_response: Any) -> QueuedRequest:
+    def encode(header: RequestHeader) -> list[bytes]:
+        return [struct.pack(">ii", 4, header.correlation_id)]
 
-    return QueuedRequest("PING", frame, answered)
+    return QueuedRequest(ApiKey.UPDATE_METADATA, 0, encode, on_response)
 
 
 @pytest.mark.rule("CHAN-6")
 def test_a_request_for_a_broker_without_a_channel_is_dropped(caplog: pytest.LogCaptureFixture):
-    ControllerChannels(1, "PLAINTEXT").send(9, outgoing(lambda _: None))
-    assert "[Controller id=1] no channel to broker 9: PING is dropped" in caplog.text
+    ControllerChannels(1, "PLAINTEXT").send(9, outgoing(lambda *_: None))
+    assert "[Controller id=1] no channel to broker 9: UPDATE_METADATA is dropped" in caplog.text
 
 
 @pytest.mark.rule("CHAN-1")
@@ -170,16 +172,16 @@ def test_an_answer_becomes_an_event_and_nothing_else():
         channels.open(RegisteredBroker(9, 1, endpoints))
         heard = []
 
-        def answered(answer: bytes) -> UpdateMetadataResponseReceived:
-            heard.append(answer)
+        def on_response(header: RequestHeader, frame: memoryview) -> UpdateMetadataResponseReceived:
+            heard.append((header.correlation_id, bytes(frame)))
             return UpdateMetadataResponseReceived(9, 0)
 
-        channels.send(9, outgoing(answered))
+        channels.send(9, outgoing(on_response))
         async with asyncio.timeout(10):
             queued = await queue.take()
-        assert heard == [b"!"]
+        assert heard == [(1, struct.pack(">i", 1) + b"!")]
         assert queued.event == UpdateMetadataResponseReceived(9, 0)
-        assert queued.cause == "answer of broker 9 to PING"
+        assert queued.cause == "answer of broker 9 to UPDATE_METADATA"
         channels.close_all()
         await has_left.wait()
         server.close()

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from klamm.pipeline.session import LITTLE_BYTES, are_little, planned_for
+from tests.support.command_line import run_process
 
 CODEGEN = "spark.sql.codegen.wholeStage"
 SHUFFLE = "spark.sql.shuffle.partitions"
@@ -38,3 +40,13 @@ def test_little_data_is_planned_for_only_meanwhile(spark: SparkSession, tmp_path
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+@pytest.mark.real
+def test_without_java_it_says_so(tmp_path: Path):
+    (tmp_path / "snapshot").mkdir()
+    run_process(
+        *("whatif", "--snapshot", str(tmp_path / "snapshot")),
+        *("--fail", "brokers:1", "--out", str(tmp_path / "out")),
+        environment={"JAVA_HOME": str(tmp_path)},
+    ).failed("Spark needs Java 17 or newer")

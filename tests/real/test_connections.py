@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.compression import Codec, compress
+from klamm.protocol.records import HEADER_SIZE, Record, build_batch
 from tests.support.cluster import RealCluster
 from tests.support.raw import Raw, batch, fetch_values, produce_values
 from tests.support.waiting import wait_until
@@ -456,3 +459,63 @@ def test_much_metadata_keeps_nobody_waiting(start_cluster: Callable[..., RealClu
         assert decode_response(header, control.receive()).error_code == ErrorCode.NONE
         assert answered > 5, "others are served while the metadata is taken in"
         assert len(client.metadata("topic-499").topics[0].partitions) == 100
+
+
+def _bomb(count: int) -> bytes:
+    """A batch of a few bytes that claims, and has, `count` records, all of them the first."""
+    record = bytes(build_batch([Record(None, b"", 0)]).data[HEADER_SIZE:])
+    body = compress(Codec.ZSTD, record * count)
+    whole = bytearray(build_batch([Record(None, b"", 0)], codec=Codec.ZSTD).data[:HEADER_SIZE])
+    whole += body
+    struct.pack_into(">i", whole, 8, len(whole) - 12)
+    struct.pack_into(">i", whole, 23, count - 1)
+    struct.pack_into(">i", whole, 57, count)
+    struct.pack_into(">I", whole, 17, crc32c(bytes(whole[21:])))
+    return bytes(whole)
+
+
+def test_records_that_take_long_to_check_hold_up_nobody_else(
+    cluster: RealCluster, topic: str
+) -> None:
+    cluster.create(topic, assignment=[[1]] * 60)
+    bomb = _bomb(49_999)
+    entries = [{"index": index, "records": bomb} for index in range(60)]
+    with Raw(cluster[1].port, timeout_s=100) as hostile, Raw(cluster[1].port) as other:
+        header = hostile.send(
+            ApiKey.PRODUCE,
+            9,
+            transactional_id=None,
+            acks=-1,
+            timeout=30_000,
+            topic_data=[{"name": topic, "partition_data": entries}],
+        )
+        served = 0
+        while not select.select([hostile.socket], [], [], 0)[0]:
+            other.metadata()
+            served += 1
+        response = decode_response(header, hostile.receive())
+    assert served > 10
+    codes = {each.error_code for each in response.responses[0].partition_responses}
+    assert codes == {ErrorCode.INVALID_RECORD}
+
+
+@pytest.mark.rule("PROD-2")
+def test_of_several_entries_for_a_partition_the_last_counts(
+    cluster: RealCluster, topic: str
+) -> None:
+    cluster.create(topic, assignment=[[1]])
+    entries = [{"index": 0, "records": batch(value)} for value in (b"first", b"last")]
+    with Raw(cluster[1].port) as raw:
+        response = raw.ask(
+            ApiKey.PRODUCE,
+            9,
+            transactional_id=None,
+            acks=1,
+            timeout=30_000,
+            topic_data=[{"name": topic, "partition_data": entries}],
+        )
+        (only,) = response.responses[0].partition_responses
+        assert (only.error_code, only.base_offset) == (ErrorCode.NONE, 0)
+        found = raw.fetch(raw.topic_id(topic), 0).topics[0].partitions[0]
+    assert b"last" in bytes(found.records)
+    assert b"first" not in bytes(found.records)

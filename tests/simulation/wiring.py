@@ -135,7 +135,7 @@ def simulated_edges(world: Any) -> Iterator[None]:
         current().end()
         raise ProcessExit
 
-    async def open_store(connect: str, session_timeout_ms: int) -> Any:
+    async def open_store(connect: str, session_timeout_ms: int, **_: Any) -> Any:
         return await world.open_store(session_timeout_ms)
 
     server = type("Server", (SimulatedServer,), {"network": world.network})
@@ -151,6 +151,7 @@ def simulated_edges(world: Any) -> Iterator[None]:
                 (os, "_exit", leave),
                 (uuid, "uuid4", lambda: uuid.UUID(bytes=chance.randbytes(16), version=4)),
                 (random, "randint", chance.randint),
+                (random, "uniform", chance.uniform),
                 (random, "SystemRandom", lambda: chance),
             )
         ),

@@ -3,10 +3,11 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import uvloop
+from kazoo.client import KazooClient
 
 from klamm.errors import ConfigError, LocalProtocolError, SessionLostError, UnavailableError
 from klamm.zookeeper.memory import MemoryZooKeeper
@@ -21,6 +22,7 @@ from klamm.zookeeper.store import (
     SessionSuspended,
     SetData,
     Store,
+    StoreEvent,
     WatchEvent,
 )
 from tests.support.ports import free_port
@@ -213,3 +215,34 @@ async def test_both_stores_fit_the_protocol(real: RealZooKeeper):
     client = await real.client()
     stores: list[Store] = [client.store, MemoryZooKeeper().session(session_timeout_ms=10_000)]
     assert {store.session_timeout_ms for store in stores} == {10_000}
+
+
+async def test_the_session_of_an_event_loop_that_hangs_is_let_go(zookeeper_server):
+    """kazoo's thread would keep it alive for good, and nobody could take over."""
+    connect = f"{zookeeper_server.address}/hangs"
+    store = await open_store(connect, session_timeout_ms=2000)
+    await store.create("/hanging", ephemeral=True)
+    witness = KazooClient(hosts=connect)
+    await asyncio.to_thread(witness.start)
+    gone = threading.Event()
+
+    def watch(event: object) -> None:
+        if not witness.exists("/hanging", watch):
+            gone.set()
+
+    await asyncio.to_thread(watch, None)
+    assert not gone.is_set()
+    assert gone.wait(30), "the loop hangs here, and its session goes on"
+    events = store.events()
+    assert isinstance(await anext(events), SessionStarted)
+    assert any([isinstance(event, SessionExpired) async for event in _until_expired(events)])
+    await asyncio.to_thread(witness.stop)
+    witness.close()
+    await store.close()
+
+
+async def _until_expired(events: AsyncIterator[StoreEvent]) -> AsyncIterator[StoreEvent]:
+    async for event in events:
+        yield event
+        if isinstance(event, SessionExpired):
+            return

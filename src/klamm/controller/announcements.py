@@ -134,7 +134,7 @@ class RequestBatchSender:
         names = dict(zip(ids, topics.names, strict=True))
         asked = _Named(topics, states.partition)
 
-        def on_response(header: RequestHeader, frame: bytes) -> Event:
+        def on_response(header: RequestHeader, frame: memoryview) -> Event:
             outcome = decode_leader_and_isr_response(header, frame)
             errors = {}
             for failed in outcome.failed:
@@ -215,7 +215,7 @@ class RequestBatchSender:
         replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
         deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
 
-        def on_response(header: RequestHeader, frame: bytes) -> Event | None:
+        def on_response(header: RequestHeader, frame: memoryview) -> Event | None:
             response = decode_response(header, frame)
             errors = {
                 (str(each.topic_name), int(each.partition_index)): int(each.error_code)
@@ -250,16 +250,13 @@ class RequestBatchSender:
         cluster: ClusterState,
         broker: int,
         request: ControlRequest,
-        on_response: Callable[[RequestHeader, bytes], Event | None],
+        on_response: Callable[[RequestHeader, memoryview], Event | None],
         done: Callable[[], None] | None = None,
     ) -> None:
         epoch, controller_epoch = cluster.brokers[broker].epoch, cluster.controller_epoch
-        client_id = str(self._broker_id)
-        # The correlation id was checked by the channel, which hands over what follows it.
-        header = RequestHeader(request.api_key, request.api_version, 0, client_id)
 
-        def on_frame(body: bytes) -> Event | None:
-            event = on_response(header, bytes(4) + body)
+        def on_frame(header: RequestHeader, frame: memoryview) -> Event | None:
+            event = on_response(header, frame)
             if state_changes.isEnabledFor(Level.TRACE):
                 text = f"broker {broker} answered {request.api_key.name}: {event}"
                 self._say(controller_epoch, text, Level.TRACE)
@@ -268,8 +265,9 @@ class RequestBatchSender:
         self._channels.send(
             broker,
             QueuedRequest(
-                name=request.api_key.name,
-                frame=lambda correlation_id: request.chunks(correlation_id, client_id, epoch),
+                api_key=request.api_key,
+                api_version=request.api_version,
+                encode=lambda header: request.chunks(header, epoch),
                 on_response=on_frame,
                 done=done,
             ),
@@ -292,8 +290,8 @@ class _Named:
         return False
 
 
-def _metadata_response(broker: int) -> Callable[[RequestHeader, bytes], Event]:
-    def on_response(header: RequestHeader, frame: bytes) -> Event:
+def _metadata_response(broker: int) -> Callable[[RequestHeader, memoryview], Event]:
+    def on_response(header: RequestHeader, frame: memoryview) -> Event:
         return UpdateMetadataResponseReceived(
             broker, int(decode_response(header, frame).error_code)
         )

@@ -1,15 +1,16 @@
-"""A connection to another node on which one request at a time is asked and answered.
+"""The asyncio client connection: one request at a time, with timeouts and correlation ids.
 
-A response is read straight into a buffer of its own size: a follower appends what it fetches from
-there, without another copy.
+Brokers, controllers and the history use it to reach other brokers. A response is read into a buffer
+of its own size, so that a follower appends what it has fetched without another copy.
 """
 
 import asyncio
 import random
 import struct
 import time
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from klamm.errors import RemoteProtocolError, UnavailableError
 from klamm.net.sasl import LoginError
@@ -19,11 +20,16 @@ from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 
 _SIZE: Final = struct.Struct(">i")
-#: Larger than any response that a broker gives to another.
-_ANSWER_MAX_BYTES: Final = 1 << 30
+#: Larger than any response of a broker.
+_RESPONSE_MAX_BYTES: Final = 1 << 30
 _SETUP_JITTER: Final = 0.2
 #: Enough for any timeout to have reached its limit.
 _SETUP_FAILURES_MAX: Final = 32
+_CORRELATION_ID_MAX: Final = 0x7FFFFFFF
+
+T = TypeVar("T")
+#: Encodes a request, size included, with the header that it is given.
+EncodeRequest: TypeAlias = Callable[[RequestHeader], Sequence[bytes | memoryview]]
 
 
 class SetupTimeout:
@@ -53,7 +59,7 @@ class SetupTimeout:
 
 
 class ClientConnection:
-    """Asks one node, opening the connection when it is needed."""
+    """Sends requests to one node at a time, and connects to it when necessary."""
 
     def __init__(
         self,
@@ -70,15 +76,41 @@ class ClientConnection:
         self._setup = SetupTimeout(connect_timeout_s, connect_timeout_max_s or connect_timeout_s)
         self._correlation_id = 0
         self._wire: _Wire | None = None
-        #: Where the connection leads to, None if there is none.
+        #: The node that the connection leads to; None if there is no connection.
         self.address: tuple[str, int] | None = None
 
     async def send(
         self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
     ) -> Any:
-        """The response's body; UnavailableError if the connection fails, which is then closed."""
+        """Send a request and return the body of its response.
+
+        A failure closes the connection and is raised as an UnavailableError.
+        """
+        return await self.exchange(
+            host,
+            port,
+            key,
+            version,
+            partial(_encoded, body),
+            decode_response,
+        )
+
+    async def exchange(
+        self,
+        host: str,
+        port: int,
+        key: ApiKey,
+        version: int,
+        encode: EncodeRequest,
+        decode: Callable[[RequestHeader, memoryview], T],
+    ) -> T:
+        """Send a request that the caller encodes, and return what `decode` makes of its response.
+
+        `decode` has to check the correlation id of the response against the request's header.
+        """
         try:
-            return await self._send(host, port, key, version, body)
+            wire = await self._connected(host, port)
+            return await self._transfer(wire, key, version, encode, decode)
         except (OSError, TimeoutError, RemoteProtocolError, LoginError) as error:
             self.close()
             raise UnavailableError(f"{key.name} to {host}:{port} failed: {error!r}") from error
@@ -86,9 +118,7 @@ class ClientConnection:
             self.close()
             raise
 
-    async def _send(
-        self, host: str, port: int, key: ApiKey, version: int, body: Mapping[str, Any]
-    ) -> Any:
+    async def _connected(self, host: str, port: int) -> "_Wire":
         if self._wire is None or self._wire.is_closed or self.address != (host, port):
             self.close()
             self._wire = await self._connect(host, port)
@@ -97,26 +127,33 @@ class ClientConnection:
                 await self._log_in(self._wire)
         elif self._login_at is not None and time.monotonic() >= self._login_at:
             await self._log_in(self._wire)
-        return await self._exchange(self._wire, key, version, body)
+        return self._wire
+
+    async def _transfer(
+        self,
+        wire: "_Wire",
+        key: ApiKey,
+        version: int,
+        encode: EncodeRequest,
+        decode: Callable[[RequestHeader, memoryview], T],
+    ) -> T:
+        self._correlation_id = (self._correlation_id + 1) & _CORRELATION_ID_MAX
+        header = RequestHeader(key, version, self._correlation_id, self._client_id)
+        async with asyncio.timeout(self._timeout_s):
+            response = await wire.send(encode(header))
+        return decode(header, response)
 
     async def _log_in(self, wire: "_Wire") -> None:
         """Authenticate, for the first time or again before the session ends (SEC-5)."""
         steps = self._secure.login()
         try:
-            request = next(steps)
+            key, version, values = next(steps)
             while True:
-                request = steps.send(await self._exchange(wire, *request))
+                encode = partial(_encoded, values)
+                response = await self._transfer(wire, key, version, encode, decode_response)
+                key, version, values = steps.send(response)
         except StopIteration as done:
             self._login_at = done.value
-
-    async def _exchange(
-        self, wire: "_Wire", key: ApiKey, version: int, body: Mapping[str, Any]
-    ) -> Any:
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        header = RequestHeader(key, version, self._correlation_id, self._client_id)
-        async with asyncio.timeout(self._timeout_s):
-            response = await wire.send(encode_request(header, body))
-        return decode_response(header, response)
 
     async def _connect(self, host: str, port: int) -> "_Wire":
         loop = asyncio.get_running_loop()
@@ -137,15 +174,19 @@ class ClientConnection:
         return wire
 
     def close(self) -> None:
-        """Give up the connection; the next request opens another."""
+        """Close the connection; the next request opens another."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
             self.address = None
 
 
+def _encoded(body: Mapping[str, Any], header: RequestHeader) -> list[bytes]:
+    return [encode_request(header, body)]
+
+
 class _Wire(asyncio.BufferedProtocol):
-    """Frames out, frames in."""
+    """Writes one request frame and reads one response frame at a time."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -153,13 +194,13 @@ class _Wire(asyncio.BufferedProtocol):
         self._head = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
         self._filled = 0
-        self._respond: asyncio.Future[memoryview] | None = None
+        self._response: asyncio.Future[memoryview] | None = None
 
-    async def send(self, frame: bytes) -> memoryview:
-        assert self._transport is not None, "connected before anything is asked"
-        self._respond = asyncio.get_running_loop().create_future()
-        self._transport.write(frame)
-        return await self._respond
+    async def send(self, parts: Sequence[bytes | memoryview]) -> memoryview:
+        assert self._transport is not None, "connected before anything is sent"
+        self._response = asyncio.get_running_loop().create_future()
+        self._transport.writelines(parts)
+        return await self._response
 
     def close(self) -> None:
         self.is_closed = True
@@ -167,7 +208,7 @@ class _Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are those of asyncio in all but name; they do not delay packets.
+        # uvloop's transports have asyncio's methods without its base class; they set TCP_NODELAY.
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -178,21 +219,21 @@ class _Wire(asyncio.BufferedProtocol):
         if self._frame is None:
             if self._filled == _SIZE.size:
                 (size,) = _SIZE.unpack(self._head)
-                if not 0 < size <= _ANSWER_MAX_BYTES:
+                if not 0 < size <= _RESPONSE_MAX_BYTES:
                     self._fail(ConnectionError(f"a response of {size} bytes"))
                     return
                 self._frame, self._filled = bytearray(size), 0
         elif self._filled == len(self._frame):
             frame, self._frame, self._filled = self._frame, None, 0
-            if self._respond is not None and not self._respond.done():
-                self._respond.set_result(memoryview(frame))
+            if self._response is not None and not self._response.done():
+                self._response.set_result(memoryview(frame))
             else:
-                self._fail(ConnectionError("a response that nobody asked for"))
+                self._fail(ConnectionError("a response without a request"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(exc or ConnectionResetError("the connection was closed"))
 
     def _fail(self, error: Exception) -> None:
-        if self._respond is not None and not self._respond.done():
-            self._respond.set_exception(error)
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
         self.close()

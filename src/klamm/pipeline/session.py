@@ -11,9 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from klamm.errors import ConfigError
+
 DEFAULT_MASTER: Final = "local[*]"
+#: The condition of PySpark's error when Java is missing or too old.
+_NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
 #: Set by `spark-submit`, which has chosen the master and everything else already.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
@@ -129,4 +134,12 @@ def open_session(
     builder = SparkSession.builder.appName("klamm").config(map=chosen | {**(settings or {})})
     if master is not None:
         builder = builder.master(master)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != _NO_JAVA:
+            raise
+        raise ConfigError(
+            "Spark needs Java 17 or newer and could not start it: install Java 17 or newer (on "
+            "Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME."
+        ) from None

@@ -77,7 +77,8 @@ class ZooKeeperConnection:
         self._ended = False
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._unanswered: set[asyncio.Future[bytes | None]] = set()
-        self._client = _Client(hosts, session_timeout_ms, self._watch_fired)
+        self._loop_turned = True
+        self._client = _Client(hosts, session_timeout_ms, self._watch_fired, self._may_ping)
         self._client.add_listener(self._state_changed)
 
     # --- on the event loop ---
@@ -175,6 +176,9 @@ class ZooKeeperConnection:
                 _LOG.warning("ZooKeeper session %#x has expired", self.session_id)
         self._on_event(event)
 
+    def _note_turn(self) -> None:
+        self._loop_turned = True
+
     def _resolve(self, reply: "asyncio.Future[bytes | None]", value: bytes | None) -> None:
         if not reply.done():
             reply.set_result(value)
@@ -192,6 +196,20 @@ class ZooKeeperConnection:
         # The loop may have been closed by one who forgot about us: then nobody is there to tell.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
+
+    def _may_ping(self) -> bool:
+        """Whether the event loop has turned since the last ping.
+
+        The session has to end when the loop hangs, although this thread does not: other brokers
+        can take over only then.
+        """
+        may_ping, self._loop_turned = self._loop_turned, False
+        self._post(self._note_turn)
+        if not may_ping:
+            _LOG.error(
+                "ZooKeeper session %#x is not kept alive: the event loop hangs", self.session_id
+            )
+        return may_ping
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.SUSPENDED:
@@ -351,7 +369,11 @@ class _Client(KazooClient):  # type: ignore[misc]
     """kazoo, for the life of one session."""
 
     def __init__(
-        self, hosts: str, session_timeout_ms: int, watch_fired: Callable[[bytes, int], None]
+        self,
+        hosts: str,
+        session_timeout_ms: int,
+        watch_fired: Callable[[bytes, int], None],
+        may_ping: Callable[[], bool],
     ) -> None:
         retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.5)
         super().__init__(
@@ -362,6 +384,7 @@ class _Client(KazooClient):  # type: ignore[misc]
             logger=_KAZOO_LOG,
         )
         self.watch_fired = watch_fired
+        self.may_ping = may_ping
         self._connection = _KazooConnection(self, self._conn_retry.copy(), logger=_KAZOO_LOG)
 
     @property
@@ -387,7 +410,14 @@ class _Client(KazooClient):  # type: ignore[misc]
 
 
 class _KazooConnection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection; events go to us as they come, not to watchers that it has on record."""
+    """kazoo's connection; events go to us as they come, not to watchers that it has on record.
+
+    Pings go three times in a session timeout, and only while the event loop turns.
+    """
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        if self.client.may_ping():
+            super()._send_ping(connect_timeout)
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         self.client.watch_fired(buffer, offset)

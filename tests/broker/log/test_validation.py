@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.settings import LogConfig
-from klamm.broker.log.validation import AppendOrigin, check_produced, takes_long, validate_batch
+from klamm.broker.log.validation import (
+    DECOMPRESSED_ON_LOOP_BYTES,
+    AppendOrigin,
+    TakesLongError,
+    check_produced,
+    take_long,
+    validate_batch,
+)
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec, compress
 from klamm.protocol.records import (
@@ -196,8 +203,33 @@ def test_a_million_records_in_a_few_bytes_are_not_numbered_anew():
     bomb = changed(header + body, 8, ">i", HEADER_SIZE - 12 + len(body))
     bomb = changed(changed(bomb, 57, ">i", count), 23, ">i", count - 1)
     assert len(bomb) < 10_000
-    assert takes_long(bomb)
+    assert take_long([bomb])
     assert refusal(bomb).code is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        pytest.param([batch_of(100)] * 10, False, id="usual"),
+        pytest.param([batch_of(100)] * 60, True, id="many records together"),
+        pytest.param([batch_of(value=b"")] * 1001, True, id="many batches"),
+        pytest.param([batch_of(5, value=bytes(1 << 20))], True, id="many bytes"),
+        pytest.param([batch_of(5, codec=Codec.LZ4)] * 4, False, id="a few compressed"),
+        pytest.param([batch_of(5, codec=Codec.LZ4)] * 5, True, id="many compressed"),
+        pytest.param([None, b"", b"short"], False, id="no batches at all"),
+    ],
+)
+def test_a_request_is_judged_by_all_of_its_batches(batches, expected):
+    assert take_long(batches) is expected
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_batch_that_decompresses_to_too_much_for_the_event_loop_says_so(codec):
+    large = batch_of(value=bytes(2 << 20), codec=codec)
+    config = LogConfig(max_message_bytes=10 << 20)
+    with pytest.raises(TakesLongError):
+        validate_batch(large, config, NOW, AppendOrigin.CLIENT, DECOMPRESSED_ON_LOOP_BYTES)
+    assert validate_batch(large, config, NOW, AppendOrigin.CLIENT)
 
 
 @pytest.mark.rule("LOG-6")

@@ -138,8 +138,12 @@ def grouped(given_topics: list[Any]) -> dict[str, Any]:
     }
 
 
+def header_of(request: ControlRequest, correlation_id: int) -> RequestHeader:
+    return RequestHeader(request.api_key, request.api_version, correlation_id, "1")
+
+
 def frame_of(request: ControlRequest) -> bytes:
-    return b"".join(request.chunks(correlation_id=9, client_id="1", broker_epoch=77))
+    return b"".join(request.chunks(header_of(request, 9), broker_epoch=77))
 
 
 @pytest.mark.parametrize("version", range(8))
@@ -273,8 +277,8 @@ def test_the_long_part_of_a_request_is_shared_by_all_brokers():
         controller_epoch=5,
         live_brokers=LIVE_BROKERS,
     )
-    one = request.chunks(correlation_id=1, client_id="1", broker_epoch=10)
-    two = request.chunks(correlation_id=2, client_id="1", broker_epoch=20)
+    one = request.chunks(header_of(request, 1), broker_epoch=10)
+    two = request.chunks(header_of(request, 2), broker_epoch=20)
     assert one[0] != two[0]
     assert one[1] is two[1]
 

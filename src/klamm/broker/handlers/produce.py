@@ -2,8 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Collection, Iterable, Mapping
+from typing import Final, TypeAlias, cast
 
 from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
@@ -11,7 +11,14 @@ from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
-from klamm.broker.log.validation import check_produced, is_garbage, takes_long
+from klamm.broker.log.validation import (
+    DECOMPRESSED_ON_LOOP_BYTES,
+    TakesLongError,
+    check_produced,
+    is_compressed,
+    is_garbage,
+    take_long,
+)
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
@@ -21,6 +28,7 @@ from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX
 from klamm.protocol.fast.produce import (
     ProducePartitionResponse,
     ProduceRequest,
@@ -28,7 +36,7 @@ from klamm.protocol.fast.produce import (
     ProduceTopicResponse,
     encode_produce_response,
 )
-from klamm.protocol.records import Batch
+from klamm.protocol.records import HEADER_SIZE, Batch
 
 _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
@@ -57,70 +65,84 @@ class ProduceHandlers:
         self._replicas = replicas
         self._metadata = metadata
         self._meters = meters
+        self._validating = asyncio.Lock()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """By API."""
         return {ApiKey.PRODUCE: self._produce}
 
     def _produce(self, call: Call) -> Result | Awaitable[Result]:
-        topics = call.body.topics
-        is_slow = False
-        for topic in topics:
-            for _, records in topic.partitions:
-                if is_garbage(records):
-                    return self._refuse_all(call)
-                is_slow = is_slow or takes_long(records)
-        return self._validate_first(call) if is_slow else self._append_all(call, topics)
-
-    def _refuse_all(self, call: Call) -> Result:
-        """What is no batch at all has the whole request refused (PROD-1)."""
-        topics = [
-            ProduceTopicResponse(
-                topic.name,
-                [
-                    ProducePartitionResponse(index, ErrorCode.CORRUPT_MESSAGE)
-                    for index, _ in topic.partitions
-                ],
-            )
+        # Of several entries for a partition, Kafka takes the last.
+        sent: dict[TopicPartition, Records] = {
+            TopicPartition(topic.name, index): records
             for topic in call.body.topics
-        ]
+            for index, records in topic.partitions
+        }
+        batches = cast("Collection[memoryview | None]", sent.values())
+        if any(map(is_garbage, batches)):
+            return self._refuse_all(call, sent)
+        if take_long(batches):
+            return self._validate_aside(call, sent)
+        for name, records in sent.items():
+            if not isinstance(records, memoryview) or len(records) < HEADER_SIZE:
+                continue
+            if is_compressed(records):
+                try:
+                    sent[name] = self._validate(call, name, records, DECOMPRESSED_ON_LOOP_BYTES)
+                except TakesLongError:
+                    return self._validate_aside(call, sent)
+        return self._append_all(call, sent)
+
+    def _refuse_all(self, call: Call, sent: Iterable[TopicPartition]) -> Result:
+        """Refuse the whole request because something in it is no batch at all (PROD-1)."""
+        topics = _by_topic(
+            (name, ProducePartitionResponse(name.partition, ErrorCode.CORRUPT_MESSAGE))
+            for name in sent
+        )
         if call.body.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
         return self._respond(call, topics)
 
-    async def _validate_first(self, call: Call) -> Result:
-        """Let other clients be served while batches of very many records are looked through."""
-        topics: list[tuple[str, list[tuple[int, Records]]]] = []
-        for topic in call.body.topics:
-            partitions = [
-                (index, await self._validate(call, TopicPartition(topic.name, index), records))
-                for index, records in topic.partitions
-            ]
-            topics.append((topic.name, partitions))
-        result = self._append_all(call, topics)
+    async def _validate_aside(self, call: Call, sent: Mapping[TopicPartition, Records]) -> Result:
+        """Serve other clients while another thread validates; one such request at a time."""
+
+        def validate() -> dict[TopicPartition, Records]:
+            return {
+                name: self._validate(call, name, records)
+                if isinstance(records, memoryview)
+                else records
+                for name, records in sent.items()
+            }
+
+        async with self._validating:
+            validated = await asyncio.to_thread(validate)
+        result = self._append_all(call, validated)
         return await result if inspect.isawaitable(result) else result
 
-    async def _validate(
-        self, call: Call, name: TopicPartition, records: memoryview | None
+    def _validate(
+        self,
+        call: Call,
+        name: TopicPartition,
+        records: memoryview,
+        decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
     ) -> Records:
-        if not takes_long(records):
-            return records
+        if not _may_write(call, name.topic):
+            return records  # refused below, without the work
         try:
             check_produced(records, call.header.api_version)
-            assert records is not None, "checked just now"
-            return await asyncio.to_thread(self._replicas.validate, name, records)
+            return self._replicas.validate(name, records, decompressed_bytes_max)
         except AppendError as failure:
             return failure
 
     def _append_all(
-        self, call: Call, contents: Iterable[tuple[str, Sequence[tuple[int, Records]]]]
+        self, call: Call, sent: Mapping[TopicPartition, Records]
     ) -> Result | Awaitable[Result]:
         request: ProduceRequest = call.body
         required: Required = {}
-        topics = [
-            ProduceTopicResponse(topic, self._append_topic(call, topic, partitions, required))
-            for topic, partitions in contents
-        ]
+        topics = _by_topic(
+            (name, self._append_or_refuse(call, name, records, required))
+            for name, records in sent.items()
+        )
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
             self._quotas.produce_ms(call)
@@ -139,26 +161,16 @@ class ProduceHandlers:
         await operation.wait()
         return self._respond(call, _with_errors(topics, operation.errors))
 
-    def _append_topic(
-        self,
-        call: Call,
-        topic: str,
-        partitions: Iterable[tuple[int, Records]],
-        required: Required,
-    ) -> list[ProducePartitionResponse]:
-        if call.access is not None and not call.access.may(
-            AclOperation.WRITE, ResourceType.TOPIC, topic
-        ):
+    def _append_or_refuse(
+        self, call: Call, name: TopicPartition, records: Records, required: Required
+    ) -> ProducePartitionResponse:
+        if not _may_write(call, name.topic):
             denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return [ProducePartitionResponse(index, denied) for index, _ in partitions]
-        entries = []
-        for index, records in partitions:
-            name = TopicPartition(topic, index)
-            try:
-                entries.append(self._append(call, name, records, required))
-            except AppendError as error:
-                entries.append(self._refused(name, error, call.header.api_version))
-        return entries
+            return ProducePartitionResponse(name.partition, denied)
+        try:
+            return self._append(call, name, records, required)
+        except AppendError as error:
+            return self._refused(name, error, call.header.api_version)
 
     def _append(
         self, call: Call, name: TopicPartition, records: Records, required: Required
@@ -250,6 +262,20 @@ class ProduceHandlers:
         )
         response = ProduceResponse(topics, self._quotas.produce_ms(call), endpoints)
         return EncodedResponse([encode_produce_response(call.header, response)], codes)
+
+
+def _by_topic(
+    entries: Iterable[tuple[TopicPartition, ProducePartitionResponse]],
+) -> list[ProduceTopicResponse]:
+    topics: dict[str, list[ProducePartitionResponse]] = {}
+    for name, entry in entries:
+        topics.setdefault(name.topic, []).append(entry)
+    return [ProduceTopicResponse(topic, partitions) for topic, partitions in topics.items()]
+
+
+def _may_write(call: Call, topic: str) -> bool:
+    access = call.access
+    return access is None or access.may(AclOperation.WRITE, ResourceType.TOPIC, topic)
 
 
 def is_transactional(records: memoryview) -> bool:

@@ -7,7 +7,7 @@ and what is rewritten is the header. Only where a rule asks for it is a batch en
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
@@ -18,7 +18,7 @@ from klamm.broker.log.producers import NO_PRODUCER
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.compression import Codec, CompressionError
+from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX, Codec, CompressionError
 from klamm.protocol.fast.produce import RecordError
 from klamm.protocol.records import (
     HEADER_SIZE,
@@ -44,8 +44,16 @@ _FIRST_PRODUCE_WITH_ZSTD: Final = 7
 #: Kafka's message shows no more than these, and the response no more than those.
 _ERRORS_SHOWN: Final = 3
 _ERRORS_MAX: Final = 10_000
-#: Beyond that, walking the records of a batch takes longer than others should have to wait.
-_MANY_RECORDS: Final = 50_000
+#: Beyond any of these, validating a request takes longer than other clients should have to wait:
+#: walking a record takes half a microsecond, and writing it anew ten.
+_MANY_RECORDS: Final = 5_000
+_MANY_BYTES: Final = 4 << 20
+_MANY_BATCHES: Final = 1_000
+_MANY_COMPRESSED: Final = 4
+#: What a compressed batch may become on the event loop.
+DECOMPRESSED_ON_LOOP_BYTES: Final = 1 << 20
+_CODEC_AT: Final = 22
+_CODEC_BITS: Final = 0x07
 #: To be numbered or compressed anew, each record becomes an object.
 _REWRITTEN_MAX: Final = 1 << 20
 #: The size of the smallest message that Kafka ever had, without what counts its size.
@@ -126,18 +134,43 @@ def is_garbage(records: Buffer | None) -> bool:
     return bool(size < _SIZE_MIN or (len(records) > _MAGIC_AT and records[_MAGIC_AT] > MAGIC))
 
 
-def takes_long(records: Buffer | None) -> bool:
-    """Whether a batch is better validated in a thread of its own."""
-    if records is None or len(records) < HEADER_SIZE:
-        return False
-    (count,) = _INT32.unpack_from(records, HEADER_SIZE - _INT32.size)
-    return bool(count > _MANY_RECORDS)
+class TakesLongError(Exception):
+    """A batch decompresses to more than the event loop has time for."""
 
 
-def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: AppendOrigin) -> Batch:
+def take_long(batches: Collection[Buffer | None]) -> bool:
+    """Whether the batches of one request are better validated in another thread.
+
+    What compressed batches hold is known only when they are decompressed: a few are tried on the
+    event loop, with `DECOMPRESSED_ON_LOOP_BYTES` as their limit.
+    """
+    if len(batches) > _MANY_BATCHES:
+        return True
+    records = size = compressed = 0
+    for batch in batches:
+        if batch is not None and len(batch) >= HEADER_SIZE:
+            records += _INT32.unpack_from(batch, HEADER_SIZE - _INT32.size)[0]
+            size += len(batch)
+            compressed += is_compressed(batch)
+    return records > _MANY_RECORDS or size > _MANY_BYTES or compressed > _MANY_COMPRESSED
+
+
+def is_compressed(batch: Buffer) -> bool:
+    """Whether the records of a batch, of which there is at least the header, are compressed."""
+    return bool(batch[_CODEC_AT] & _CODEC_BITS)
+
+
+def validate_batch(
+    records: Buffer,
+    config: LogConfig,
+    now_ms: int,
+    origin: AppendOrigin,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+) -> Batch:
     """The batch as it is to be stored, apart from offset and epoch; AppendError if it is refused.
 
-    What `records` hold has passed `check_produced`, or was made by this broker.
+    What `records` hold has passed `check_produced`, or was made by this broker. With a lower limit
+    than the default, a batch that cannot be decompressed within it raises TakesLongError.
     """
     view = memoryview(records)
     header = decode_batch_header(view)
@@ -160,8 +193,10 @@ def validate_batch(records: Buffer, config: LogConfig, now_ms: int, origin: Appe
     elif header.is_control:
         return batch
     try:
-        return _with_checked_records(batch, config, now_ms)
+        return _with_checked_records(batch, config, now_ms, decompressed_bytes_max)
     except CompressionError as error:
+        if decompressed_bytes_max < DECOMPRESSED_BYTES_MAX:
+            raise TakesLongError from error
         raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
     except RemoteProtocolError as error:
         raise AppendError(ErrorCode.INVALID_RECORD, str(error)) from error
@@ -205,10 +240,12 @@ def _check_client_header(header: BatchHeader) -> None:
         raise AppendError(ErrorCode.INVALID_RECORD, problem, flaw=Flaw.OFFSET_OR_SEQUENCE)
 
 
-def _with_checked_records(batch: Batch, config: LogConfig, now_ms: int) -> Batch:
+def _with_checked_records(
+    batch: Batch, config: LogConfig, now_ms: int, decompressed_bytes_max: int
+) -> Batch:
     """Walk the records, refuse them or correct what the header says about them."""
     header = batch.header
-    data = records_data(batch)
+    data = records_data(batch, decompressed_bytes_max)
     scan = scan_records(data, header.record_count, find_null_key=config.compacts)
     if header.has_log_append_time:
         oldest = newest = header.max_timestamp

@@ -36,6 +36,7 @@ from klamm.broker.replication.throttle import ReplicationThrottle, parse_throttl
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX
 from klamm.protocol.records import Batch
 
 log = logging.getLogger("klamm.broker.replication.manager")
@@ -307,14 +308,26 @@ class ReplicaManager:
                 self.purgatories.on_high_watermark(name)
         return result
 
-    def validate(self, name: TopicPartition, records: memoryview) -> Batch | memoryview:
-        """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused."""
+    def validate(
+        self,
+        name: TopicPartition,
+        records: memoryview,
+        decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    ) -> Batch | memoryview:
+        """Do ahead what takes longest in `append`, on any thread; AppendError if it is refused.
+
+        `decompressed_bytes_max` is that of `validate_batch`.
+        """
         partition = self.find(name)
         if isinstance(partition, ErrorCode) or partition.role is not Role.LEADER:
             return records  # which `append` will refuse
         assert isinstance(partition.log, Log), "a leader has a log on disk"
         return validate_batch(
-            records, partition.log.config, self._clock.wall_ms(), AppendOrigin.CLIENT
+            records,
+            partition.log.config,
+            self._clock.wall_ms(),
+            AppendOrigin.CLIENT,
+            decompressed_bytes_max,
         )
 
     def delay_produce(

@@ -98,11 +98,8 @@ class ControlRequest(NamedTuple):
     tail: memoryview  # and after it
     has_broker_epoch: bool
 
-    def chunks(
-        self, correlation_id: int, client_id: str, broker_epoch: int
-    ) -> list[bytes | memoryview]:
-        """The whole frame, size first. The long chunk is shared by all who ask."""
-        header = RequestHeader(self.api_key, self.api_version, correlation_id, client_id)
+    def chunks(self, header: RequestHeader, broker_epoch: int) -> list[bytes | memoryview]:
+        """The whole frame, size first. All brokers share the long chunk."""
         front = encode_request_header(header) + self.head
         if self.has_broker_epoch:
             front += _INT64.pack(broker_epoch)
