@@ -35,10 +35,25 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
         "--data-dir", type=Path, help="where the data stays; temporary unless it is given"
     )
     parser.add_argument("--heap", default="512m", help="the Java heap (512m)")
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="serve over TLS to clients with a certificate; DIR gets (or has) the certificates",
+    )
     options = parser.parse_args(arguments)
     from klamm.zookeeper.server import run_foreground
 
-    run_foreground(options.port, options.data_dir, options.heap, options.ensemble)
+    tls = None
+    if options.tls is not None:
+        if options.ensemble is not None:
+            parser.error("--tls is for one server, not for an --ensemble")
+        from klamm.local.security import zookeeper_stores
+
+        tls = zookeeper_stores(options.tls)
+        for line in tls.broker_settings():
+            print(line, file=sys.stderr)
+    run_foreground(options.port, options.data_dir, options.heap, options.ensemble, tls)
 
 
 def run_broker(arguments: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from klamm.config.broker_security import (
     is_security_key,
     listener_security,
     mechanism_key,
+    zookeeper_tls,
 )
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.config.definitions import Value
@@ -30,6 +31,7 @@ from klamm.config.ibp import Ibp
 from klamm.config.layers import Layers, base_name, key_of
 from klamm.config.listeners import Listeners
 from klamm.config.properties import read_properties
+from klamm.config.security import TlsSettings
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.errors import ConfigError
 
@@ -179,6 +181,11 @@ class BrokerConfig:
     def endpoint(self, name: str) -> ListenerEndpoint | None:
         """The listener of that name, where the broker accepts connections."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == name), None)
+
+    @property
+    def zookeeper_tls(self) -> TlsSettings | None:
+        """How this broker connects to ZooKeeper; None without TLS."""
+        return zookeeper_tls(self.layers)
 
     def listener_security(self, endpoint: ListenerEndpoint) -> ListenerSecurity:
         """How the listener at `endpoint` knows who connects."""
@@ -354,6 +361,7 @@ def _check_together(config: BrokerConfig) -> None:
         raise ConfigError(
             "Invalid value  for configuration klamm.roles: it needs broker, controller or both"
         )
+    zookeeper_tls(config.layers)
     for endpoint in config.listeners:
         listener_security(config.layers, endpoint)
     for name in (config.inter_broker_listener_name, config.control_plane_listener_name):

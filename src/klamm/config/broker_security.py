@@ -8,6 +8,7 @@ change is seen by asking again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Final
 
 from klamm.config.broker_keys import KEYS
@@ -51,8 +52,6 @@ _NOT_OFFERED: Final = frozenset(
         "security.providers",
         "ssl.engine.factory.class",
         "ssl.provider",
-        "zookeeper.set.acl",
-        "zookeeper.ssl.client.enable",
         "zookeeper.ssl.crl.enable",
         "zookeeper.ssl.ocsp.enable",
     }
@@ -108,8 +107,22 @@ SECURITY_KEYS: Final = frozenset(
         "ssl.truststore.password",
         "ssl.truststore.type",
         "super.users",
+        "zookeeper.clientCnxnSocket",
+        "zookeeper.set.acl",
+        "zookeeper.ssl.cipher.suites",
+        "zookeeper.ssl.client.enable",
+        "zookeeper.ssl.enabled.protocols",
+        "zookeeper.ssl.endpoint.identification.algorithm",
+        "zookeeper.ssl.keystore.location",
+        "zookeeper.ssl.keystore.password",
+        "zookeeper.ssl.keystore.type",
+        "zookeeper.ssl.protocol",
+        "zookeeper.ssl.truststore.location",
+        "zookeeper.ssl.truststore.password",
+        "zookeeper.ssl.truststore.type",
     }
 )
+_STORE_SUFFIXES: Final = {".pem": "PEM", ".p12": "PKCS12", ".pfx": "PKCS12", ".jks": "JKS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +279,29 @@ def channel_security(layers: Layers, endpoint: ListenerEndpoint) -> ClientSecuri
         mechanism_key="sasl.mechanism.inter.broker.protocol",
         jaas_key=jaas_key,
     )
+
+
+def zookeeper_tls(layers: Layers) -> TlsSettings | None:
+    """How this broker connects to ZooKeeper; None without TLS (SEC-12)."""
+
+    def is_on(key: str) -> bool:
+        return (layers.text(key) or "").strip().lower() == "true"
+
+    def lookup(key: str) -> str | None:
+        text = layers.text(f"zookeeper.{key}")
+        if text is None and key.endswith("store.type"):
+            # ZooKeeper's client tells the type of a store by the name of its file.
+            location = layers.text(f"zookeeper.{key.removesuffix('type')}location") or ""
+            return _STORE_SUFFIXES.get(PurePath(location).suffix.lower())
+        if key == "ssl.enabled.protocols" and text is None:
+            is_set = layers.is_set("zookeeper.ssl.protocol")
+            return layers.text("zookeeper.ssl.protocol") if is_set else None
+        return None if key == "ssl.protocol" else text
+
+    tls = tls_settings(lookup) if is_on("zookeeper.ssl.client.enable") else None
+    if is_on("zookeeper.set.acl") and (tls is None or tls.keystore is None):
+        raise ConfigError(
+            "zookeeper.set.acl is true, so this broker has to authenticate to ZooKeeper: set"
+            " zookeeper.ssl.client.enable and zookeeper.ssl.keystore.location"
+        )
+    return tls

@@ -19,6 +19,7 @@ from klamm.config.jaas import PLAIN_MODULE, SCRAM_MODULE, format_jaas
 from klamm.errors import ConfigError
 from klamm.local.network import HOST
 from klamm.net.tls import client_context
+from klamm.zookeeper.server import ZooKeeperTls
 
 if TYPE_CHECKING:
     from klamm.local.certificates import CertificateAuthority
@@ -230,6 +231,20 @@ def write_private(path: Path, text: str) -> Path:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     return path
+
+
+def zookeeper_stores(directory: Path) -> ZooKeeperTls:
+    """The certificates of a ZooKeeper server and of its clients, made where they are missing."""
+    from klamm.local.certificates import CertificateAuthority
+
+    directory = directory.absolute()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stores = ZooKeeperTls(directory / "zookeeper.pem", directory / "ca.pem")
+    if not stores.keystore.exists():
+        authority = CertificateAuthority("klamm local ZooKeeper authority")
+        write_private(stores.truststore, authority.certificate)
+        write_private(stores.keystore, authority.issue("zookeeper", _HOSTS).keystore)
+    return stores
 
 
 def plaintext_config(client: str, bootstrap: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from klamm.errors import KlammError, ProtocolError
 from klamm.history.recorder import History
 from klamm.net.secure import SecureClient
 from klamm.node.controller_link import MessageKind, ProcessLink
+from klamm.node.registration import zookeeper_access
 from klamm.processes import die_with_parent, follow_parent
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Store
@@ -215,6 +216,7 @@ async def run_candidate(link: ProcessLink) -> None:
         config.zookeeper_connect,
         config.zookeeper_session_timeout_ms,
         connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
+        access=zookeeper_access(config),
     )
     candidate = ControllerProcess(link, config, store)
     store.on_answer = candidate.metrics.zookeeper_responded

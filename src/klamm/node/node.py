@@ -83,6 +83,7 @@ class Node:
             config.zookeeper_connect,
             config.zookeeper_session_timeout_ms,
             connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
+            access=registration.zookeeper_access(config),
         )
         await registration.create_persistent_paths(store)
         cluster_id = await registration.cluster_id(store)

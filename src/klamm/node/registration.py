@@ -11,9 +11,12 @@ import os
 import time
 import uuid
 
+from klamm.config.broker import BrokerConfig
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, MalformedZnodeError
+from klamm.net.tls import client_context
 from klamm.zookeeper import znodes
+from klamm.zookeeper.session import ZooKeeperAccess
 from klamm.zookeeper.store import (
     Create,
     NodeExistsError,
@@ -135,3 +138,10 @@ def advertised_hostname() -> str:
     import socket
 
     return os.environ.get("HOSTNAME") or socket.getfqdn()
+
+
+def zookeeper_access(config: BrokerConfig) -> ZooKeeperAccess:
+    """How the processes of this node reach ZooKeeper (SEC-12)."""
+    tls = config.zookeeper_tls
+    sets_acls = (config.layers.text("zookeeper.set.acl") or "").strip().lower() == "true"
+    return ZooKeeperAccess(None if tls is None else client_context(tls), sets_acls)

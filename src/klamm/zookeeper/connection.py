@@ -13,6 +13,8 @@ import asyncio
 import contextlib
 import logging
 import select
+import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any, Final
@@ -64,6 +66,7 @@ class ZooKeeperConnection:
         max_in_flight: int,
         on_event: Callable[[StoreEvent], None],
         on_answer: Callable[[float], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.chroot = chroot
         self.session_id = 0
@@ -78,7 +81,7 @@ class ZooKeeperConnection:
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._unanswered: set[asyncio.Future[bytes | None]] = set()
         self._loop_turned = True
-        self._client = _Client(hosts, session_timeout_ms, self._watch_fired, self._may_ping)
+        self._client = _Client(hosts, session_timeout_ms, self._watch_fired, self._may_ping, tls)
         self._client.add_listener(self._state_changed)
 
     # --- on the event loop ---
@@ -374,12 +377,13 @@ class _Client(KazooClient):  # type: ignore[misc]
         session_timeout_ms: int,
         watch_fired: Callable[[bytes, int], None],
         may_ping: Callable[[], bool],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.5)
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_ms / 1000,
-            handler=_Handler(),
+            handler=_Handler(tls),
             connection_retry=retry,
             logger=_KAZOO_LOG,
         )
@@ -426,6 +430,16 @@ class _KazooConnection(ConnectionHandler):  # type: ignore[misc]
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's view of threads. It needs none besides its connection's: nobody is called back."""
 
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__()
+        self._tls = tls
+
+    def create_connection(self, *args: Any, **options: Any) -> socket.socket:
+        connected: socket.socket = super().create_connection(*args, **options)
+        if self._tls is None:
+            return connected
+        return self._tls.wrap_socket(connected, server_hostname=options["hostname"])
+
     def start(self) -> None:
         self._running = True
 
@@ -436,6 +450,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self, rlist: Sequence[Any], wlist: Sequence[Any], xlist: Sequence[Any], timeout: float
     ) -> tuple[list[Any], list[Any], list[Any]]:
         # kazoo's own sets up and tears down an epoll object for each of its calls.
+        decrypted = [sock for sock in rlist if isinstance(sock, ssl.SSLSocket) and sock.pending()]
+        if decrypted:
+            return decrypted, [], []  # the socket itself may have nothing more to say
         poll = select.poll()
         for sock in rlist:
             poll.register(sock, select.POLLIN)

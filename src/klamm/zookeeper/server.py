@@ -12,11 +12,13 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
@@ -77,6 +79,40 @@ _POLL_SECONDS: Final = 0.01
 _WATCH_SECONDS: Final = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class ZooKeeperTls:
+    """The stores of a server behind TLS, in PEM; the key store also opens it for `klamm` itself."""
+
+    keystore: Path
+    truststore: Path
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "ssl.keyStore.location": str(self.keystore),
+            "ssl.keyStore.type": "PEM",
+            "ssl.trustStore.location": str(self.truststore),
+            "ssl.trustStore.type": "PEM",
+            "ssl.clientAuth": "need",
+            "ssl.enabledProtocols": "TLSv1.2,TLSv1.3",
+            "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+        }
+
+    def broker_settings(self) -> list[str]:
+        """What a broker's `server.properties` needs to connect, line by line."""
+        return [
+            "zookeeper.ssl.client.enable=true",
+            "zookeeper.clientCnxnSocket=org.apache.zookeeper.ClientCnxnSocketNetty",
+            f"zookeeper.ssl.keystore.location={self.keystore}",
+            f"zookeeper.ssl.truststore.location={self.truststore}",
+        ]
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.truststore))
+        context.check_hostname = False
+        context.load_cert_chain(self.keystore)
+        return context
+
+
 class ZooKeeperServer:
     """One server. Ready, when `start` returns, means that it answered.
 
@@ -93,7 +129,10 @@ class ZooKeeperServer:
         host: str = "127.0.0.1",
         log: bool = False,
         settings: Mapping[str, str] | None = None,
+        tls: "ZooKeeperTls | None" = None,
     ) -> None:
+        """With `tls`, clients have to show a certificate that the trust store believes."""
+        self._tls = tls
         if not re.fullmatch(r"[1-9][0-9]*[kmgKMG]", heap):
             raise ConfigError(f"A heap is given as 512m or 2g, not {heap!r}.")
         self.host = host
@@ -142,7 +181,8 @@ class ZooKeeperServer:
         if self.is_running:
             return
         java = find_java()
-        jars = _find_jars((*_JARS, *_LOGGING_JARS) if self._log else _JARS)
+        patterns = (*_JARS, *(_LOGGING_JARS if self._log else ()))
+        jars = _find_jars(patterns) + (_find_netty() if self._tls is not None else [])
         if self.port == 0:
             self.port = free_port(self.host)
         else:
@@ -167,7 +207,7 @@ class ZooKeeperServer:
         while self._process is not None and time.monotonic() < deadline:
             if self._process.ended.wait(_POLL_SECONDS):
                 break
-            if _serves(self.host, self.port):
+            if _serves(self.host, self.port, self._tls):
                 return
         said = self.last_words()
         self.stop()
@@ -215,12 +255,21 @@ class ZooKeeperServer:
             (data_dir / "log4j2.xml").write_text(log4j, encoding="utf-8")
 
     def _client_port(self) -> dict[str, str]:
-        return {"clientPortAddress": self.host, "clientPort": str(self.port)}
+        if self._tls is None:
+            return {"clientPortAddress": self.host, "clientPort": str(self.port)}
+        return {
+            "secureClientPortAddress": self.host,
+            "secureClientPort": str(self.port),
+            **self._tls.settings(),
+        }
 
     def _command(self, java: Path, jars: Sequence[Path], data_dir: Path) -> list[str]:
         options = [f"-Xmx{self._heap}", *_JVM_OPTIONS]
         if self._is_temporary:
             options += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=4096"]
+        if self._tls is not None:
+            factory = "org.apache.zookeeper.server.NettyServerCnxnFactory"
+            options.append(f"-Dzookeeper.serverCnxnFactory={factory}")
         if self._log:
             options.append(f"-Dlog4j2.configurationFile={data_dir / 'log4j2.xml'}")
         class_path = os.pathsep.join(map(str, jars))
@@ -343,7 +392,11 @@ class _Member(ZooKeeperServer):
 
 
 def run_foreground(
-    port: int, data_dir: Path | str | None, heap: str, ensemble: int | None = None
+    port: int,
+    data_dir: Path | str | None,
+    heap: str,
+    ensemble: int | None = None,
+    tls: ZooKeeperTls | None = None,
 ) -> None:
     """Run a server, or an ensemble of servers, until SIGTERM or SIGINT: `klamm zookeeper`.
 
@@ -358,7 +411,7 @@ def run_foreground(
     previous = {sig: signal.signal(sig, stop) for sig in (signal.SIGTERM, signal.SIGINT)}
     try:
         if ensemble is None:
-            _run_server(ZooKeeperServer(port, data_dir, heap=heap, log=True), stopping)
+            _run_server(ZooKeeperServer(port, data_dir, heap=heap, log=True, tls=tls), stopping)
         else:
             _run_ensemble(
                 ZooKeeperEnsemble(ensemble, port, data_dir, heap=heap, log=True), stopping
@@ -416,17 +469,28 @@ def _check_port_is_free(host: str, port: int) -> None:
             ) from None
 
 
-def _serves(host: str, port: int) -> bool:
+def _serves(host: str, port: int, tls: ZooKeeperTls | None = None) -> bool:
     """Whether a server takes requests; an answer to `ruok` would only mean that it is alive."""
     try:
-        with (
-            socket.create_connection((host, port), timeout=1) as sock,
-            sock.makefile("rb") as answer,
-        ):
+        connected = socket.create_connection((host, port), timeout=1)
+        if tls is not None:
+            connected = tls.context().wrap_socket(connected)
+        with connected as sock, sock.makefile("rb") as answer:
             sock.sendall(b"srvr")
             return b"Mode:" in answer.read()
     except OSError:
         return False
+
+
+def _find_netty() -> list[Path]:
+    """The jars of netty, which ZooKeeper needs for TLS."""
+    return [*_find_jars(("netty-all-*.jar",)), *_all_jars("netty-*.jar")]
+
+
+def _all_jars(pattern: str) -> list[Path]:
+    spec = importlib.util.find_spec("pyspark")
+    folders = [Path(where, "jars") for where in (spec and spec.submodule_search_locations) or ()]
+    return [jar for folder in folders for jar in sorted(folder.glob(pattern))]
 
 
 def _find_jars(patterns: Sequence[str]) -> list[Path]:

@@ -6,8 +6,10 @@ for one `ZooKeeperConnection` after another, one per session.
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from klamm.errors import ConfigError, UnavailableError
@@ -44,12 +46,25 @@ _REPLY_BYTES: Final = 256 * 1024
 _REQUEST_BYTES: Final = 512 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class ZooKeeperAccess:
+    """How a client reaches ZooKeeper, and whether its nodes are for others to change."""
+
+    tls: ssl.SSLContext | None = None
+    #: `zookeeper.set.acl`: what this client creates, only it may change.
+    sets_acls: bool = False
+
+
+OPEN_ACCESS: Final = ZooKeeperAccess()
+
+
 async def open_store(
     connect: str,
     session_timeout_ms: int = 18_000,
     *,
     connect_timeout_s: float = 18.0,
     max_in_flight: int = 10,
+    access: ZooKeeperAccess = OPEN_ACCESS,
 ) -> "ZooKeeperStore":
     """Connect to `host:port,host:port/chroot`, and create the chroot if it is missing (ZK-1).
 
@@ -57,7 +72,7 @@ async def open_store(
     `max_in_flight` requests are unanswered at a time (ZK-23).
     """
     hosts, chroot = split_connect_string(connect)
-    store = ZooKeeperStore(hosts, chroot, session_timeout_ms, max_in_flight)
+    store = ZooKeeperStore(hosts, chroot, session_timeout_ms, max_in_flight, access)
     try:
         async with asyncio.timeout(connect_timeout_s):
             await store.open()
@@ -85,8 +100,14 @@ class ZooKeeperStore:
     """A `Store` on a ZooKeeper ensemble."""
 
     def __init__(
-        self, hosts: str, chroot: str, session_timeout_ms: int, max_in_flight: int
+        self,
+        hosts: str,
+        chroot: str,
+        session_timeout_ms: int,
+        max_in_flight: int,
+        access: ZooKeeperAccess = OPEN_ACCESS,
     ) -> None:
+        self._sets_acls = access.sets_acls
         #: Told how many seconds each answer took.
         self.on_answer: Callable[[float], None] | None = None
         self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
@@ -99,6 +120,7 @@ class ZooKeeperStore:
             max_in_flight,
             self._events.put_nowait,
             self._answered,
+            access.tls,
         )
         self._connection = self._new_connection()
 
@@ -162,7 +184,8 @@ class ZooKeeperStore:
         ephemeral: bool = False,
         sequential: bool = False,
     ) -> Created:
-        request = wire.encode_create(self._full(path), data, ephemeral, sequential)
+        acl = wire.node_acl(path, secured=self._sets_acls)
+        request = wire.encode_create(self._full(path), data, ephemeral, sequential, acl)
         reply = await self._request(Opcode.CREATE2, request, path)
         return wire.decode_created(reply, self._chroot)
 
@@ -180,7 +203,8 @@ class ZooKeeperStore:
     async def _ensure_full_path(self, full: str) -> None:
         if full in ("", "/"):
             return
-        request = wire.encode_create(full, None, ephemeral=False, sequential=False)
+        acl = wire.node_acl(full.removeprefix(self._chroot), secured=self._sets_acls)
+        request = wire.encode_create(full, None, ephemeral=False, sequential=False, acl=acl)
         with contextlib.suppress(NodeExistsError):
             try:
                 await self._request(Opcode.CREATE2, request, full)
@@ -192,7 +216,7 @@ class ZooKeeperStore:
         return wire.decode_multi(await self._transact(ops), self._chroot)
 
     async def _transact(self, ops: Sequence[Op]) -> bytes:
-        request = wire.encode_multi(ops, self._chroot)
+        request = wire.encode_multi(ops, self._chroot, secured=self._sets_acls)
         return await self._request(Opcode.MULTI, request)
 
     # --- bulk ---

@@ -73,6 +73,21 @@ def _buffer(data: bytes | None) -> bytes:
 #: One entry: every permission, for anyone.
 _OPEN_ACL: Final = _INT.pack(1) + _INT.pack(31) + _text("world") + _text("anyone")
 
+#: `zookeeper.set.acl` (SEC-12): the creator may do everything; what holds secrets is for it alone.
+_CREATOR: Final = _INT.pack(31) + _text("auth") + _text("")
+_CREATOR_ACL: Final = _INT.pack(1) + _CREATOR
+_READABLE_ACL: Final = _INT.pack(2) + _CREATOR + _INT.pack(1) + _text("world") + _text("anyone")
+_FOR_THE_CREATOR: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens")
+_FOR_EVERYBODY: Final = "/consumers"
+
+
+def node_acl(path: str, *, secured: bool) -> bytes:
+    """The ACL that a new node gets; `path` is that below the chroot."""
+    if not secured or path.startswith(_FOR_EVERYBODY):
+        return _OPEN_ACL
+    return _CREATOR_ACL if path.startswith(_FOR_THE_CREATOR) else _READABLE_ACL
+
+
 _HEADERS: Final = {opcode: _OP_HEADER.pack(opcode, False, -1) for opcode in Opcode}
 _CREATE, _SET_DATA = _HEADERS[Opcode.CREATE], _HEADERS[Opcode.SET_DATA]
 _DELETE, _CHECK = _HEADERS[Opcode.DELETE], _HEADERS[Opcode.CHECK]
@@ -97,10 +112,16 @@ def encode_read(path: str, watch: bool = False) -> bytes:
     return _text(path) + (b"\1" if watch else b"\0")
 
 
-def encode_create(path: str, data: bytes | None, ephemeral: bool, sequential: bool) -> bytes:
-    """create, with an ACL that is open to all (ZK-22)."""
+def encode_create(
+    path: str,
+    data: bytes | None,
+    ephemeral: bool,
+    sequential: bool,
+    acl: bytes = _OPEN_ACL,
+) -> bytes:
+    """create, with an ACL that is open to all unless told otherwise (ZK-22)."""
     flags = _EPHEMERAL * ephemeral | _SEQUENTIAL * sequential
-    return _text(path) + _buffer(data) + _OPEN_ACL + _FLAGS[flags]
+    return _text(path) + _buffer(data) + acl + _FLAGS[flags]
 
 
 def encode_set(path: str, data: bytes | None, version: int) -> bytes:
@@ -113,8 +134,8 @@ def encode_version(path: str, version: int) -> bytes:
     return _text(path) + _INT.pack(version)
 
 
-def encode_multi(ops: Iterable[Op], chroot: str) -> bytes:
-    """A transaction."""
+def encode_multi(ops: Iterable[Op], chroot: str, *, secured: bool = False) -> bytes:
+    """A transaction; `secured` gives new nodes the ACLs of `zookeeper.set.acl`."""
     parts: list[bytes] = []
     pack = _INT.pack
     for op in ops:
@@ -125,7 +146,8 @@ def encode_multi(ops: Iterable[Op], chroot: str) -> bytes:
             parts += (_SET_DATA, pack(len(path)), path, size, data or b"", pack(op.version))
         elif type(op) is Create:
             flags = _FLAGS[_EPHEMERAL * op.ephemeral | _SEQUENTIAL * op.sequential]
-            parts += (_CREATE, pack(len(path)), path, _buffer(op.data), _OPEN_ACL, flags)
+            acl = node_acl(op.path, secured=secured)
+            parts += (_CREATE, pack(len(path)), path, _buffer(op.data), acl, flags)
         elif type(op) is Delete:
             parts += (_DELETE, pack(len(path)), path, pack(op.version))
         elif type(op) is Check:
