@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,7 @@ from klamm.core.events import ControllerState, Event, QueuedEvent
 from klamm.core.procedures.dispatch import handle, not_controller_response
 from klamm.core.procedures.failover import on_controller_failover
 from klamm.errors import FencedError, KlammError, SessionLostError
+from klamm.history.records import ASKED_BY
 from klamm.zookeeper.store import (
     EventKind,
     NoNodeError,
@@ -34,6 +36,9 @@ from klamm.zookeeper.store import (
     StoreEvent,
     WatchEvent,
 )
+
+#: Principal and address of whoever sent the request at hand; empty if nobody knows.
+REQUESTER: Final[ContextVar[str]] = ContextVar("requester", default="")
 
 log = logging.getLogger("klamm.controller")
 
@@ -169,7 +174,9 @@ class Controller:
 
     def submit(self, event: Event, cause: str, respond: Callable[[Any], None]) -> None:
         """Queue a request's event; the answer comes through the callback."""
-        self.queue.put(event, cause=cause, respond=respond)
+        requester = REQUESTER.get()
+        told = f"{cause}{ASKED_BY}{requester}" if requester else cause
+        self.queue.put(event, cause=told, respond=respond)
 
     async def enter_election(self) -> None:
         """The broker is registered: take part in the election, for the first time or again."""

@@ -19,6 +19,10 @@ ISR_CHANGED: Final = "isr_changed"
 EPOCH_RAISED: Final = "epoch_raised"
 
 
+#: In a cause, between the request and whoever sent it.
+ASKED_BY: Final = ", asked by "
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:
     """Decisions about many partitions: what was true before, and what was to be true after.

@@ -11,6 +11,7 @@ import orjson
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, KlammError
 from klamm.history.records import (
+    ASKED_BY,
     CLEAN,
     CONTROLLED_SHUTDOWN,
     CREATED,
@@ -199,7 +200,8 @@ def _reason(row: "Row") -> str:
     kind: str = row["kind"]
     if kind in _REASONS_WITH_BROKER and row["brokers"]:
         return _REASONS_WITH_BROKER[kind].format(row["brokers"][0])
-    return _REASONS.get(kind) or str(row["cause"])
+    cause, asked_by, requester = str(row["cause"]).partition(ASKED_BY)
+    return f"{_REASONS.get(kind) or cause}{asked_by}{requester}"
 
 
 def _clauses(row: "Row", name: str) -> list[str]:

@@ -30,10 +30,14 @@ _RESTART_PAUSE_S: Final = 0.5
 _HEAD: Final = struct.Struct(">IBI")
 
 
+#: In front of a forwarded request: the size of the text that says who asks.
+REQUESTER_SIZE: Final = struct.Struct(">I")
+
+
 class MessageKind(IntEnum):
     """What a message is about."""
 
-    #: A request frame of Kafka's protocol for the controller, without its size.
+    #: Who asks, and a request frame of Kafka's protocol for the controller, without its size.
     KAFKA_REQUEST = 1
     #: A request of the broker's own, as JSON.
     REQUEST = 2
@@ -167,9 +171,14 @@ class ControllerLink:
         """A topic's override of unclean election was switched on (LEAD-17)."""
         self._tell_json(MessageKind.CONFIG, {"unclean_topic": topic})
 
-    async def forward(self, frame: bytes | memoryview) -> bytes:
-        """The answer to a request for the controller; UnavailableError if there is none."""
-        answer = await self._ask(MessageKind.KAFKA_REQUEST, bytes(frame))
+    async def forward(self, frame: bytes | memoryview, requester: str = "") -> bytes:
+        """The answer to a request for the controller; UnavailableError if there is none.
+
+        `requester` says who asks, for the history; empty for clients that nobody knows.
+        """
+        who = requester.encode()
+        body = REQUESTER_SIZE.pack(len(who)) + who + bytes(frame)
+        answer = await self._ask(MessageKind.KAFKA_REQUEST, body)
         if not answer:
             raise UnavailableError("the controller's process could not answer")
         return answer

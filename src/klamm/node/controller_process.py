@@ -25,7 +25,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.controller.announcements import RequestBatchSender
 from klamm.controller.channels import ControllerChannels
 from klamm.controller.interpreter import Interpreter
-from klamm.controller.loop import Controller, Shutdown, SystemWorld
+from klamm.controller.loop import REQUESTER, Controller, Shutdown, SystemWorld
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.requests.handlers import ControllerRequests
 from klamm.controller.requests.topics import TopicAdmin
@@ -34,7 +34,7 @@ from klamm.core.events import TopicUncleanElectionEnabled, UncleanElectionEnable
 from klamm.errors import KlammError, ProtocolError
 from klamm.history.recorder import History
 from klamm.net.secure import SecureClient
-from klamm.node.controller_link import MessageKind, ProcessLink
+from klamm.node.controller_link import REQUESTER_SIZE, MessageKind, ProcessLink
 from klamm.node.registration import zookeeper_access
 from klamm.processes import die_with_parent, follow_parent
 from klamm.zookeeper.session import open_store
@@ -157,8 +157,12 @@ class ControllerProcess:
 
     async def _answer_kafka(self, number: int, frame: bytes) -> None:
         answer = b""
+        (size,) = REQUESTER_SIZE.unpack_from(frame)
+        start = REQUESTER_SIZE.size + size
+        # This coroutine is a task of its own, so that nobody else sees what is set here.
+        REQUESTER.set(frame[REQUESTER_SIZE.size : start].decode())
         try:
-            answer = await self._requests.handle(frame)
+            answer = await self._requests.handle(frame[start:])
         except ProtocolError as error:
             log.warning("a request for the controller cannot be answered: %s", error)
         except Exception:

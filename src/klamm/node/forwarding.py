@@ -7,7 +7,7 @@ from typing import Final
 
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
 from klamm.errors import UnavailableError
-from klamm.net.server import CloseConnection
+from klamm.net.server import ANONYMOUS, CloseConnection
 from klamm.node.controller_link import ControllerLink
 from klamm.protocol.apis import APIS, ApiKey
 
@@ -50,10 +50,20 @@ class ForwardingManager:
     async def _ask(self, call: Call) -> Result:
         for _ in range(_ATTEMPTS):
             try:
-                return EncodedResponse([await self._candidate.forward(call.frame)])
+                return EncodedResponse(
+                    [await self._candidate.forward(call.frame, _requester(call))]
+                )
             except UnavailableError:
                 # The process has died and is being replaced.
                 await asyncio.sleep(_PAUSE_S)
         raise CloseConnection(
             f"{APIS[call.header.api_key].name}: the controller's process is not there"
         )
+
+
+def _requester(call: Call) -> str:
+    """Principal and address of a client that has said who it is."""
+    connection = call.connection
+    if connection.principal == ANONYMOUS:
+        return ""
+    return f"{connection.principal} at {connection.client_host}"
