@@ -184,13 +184,13 @@ def read_key_pair(store: StoreSettings) -> KeyPair:
     """Private key and chain of a key store, as PEM."""
     shown = _shown(store, "ssl.keystore")
     if store.location is None:
-        text = f"{store.key}\n{store.certificates}"
+        key_text, chain_text = store.key or "", store.certificates or ""
     else:
         data = _read(store, "ssl.keystore")
         if store.type != "PEM":
             return _pkcs12_key_pair(data, store)
-        text = data.decode("utf-8", "replace")
-    keys, certificates = _KEY.findall(text), _CERTIFICATE.findall(text)
+        key_text = chain_text = data.decode("utf-8", "replace")
+    keys, certificates = _KEY.findall(key_text), _CERTIFICATE.findall(chain_text)
     if len(keys) != 1 or not certificates:
         raise ConfigError(f"{shown}: PEM needs one private key and at least one certificate")
     return KeyPair(keys[0] + "\n", "\n".join(certificates) + "\n", store.key_password)
