@@ -100,15 +100,33 @@ class TlsConnection(ServerConnection):
 
     def _read(self) -> None:
         for _ in range(_READS_AT_A_TIME):
-            count = self._tls.recv_into(self.get_buffer(-1))
-            if count == 0:
+            buffer = self.get_buffer(-1)
+            filled, is_open, has_more = self._fill(buffer)
+            if filled:
+                self.buffer_updated(filled)
+            if not is_open:
                 self.close()
-                return
-            self.buffer_updated(count)
-            if self._is_paused or self._is_lost:
+            if not has_more or self._is_paused or self._is_lost:
                 return
         # Others want to be served as well.
         self._loop.call_soon(self._on_readable)
+
+    def _fill(self, buffer: memoryview) -> tuple[int, bool, bool]:
+        """Read records, of 16 KB at most, until the buffer is full or there are no more.
+
+        The result is how many bytes there are, whether the peer is still there, and whether there
+        may be more to read.
+        """
+        filled = 0
+        try:
+            while filled < len(buffer):
+                count = self._tls.recv_into(buffer[filled:])
+                if count == 0:
+                    return filled, False, False
+                filled += count
+        except ssl.SSLWantReadError:
+            return filled, True, False
+        return filled, True, True
 
     def _on_slow_handshake(self) -> None:
         log.info("connection of %s: the TLS handshake took too long", self.peer)

@@ -1,0 +1,257 @@
+"""What security costs: ACL decisions, SCRAM logins, TLS in three ways, and a whole broker.
+
+    make bench BENCH=security
+
+A broker of klamm is measured with and without security, under the same clients.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import uvloop
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from klamm import Cluster
+from klamm.broker.security.authorizer import AclAuthorizer
+from klamm.broker.security.mechanisms import Challenge, ScramServer
+from klamm.config.endpoints import ListenerEndpoint
+from klamm.config.security import StoreSettings, TlsSettings
+from klamm.local.certificates import CertificateAuthority
+from klamm.net.sasl import ScramLogin
+from klamm.net.scram import ScramMechanism, credential_of, salted_password
+from klamm.net.server import Listener, Server
+from klamm.net.tls import client_context, server_context
+from klamm.net.tls_connection import TlsAcceptor
+from klamm.protocol.acls import (
+    AccessControlEntry,
+    AclOperation,
+    AclPermission,
+    PatternType,
+    ResourcePattern,
+    ResourceType,
+)
+
+MB = 1 << 20
+SENT_MB = 512
+PIECE = MB
+RECORD = 1024
+RECORDS = 300_000
+
+
+def main() -> None:
+    decisions()
+    logins()
+    for way in ("SSLSocket on a file", "uvloop's transport", "plaintext sendfile"):
+        print(f"TLS by {way}: {serve(way)}")
+    for kind in (None, "sasl_ssl"):
+        print(f"klamm, {kind or 'plaintext'}: {broker(kind)}")
+
+
+def decisions(count: int = 10_000) -> None:
+    authorizer = AclAuthorizer()
+    for number in range(count):
+        pattern = PatternType.PREFIXED if number % 2 else PatternType.LITERAL
+        entry = AccessControlEntry(
+            f"User:u{number % 100}", "*", AclOperation.READ, AclPermission.ALLOW
+        )
+        authorizer.put(ResourcePattern(ResourceType.TOPIC, f"topic-{number}", pattern), [entry])
+    for name in ("first", "remembered"):
+        began = time.perf_counter()
+        for number in range(count):
+            authorizer.allows(
+                "User:u7", "10.0.0.1", AclOperation.READ, ResourceType.TOPIC, f"topic-{number}"
+            )
+        taken = (time.perf_counter() - began) / count * 1e6
+        print(f"an ACL decision among {count:,} ACLs, {name}: {taken:.1f} us")
+
+
+def logins(count: int = 200) -> None:
+    mechanism = ScramMechanism.SCRAM_SHA_512
+    salted = salted_password(mechanism, "secret", b"salt", 4096)
+    credential = credential_of(mechanism, salted, b"salt", 4096)
+    taken = 0.0
+    for _ in range(count):
+        server = ScramServer(mechanism, lambda _: credential, nonce="n", decoy_key=b"k")
+        client = ScramLogin(mechanism, "alice", "secret", nonce="c")
+        first = client.on_challenge(b"")
+        began = time.perf_counter()
+        challenge = server.on_token(first)
+        taken += time.perf_counter() - began
+        assert isinstance(challenge, Challenge)
+        final = client.on_challenge(challenge.token)
+        began = time.perf_counter()
+        server.on_token(final)
+        taken += time.perf_counter() - began
+    print(f"the server's part of a SCRAM-SHA-512 login: {taken / count * 1e6:.0f} us")
+
+
+# TLS
+
+
+class Range:
+    """Part of a file, as a log hands it out."""
+
+    position = 0
+    size = PIECE
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file
+
+
+def serve(way: str) -> str:
+    """The rate and the server's CPU time for each GB that it sends."""
+    authority = CertificateAuthority()
+    pair = authority.issue("server", ("127.0.0.1",))
+    keystore = StoreSettings("PEM", key=pair.key, certificates=pair.certificate)
+    trusted = StoreSettings("PEM", certificates=authority.certificate)
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.Process(target=run_server, args=(way, keystore, theirs))
+    server.start()
+    port = ours.recv()
+    connected = socket.create_connection(("127.0.0.1", port))
+    if way != "plaintext sendfile":
+        context = client_context(TlsSettings(None, trusted))
+        connected = context.wrap_socket(connected, server_hostname="127.0.0.1")
+    buffer = bytearray(MB)
+    began = time.perf_counter()
+    left = SENT_MB * MB
+    request = b"\0\0\0\x02\0\0"
+    for _ in range(SENT_MB):
+        connected.sendall(request)
+        part = PIECE
+        while part:
+            part -= connected.recv_into(buffer, part)
+        left -= PIECE
+    taken = time.perf_counter() - began
+    connected.close()
+    ours.send("stop")
+    cpu = ours.recv()
+    server.join()
+    return f"{SENT_MB / taken:.0f} MB/s, {cpu / SENT_MB * 1024:.2f} s of CPU per GB"
+
+
+def run_server(way: str, keystore: StoreSettings, pipe: Connection) -> None:
+    with tempfile.TemporaryFile() as file, asyncio.Runner(loop_factory=uvloop.new_event_loop) as r:
+        file.write(os.urandom(PIECE))
+        file.flush()
+        r.run(serve_until_told(way, keystore, pipe, file.fileno()))
+
+
+async def serve_until_told(way: str, keystore: StoreSettings, pipe: Connection, file: int) -> None:
+    context = server_context(TlsSettings(keystore, None))
+    if way == "uvloop's transport":
+        data = os.pread(file, PIECE, 0)
+
+        class Answers(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+
+            def data_received(self, received: bytes) -> None:
+                for _ in range(len(received) // 6):
+                    self.transport.write(os.pread(file, len(data), 0))  # type: ignore[attr-defined]
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Answers, "127.0.0.1", 0, ssl=context)
+        pipe.send(server.sockets[0].getsockname()[1])
+    else:
+        meter = type("Nothing", (), {"note": lambda self, unsent: None})()
+
+        def answer(connection: object, frame: memoryview) -> tuple[object, object, object]:
+            return [Range(file)], meter, ()
+
+        is_tls = way != "plaintext sendfile"
+        listener = Listener(
+            "L",
+            answer,
+            MB,
+            (lambda: context) if is_tls else None,  # type: ignore[arg-type]
+            open=TlsAcceptor if is_tls else None,
+        )
+        serving = Server(answer, frame_bytes_max=MB, idle_max_s=0, backlog=5)  # type: ignore[arg-type]
+        pipe.send(await serving.listen(ListenerEndpoint("L", "127.0.0.1", 0), listener))
+    begin = cpu_s()
+    await asyncio.to_thread(pipe.recv)
+    pipe.send(cpu_s() - begin)
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+# A whole broker
+
+
+def broker(kind: str | None) -> str:
+    """Produce and consume through a broker of klamm."""
+    with Cluster(brokers=1, security=kind) as cluster:
+        cluster.create_topic("bench", replication_factor=1)
+        config = cluster.client_config("confluent-kafka")
+        pid = cluster.broker(1).pid
+        assert pid is not None
+        return load(config, pid)
+
+
+def load(config: dict[str, object], pid: int) -> str:
+    value = os.urandom(RECORD)
+    volume_gb = RECORD * RECORDS / 1e9
+    told = []
+    for name, work in (("produce", produce), ("consume", consume)):
+        cpu, began = process_cpu_s(pid), time.perf_counter()
+        work(config, value)
+        taken, cpu = time.perf_counter() - began, process_cpu_s(pid) - cpu
+        told.append(f"{name} {volume_gb * 1000 / taken:.0f} MB/s, {cpu / volume_gb:.1f} s CPU/GB")
+    return "; ".join(told)
+
+
+def produce(config: dict[str, object], value: bytes) -> None:
+    producer = Producer({**config, "linger.ms": 5, "batch.size": 500_000, "acks": 1})
+    for _ in range(RECORDS):
+        while True:
+            try:
+                producer.produce("bench", value)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    assert producer.flush(120) == 0
+
+
+def consume(config: dict[str, object], _: bytes) -> None:
+    consumer = Consumer({**config, "group.id": "bench", "fetch.message.max.bytes": 4 * MB})
+    consumer.assign([TopicPartition("bench", 0, 0)])
+    left = RECORDS
+    while left > 0:
+        left -= len(consumer.consume(10_000, timeout=5))
+    consumer.close()
+
+
+def process_cpu_s(pid: int) -> float:
+    """The CPU time of a process and of those that it started."""
+    text = subprocess.run(
+        ["ps", "-o", "pid=,ppid=", "-A"], capture_output=True, text=True, check=True
+    ).stdout
+    parents = {int(p): int(pp) for p, pp in (line.split() for line in text.splitlines())}
+    family = {pid} | {child for child, parent in parents.items() if parent == pid}
+    ticks = 0
+    for each in family:
+        path = Path(f"/proc/{each}/stat")
+        if path.exists():
+            ticks += sum(map(int, path.read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    assert ssl.OPENSSL_VERSION_INFO >= (3,), "measured with OpenSSL 3"
+    main()
