@@ -60,20 +60,24 @@ def show_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool, empty: st
 
 
 def table(rows: Sequence[Any], columns: Columns) -> Table:
-    """A plain table: numbers to the right, no lines."""
+    """A plain table: numbers to the right, no lines. A cell that is Text keeps its style."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    cells = [[_cell(get(row)) for get in columns.values()] for row in rows]
+    cells = [[_as_text(get(row)) for get in columns.values()] for row in rows]
     for at, heading in enumerate(columns):
-        is_number = all(row[at].lstrip("-").isdecimal() for row in cells)
+        is_number = all(row[at].plain.lstrip("-").isdecimal() for row in cells)
         made.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
-        made.add_row(*map(Text, row))
+        made.add_row(*row)
     return made
 
 
 def ids(brokers: Sequence[int]) -> str:
     """A list of brokers as Kafka's tools show it."""
     return ",".join(map(str, brokers))
+
+
+def _as_text(value: Any) -> Text:
+    return value if isinstance(value, Text) else Text(_cell(value))
 
 
 def _cell(value: Any) -> str:

@@ -24,7 +24,7 @@ from klamm.cli.render import say, stdout, table
 
 if TYPE_CHECKING:
     from klamm.local.cluster import Cluster
-    from klamm.local.status import ClusterStatus
+    from klamm.local.status import BrokerStatus, ClusterStatus
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_INTERVAL_S: Final = 0.5
@@ -37,12 +37,25 @@ _SETTINGS: Final = {
     "zookeeper.session.timeout.ms": "6000",
     "klamm.history.topic": HISTORY_TOPIC,
 }
+_STATE_STYLES: Final = {
+    "running": "green",
+    "paused": "yellow",
+    "stopped": "dim",
+    "dead": "red",
+}
+
+
+def _state(broker: BrokerStatus) -> Text:
+    style = "yellow" if broker.has_lost_session else _STATE_STYLES[broker.state]
+    return Text(broker.state_text, style)
+
+
 _BROKERS = {
     "broker": lambda b: b.id,
     "address": lambda b: b.address,
     "rack": lambda b: b.rack,
     "pid": lambda b: b.pid,
-    "state": lambda b: b.state,
+    "state": _state,
     "leads": lambda b: b.leaders,
     "replicas": lambda b: b.replicas,
 }
@@ -195,7 +208,7 @@ def _picture(status: ClusterStatus, events: deque[str]) -> RenderableType:
         )
         is_well = not (status.under_replicated or status.leaderless) and status.controller
     else:
-        line, is_well = "no broker answers", False
+        line, is_well = "ZooKeeper does not respond", False
     return Group(
         table(status.brokers, _BROKERS),
         Text(line, style="green" if is_well else "yellow"),

@@ -64,7 +64,8 @@ class BrokerProcess:
     @property
     def state(self) -> ProcessState:
         if self.is_alive:
-            return ProcessState.PAUSED if self._is_paused else ProcessState.RUNNING
+            is_paused = self._is_paused or self._stands_still()
+            return ProcessState.PAUSED if is_paused else ProcessState.RUNNING
         if self._child is None or self._is_expected_to_end:
             return ProcessState.STOPPED
         return ProcessState.DEAD
@@ -116,6 +117,14 @@ class BrokerProcess:
     def last_words(self) -> str:
         """The end of its log, which is where it says why it ended."""
         return last_words(self.log)
+
+    def _stands_still(self) -> bool:
+        """Whether somebody else has sent SIGSTOP; False where the system does not tell."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def _running(self) -> Child:
         if self._child is None or self._child.ended.is_set():

@@ -23,12 +23,13 @@ from typing import IO, Any, Final, Self, TypeVar
 
 from klamm.client import topics
 from klamm.client.admin import Admin
-from klamm.client.topics import NewTopic
+from klamm.client.topics import NewTopic, PartitionDescription
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import BrokerProcess, ProcessState
 from klamm.local.loop_thread import LoopThread
 from klamm.local.network import HOST, Proxy, free_ports, is_free
 from klamm.local.zookeeper_reader import PartitionStatus, ZooKeeperReader
+from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import split_connect_string
@@ -414,6 +415,10 @@ class Cluster:
     def partition(self, topic: str, partition: int = 0) -> PartitionStatus | None:
         """Leader, leader epoch and ISR of a partition; None if it does not exist (yet)."""
         return self._zookeeper_reader.partition(topic, partition)
+
+    def partitions(self) -> dict[TopicPartition, PartitionDescription]:
+        """Every partition, as ZooKeeper has it; TimeoutError if ZooKeeper does not respond."""
+        return self._zookeeper_reader.partitions()
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """Who leads a partition; an error if nobody does."""
