@@ -101,7 +101,10 @@ def describe(
     console = stdout()
     console.print(table([row], _COLUMNS))
     console.print()
-    console.print(table(directories, _LOG_DIRS))
+    if directories:
+        console.print(table(directories, _LOG_DIRS))
+    else:
+        console.print("no log directories: this node can be controller and hosts no replicas")
     console.print()
     columns = {"setting": lambda s: s.name, "value": lambda s: s.value, "from": lambda s: s.source}
     console.print(table(given, columns))

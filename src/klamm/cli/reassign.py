@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from klamm.cli.options import AsJson, BootstrapServer, broker_ids, group
 from klamm.cli.render import say, show_json, show_rows, stderr
-from klamm.client import reassignments, topics
+from klamm.client import reassignments
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.brokers import with_log_dirs
 from klamm.client.reassignments import COMPLETED, IN_PROGRESS, NOT_AS_PLANNED, Plan
 from klamm.errors import ConfigError, KlammError
 from klamm.names import TopicPartition
@@ -65,7 +66,7 @@ def generate(
             "--brokers", "--broker-list", metavar="1,2,3", help="Who shall have them; else all."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Begin at the same broker each time.")] = None,
+    seed: Annotated[int, typer.Option(help="Another number gives another plan.")] = 0,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -86,11 +87,7 @@ def generate(
         else reassignments.decode_topics(_read(topics_file), str(topics_file))
     )
     with Admin(bootstrap_server) as admin:
-        chosen = (
-            broker_ids(brokers, "--brokers")
-            if brokers is not None
-            else [broker.id for broker in topics.describe(admin, []).brokers]
-        )
+        chosen = broker_ids(brokers, "--brokers") if brokers is not None else with_log_dirs(admin)
         chance = random.Random(seed)
         proposed = reassignments.propose_plan(
             admin, names, chosen, start=chance.randrange(1 << 30), shift=chance.randrange(1 << 30)

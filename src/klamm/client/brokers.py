@@ -1,4 +1,4 @@
-"""What single brokers have to tell: how much they hold, and where."""
+"""The log directories of brokers: how much they hold, and which brokers have any."""
 
 from dataclasses import dataclass
 
@@ -35,3 +35,9 @@ def log_dirs(admin: Admin, broker: int) -> list[LogDir]:
         )
         for each in answer.results
     ]
+
+
+def with_log_dirs(admin: Admin) -> list[int]:
+    """The live brokers that can host replicas: not nodes with `klamm.roles=controller`."""
+    alive = [int(each.node_id) for each in admin.metadata([]).brokers]
+    return [broker for broker in alive if log_dirs(admin, broker)]
