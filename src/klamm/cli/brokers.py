@@ -1,4 +1,4 @@
-"""`klamm brokers`."""
+"""`klamm brokers`: list and describe the brokers of a cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from klamm.client.configs import ConfigResource
 from klamm.client.topics import ClusterDescription
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-app = group("Brokers: which are alive, and what each of them holds.")
+app = group("Brokers: list the live ones, and describe one.")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """A broker with its share of the cluster."""
+    """A broker with its numbers of leaders and replicas."""
 
     id: int
     host: str
@@ -52,7 +52,7 @@ _LOG_DIRS = {
 
 @app.command("list")
 def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
-    """List the brokers that are alive, and how much each of them leads and holds.
+    """List the live brokers with their numbers of leaders and replicas.
 
     \b
     Example: klamm brokers list
@@ -69,7 +69,7 @@ def describe(
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show one broker: its share, its log directories and the settings that it was given.
+    """Show one broker: leaders, replicas, log directories and settings that are not defaults.
 
     \b
     Example: klamm brokers describe 1

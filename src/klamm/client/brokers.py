@@ -10,7 +10,7 @@ from klamm.protocol.codes import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory; sizes of -1 are not known to the broker."""
+    """A log directory; a size of -1 is unknown to the broker."""
 
     path: str
     error: str | None

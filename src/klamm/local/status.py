@@ -1,4 +1,4 @@
-"""What a cluster is like from one moment to the next, and what happened in between."""
+"""The status of a local cluster, and the changes between two of them as sentences."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import Cluster
 from klamm.names import TopicPartition, is_internal
 
-#: More changes than this at once are counted rather than told.
+#: More changed partitions than this are counted, not listed.
 _TOLD_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """One broker."""
+    """One broker: its process, its leaders and its replicas."""
 
     id: int
     address: str
@@ -97,7 +97,7 @@ def read_status(cluster: Cluster) -> ClusterStatus:
 
 
 def describe_changes(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
-    """What happened between the two, in sentences."""
+    """The changes between two statuses, as sentences."""
     if before.zookeeper_runs and not after.zookeeper_runs:
         yield "ZooKeeper ended"
     then = {each.id: each for each in before.brokers}

@@ -1,4 +1,4 @@
-"""What ZooKeeper says about a cluster right now, for callers that are not async."""
+"""The present state of a cluster, read from ZooKeeper by callers that are not async."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """The state of one partition; a leader of None means that it has none."""
+    """The state of one partition; a leader of None means no leader."""
 
     leader: int | None
     leader_epoch: int
@@ -33,7 +33,7 @@ class PartitionStatus:
 
 
 class ZooKeeperReader:
-    """Reads, over a session that is replaced when it is lost."""
+    """Reads znodes over a session that is replaced when it is lost."""
 
     def __init__(self, loop_thread: LoopThread, connect: str) -> None:
         self._loop_thread = loop_thread
@@ -44,12 +44,12 @@ class ZooKeeperReader:
         self._loop_thread.call(self._store.close())
 
     def controller(self) -> int | None:
-        """Who has the controller's role."""
+        """The id of the controller; None if there is none."""
         data = self._read(znodes.CONTROLLER)
         return None if data is None else znodes.decode_controller(data)
 
     def brokers(self) -> set[int]:
-        """Who is registered."""
+        """The ids of the registered brokers."""
 
         async def read() -> set[int]:
             try:
@@ -60,7 +60,7 @@ class ZooKeeperReader:
         return self._ask(read)
 
     def partition(self, topic: str, partition: int) -> PartitionStatus | None:
-        """The state of a partition; None while there is no such partition."""
+        """The state of a partition; None if there is no such partition."""
         path = znodes.state_path(topic, partition)
         state = znodes.decode_state(path, self._read(path))
         if state is None:
