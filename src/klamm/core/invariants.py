@@ -1,7 +1,7 @@
 """What is always true of a cluster between two events.
 
-A violation is a bug, whatever happened before. The checks look at everything and are meant for
-tests and simulation, not for a controller at work.
+A violation is always a bug. The checks read the whole state and are meant for tests and simulation,
+not for a running controller.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""What a broker knows about its requests: how many, how large, how long in each stage, how ended.
+"""Metrics of requests: counts, sizes, the time in each stage, and errors.
 
-There is no time for histograms while a request is served. What was measured is put aside as one
-row, rows are summed up by the thousand, and distributions are computed when somebody looks.
+Histograms are too slow for the request path. Each request leaves one row of measurements, rows are
+added to histograms by the thousand, and quantiles are computed when the page is read.
 """
 
 from collections import Counter, deque

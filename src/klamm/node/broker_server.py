@@ -1,4 +1,4 @@
-"""A broker between its edges: what it answers, and what it learns.
+"""The broker: its request handlers, its configuration and its state.
 
 With `klamm.roles=controller` there is no data plane. Such a node knows the cluster, relays to its
 candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
