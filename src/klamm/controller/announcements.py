@@ -261,7 +261,7 @@ class RequestBatchSender:
         def on_frame(header: RequestHeader, frame: memoryview) -> Event | None:
             event = on_response(header, frame)
             if state_changes.isEnabledFor(Level.TRACE):
-                text = f"broker {broker} answered {request.api_key.name}: {event}"
+                text = f"broker {broker} responded to {request.api_key.name}: {event}"
                 self._say(controller_epoch, text, Level.TRACE)
             return event
 

@@ -152,7 +152,7 @@ class ControllerChannels:
         endpoint = next((e for e in broker.endpoints if e.listener == self._listener), None)
         if endpoint is None:
             log.error(
-                "[Controller id=%s] broker %s has no listener %s: it cannot be told",
+                "[Controller id=%s] broker %s has no listener %s: it gets no requests",
                 self._controller_id,
                 broker.id,
                 self._listener,

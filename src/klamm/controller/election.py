@@ -58,8 +58,8 @@ async def read_controller(store: Store) -> int:
         return NOBODY
     holder = znodes.decode_controller(node.data)
     if holder == NOBODY:
-        reason = znodes.flaw(CONTROLLER, node.data or b"") or f"{CONTROLLER} names nobody"
-        log.error("%s; nobody can be elected until it is removed", reason)
+        reason = znodes.flaw(CONTROLLER, node.data or b"") or f"{CONTROLLER} names no broker"
+        log.error("%s; no controller can be elected until it is removed", reason)
     return holder
 
 

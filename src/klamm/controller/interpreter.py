@@ -235,7 +235,7 @@ class Interpreter:
         )
 
     def _licence(self) -> Fence:
-        assert self.fence is not None, "only a controller in office writes"
+        assert self.fence is not None, "only a controller writes"
         return self.fence
 
     # Topics

@@ -286,7 +286,7 @@ class Controller:
                 self._preempt(queued)
 
     async def _carry_out(self, procedure: Procedure[Any], queued: QueuedEvent | None) -> None:
-        assert self.context is not None, "only in office"
+        assert self.context is not None, "only an active controller runs procedures"
         await self._interpreter.run(procedure, self.context, queued)
 
     # The role
@@ -314,7 +314,7 @@ class Controller:
                 # over.
                 await self._give_up()
             if self.active_id == election.NOBODY:
-                self.queue.put(Reelect(), cause="fenced, and nobody is controller")
+                self.queue.put(Reelect(), cause="fenced, and there is no controller")
 
     async def _elect(self) -> None:
         """Take part in the election, and run the failover if it is won (ELEC-2..9)."""
@@ -355,7 +355,7 @@ class Controller:
         except (FencedError, SessionLostError):
             raise
         except Exception as error:
-            self._complain("taking office failed", error)
+            self._complain("the failover failed", error)
             had_role = await self._give_up()
             # Another broker may succeed. The pause keeps failing elections from repeating at full
             # speed.

@@ -124,7 +124,7 @@ class HistoryTopicWriter:
                 return
             if code != ErrorCode.INVALID_REPLICATION_FACTOR:
                 raise UnavailableError(f"{self._topic} was not created: {code.name}")
-        raise UnavailableError(f"{self._topic} was not created: nobody holds replicas")
+        raise UnavailableError(f"{self._topic} was not created: no broker holds replicas")
 
 
 class TopicShipping:

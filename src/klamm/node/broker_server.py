@@ -105,7 +105,7 @@ class BrokerServer:
             self._handlers[key] = first_metadata.hold(self._handlers[key])
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handler of each API."""
         return self._handlers
 
     async def load(self) -> None:

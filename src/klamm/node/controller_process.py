@@ -157,7 +157,7 @@ class ControllerProcess:
         try:
             answer = await self._requests.handle(frame)
         except ProtocolError as error:
-            log.warning("a request for the controller cannot be answered: %s", error)
+            log.warning("a request for the controller cannot be handled: %s", error)
         except Exception:
             log.exception("a request for the controller failed")
         self._link.tell(MessageKind.ANSWER, answer, number)
@@ -226,7 +226,7 @@ class _NoPandas(MetaPathFinder):
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("A controller has no use for pandas.", name=fullname)
+            raise ModuleNotFoundError("A controller does not use pandas.", name=fullname)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ class ForwardingManager:
         self.under_way: Counter[ApiKey] = Counter()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handler of each API."""
         return dict.fromkeys(CONTROLLER_APIS, self._forward)
 
     async def _forward(self, call: Call) -> Result:

@@ -1,7 +1,7 @@
 """Which requests klamm understands, in which versions, and how they are framed.
 
 The table is the specification's (broker.md 1.1, and of 1.2 the storage administration that needs
-no security). What is not in it is neither advertised nor decoded.
+no security). APIs that are not in it are neither advertised nor decoded.
 """
 
 import enum
@@ -52,7 +52,7 @@ class ApiKey(enum.IntEnum):
     ALLOCATE_PRODUCER_IDS = 67
 
 
-#: Stands for "in no version" where a first version is asked for.
+#: Stands for "in no version" in a field that holds a first version.
 NEVER: Final = 1 << 15
 
 
@@ -61,9 +61,9 @@ class Api(NamedTuple):
 
     key: ApiKey
     name: str
-    min_version: int  # what ApiVersions tells
+    min_version: int  # in ApiVersions responses
     max_version: int
-    first_flexible: int  # of requests and answers alike
+    first_flexible: int  # of requests and responses
     first_decoded: int  # versions from min_version up to here are refused
 
     def decodes(self, version: int) -> bool:
@@ -128,10 +128,10 @@ _TABLE: Final = (
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )
 
-#: Answered when asked for, but not offered: features belong to what klamm does not have yet.
+#: Served but not advertised in ApiVersions.
 UNADVERTISED: Final = frozenset({ApiKey.UPDATE_FEATURES})
 
-#: By key, in ascending order; ApiVersions answers with these, but for the unadvertised.
+#: By key, in ascending order; ApiVersions responses have these without the unadvertised ones.
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _TABLE})
 
 

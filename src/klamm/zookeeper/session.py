@@ -53,8 +53,8 @@ async def open_store(
 ) -> "ZooKeeperStore":
     """Connect to `host:port,host:port/chroot`, and create the chroot if it is missing (ZK-1).
 
-    Raises `UnavailableError` when no server answers within `connect_timeout_s`. At most
-    `max_in_flight` requests are unanswered at a time (ZK-23).
+    Raises `UnavailableError` if no server responds within `connect_timeout_s`. At most
+    `max_in_flight` requests are pending at a time (ZK-23).
     """
     hosts, chroot = split_connect_string(connect)
     store = ZooKeeperStore(hosts, chroot, session_timeout_ms, max_in_flight)
@@ -87,7 +87,7 @@ class ZooKeeperStore:
     def __init__(
         self, hosts: str, chroot: str, session_timeout_ms: int, max_in_flight: int
     ) -> None:
-        #: Told how many seconds each answer took.
+        #: Called with the seconds that each response took.
         self.on_answer: Callable[[float], None] | None = None
         self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
         self._chroot = chroot
@@ -262,7 +262,7 @@ class ZooKeeperStore:
         self, opcode: Opcode, request: bytes, path: str = "", watch: EventKind | None = None
     ) -> bytes:
         reply = await self._connection.request(opcode, request, path, watch=watch)
-        assert reply is not None, "only `exists` is answered by nothing"
+        assert reply is not None, "only `exists` has an empty response"
         return reply
 
 

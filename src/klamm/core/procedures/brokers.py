@@ -182,7 +182,7 @@ def on_leader_and_isr_response(
     """Record which partitions are on a failed log directory, or are not any more (LOGDIR-4..9)."""
     cluster = ctx.cluster
     if event.error != ControllerError.NONE:
-        text = f"broker {event.broker} answered LeaderAndIsr with error {event.error}"
+        text = f"broker {event.broker} responded to LeaderAndIsr with error {event.error}"
         ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
         return
     if event.broker not in cluster.brokers:

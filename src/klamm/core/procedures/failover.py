@@ -60,13 +60,13 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
     _say(ctx, f"found {len(cluster.topics)} topics with {len(cluster.all_rows())} partitions")
     yield ChangeChannels(open=[cluster.brokers[id] for id in cluster.live_or_shutting_down])
     yield from _read_deletions(ctx)
-    _say(ctx, f"telling brokers {cluster.live_or_shutting_down}")
+    _say(ctx, f"sending metadata to brokers {cluster.live_or_shutting_down}")
     # Brokers need to know each other before they get partitions.
     yield from send_metadata(ctx, _NO_ROWS)
     yield from _place_new_partitions(ctx)
     yield from start_replica_machine(ctx)
     yield from start_partition_machine(ctx)
-    _say(ctx, "the machines have started; taking up what was left unfinished")
+    _say(ctx, "the state machines have started; resuming unfinished reassignments and deletions")
     handled = yield from on_zk_reassignment(ctx)
     yield from resume_reassignments(ctx, lambda _: True, handled)
     yield from resume_deletions(ctx)
@@ -75,7 +75,7 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
         yield Schedule(AutoRebalance(), FIRST_REBALANCE_DELAY_S)
     _say(
         ctx,
-        f"in office with {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
+        f"controller of {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
     )
 
 

@@ -196,7 +196,7 @@ def resume_reassignments(
     rows = sorted(cluster.being_reassigned.difference(handled))
     moves = {row: move for row in rows if chosen(move := cluster.assignment(row))}
     failed = yield from run_reassignments(ctx, moves)
-    text = "moves that could not be resumed"
+    text = "reassignments that could not be resumed"
     ctx.say_of(LoggerName.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
 
 
