@@ -134,6 +134,14 @@ def test_links_between_documents_lead_somewhere():
     assert not broken
 
 
+def test_the_files_that_architecture_names_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text))
+    assert len(named) > 40
+    missing = [name for name in named if not (ROOT / "src" / "klamm" / name).exists()]
+    assert not [name for name in missing if not (ROOT / name).exists()]
+
+
 def test_the_compatibility_tables_are_what_the_code_has():
     assert compatibility.PAGE.read_text(encoding="utf-8").splitlines() == list(
         compatibility.lines()

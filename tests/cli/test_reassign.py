@@ -115,13 +115,13 @@ def test_a_move_that_cannot_end_is_listed_and_cancelled(klamm: Klamm, topic: str
     klamm("reassign", "execute", plan, "--throttle", "1").ok()
     (move,) = klamm("reassign", "list", "--json").json()
     assert (move["topic"], move["adding"], move["removing"]) == (topic, [2], [1])
-    klamm("reassign", "execute", plan).failed("Other moves are under way")
+    klamm("reassign", "execute", plan).failed("Other reassignments are in progress")
     klamm("reassign", "verify", plan).failed("in progress")
     klamm("reassign", "cancel", plan).ok()
     assert klamm("reassign", "list", "--json").json() == []
     wait_until(lambda: replicas(klamm, topic) == [[1]], "the replicas as before")
     wait_throttles(klamm, topic, set())
-    assert "Nothing was under way" in klamm("reassign", "cancel", "--all").ok().err
+    assert "No reassignment was in progress" in klamm("reassign", "cancel", "--all").ok().err
 
 
 def test_a_plan_that_makes_no_sense_is_refused(klamm: Klamm, topic: str, tmp_path: Path):

@@ -89,8 +89,8 @@ def test_an_answer_with_an_error_is_an_answer(lab: Lab):
     wait_until(lambda: broker.told(ApiKey.UPDATE_METADATA, "refused-too", 0))
     assert len(broker.told(ApiKey.LEADER_AND_ISR, "refused", 0)) == 1
     log = lab.nodes[100]
-    wait_until(lambda: "broker 1 answered LeaderAndIsr with error 11" in log.log)
-    wait_until(lambda: "broker 1 answered UpdateMetadata with error 11" in log.log)
+    wait_until(lambda: "broker 1 responded to LeaderAndIsr with error 11" in log.log)
+    wait_until(lambda: "broker 1 responded to UpdateMetadata with error 11" in log.log)
 
 
 @pytest.mark.rule("CHAN-5", "BRK-1", "BRK-2", "BRK-4", "FENCE-9", "TRACE-12", "VER-9")

@@ -39,14 +39,14 @@ def test_every_line_says_who_speaks_and_the_milestones_are_there(
         await node.register(7, port=1)
         topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7], 1: [7, 8]}))
         await node.controller.enter_election()
-        await node.until(lambda: "in office" in caplog.text)
+        await node.until(lambda: "controller of" in caplog.text)
         await node.store.create(znodes.topic_path("t"), topic)
         await node.until(lambda: "t-1" in caplog.text)
         await node.register(8, port=1)
         await node.until(lambda: "new [8]" in caplog.text)
         move = znodes.encode_reassignment({("t", 0): [8]})
         await node.store.create(znodes.REASSIGN_PARTITIONS, move)
-        await node.until(lambda: "reassign" in caplog.text)
+        await node.until(lambda: "partitions are reassigned" in caplog.text)
         await node.store.create(znodes.topic_path("u"), topic)
         await node.until(lambda: "u-1" in caplog.text)
         await node.store.create(znodes.delete_topic_path("u"))
@@ -70,8 +70,8 @@ def test_every_line_says_who_speaks_and_the_milestones_are_there(
     for milestone in (
         "elected, epoch 1, epoch zkVersion 1",
         "found 0 topics with 0 partitions",
-        "telling brokers [7]",
-        "in office with 0 topics",
+        "sending metadata to brokers [7]",
+        "controller of 0 topics",
         "new topics: ['t']",
         "brokers: new [8], gone [], bounced [], all [7, 8]",
         "partitions are reassigned: t-0",
@@ -103,9 +103,9 @@ def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
         await node.controller.enter_election()
         topic = znodes.encode_topic(znodes.TopicAssignment(None, {0: [7], 1: [7]}))
         await node.store.create(znodes.topic_path("t"), topic)
-        await node.until(lambda: "broker 7 answered LEADER_AND_ISR" in caplog.text)
+        await node.until(lambda: "broker 7 responded to LEADER_AND_ISR" in caplog.text)
         await node.store.create(znodes.delete_topic_path("t"))
-        await node.until(lambda: "broker 7 answered STOP_REPLICA" in caplog.text)
+        await node.until(lambda: "broker 7 responded to STOP_REPLICA" in caplog.text)
 
     async def main(port: int) -> None:
         async with running(tmp_path) as node:
@@ -122,7 +122,7 @@ def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
             f"StopReplica to broker 7: t-{partition}, epoch -2, delete True",
         ):
             assert f"[Controller id=1 epoch=1] {line}" in traced
-    assert any("broker 7 answered UPDATE_METADATA" in line for line in traced)
+    assert any("broker 7 responded to UPDATE_METADATA" in line for line in traced)
 
 
 def outgoing(on_response: Any) -> QueuedRequest:

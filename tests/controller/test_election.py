@@ -69,7 +69,7 @@ def test_the_first_election_waits_while_the_node_is_there_and_is_one_transaction
     lab.zk.create("/controller", b"not json")
     lab.add_brokers(1)
     node = lab.add_node(100)
-    wait_until(lambda: "nobody can be elected until it is removed" in node.log)
+    wait_until(lambda: "no controller can be elected until it is removed" in node.log)
     lab.zk.set("/controller", held_by(3000, kraft_epoch=5))
     wait_until(lambda: "controller is 3000" in node.log)
     assert lab.controller_id() == 3000

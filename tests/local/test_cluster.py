@@ -16,6 +16,7 @@ from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import ConditionNotMetError
 from klamm.local.demo.load import NumberedProducer, read_numbers
+from klamm.local.status import read_status
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -78,6 +79,8 @@ def test_a_paused_controller_is_replaced_and_steps_back(klamm_cluster: Cluster):
     klamm_cluster.pause(controller)
     assert klamm_cluster.broker(controller).state is ProcessState.PAUSED
     klamm_cluster.wait_controller(other_than=controller)
+    status = {each.id: each for each in read_status(klamm_cluster).brokers}
+    assert status[controller].state_text == "paused, session lost"
     klamm_cluster.resume(controller)
     klamm_cluster.heal()
     assert klamm_cluster.registered() == {1, 2, 3}

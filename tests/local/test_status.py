@@ -5,6 +5,7 @@ from dataclasses import replace
 from klamm.client.topics import PartitionDescription
 from klamm.local.broker_process import ProcessState
 from klamm.local.status import BrokerStatus, ClusterStatus, describe_changes
+from klamm.names import TopicPartition
 
 
 def broker(
@@ -18,7 +19,7 @@ def partition(number: int, leader: int, isr: tuple[int, ...]) -> PartitionDescri
 
 
 def status(*partitions: PartitionDescription, controller: int | None = 1) -> ClusterStatus:
-    by_name = {(each.topic, each.partition): each for each in partitions}
+    by_name = {TopicPartition(each.topic, each.partition): each for each in partitions}
     return ClusterStatus((broker(1), broker(2)), controller, True, by_name)
 
 
@@ -50,6 +51,20 @@ def test_a_partition_without_a_leader_is_told_as_such():
         "orders-0: leader 1 → none, ISR 1,2,3 → 1",
     ]
     assert after.leaderless == 1
+
+
+def test_a_paused_broker_loses_its_session_and_comes_back():
+    paused = replace(WELL, brokers=(broker(1, ProcessState.PAUSED), broker(2)))
+    expired = replace(
+        paused, brokers=(replace(paused.brokers[0], has_lost_session=True), broker(2))
+    )
+    assert list(describe_changes(WELL, paused)) == ["broker 1 is paused"]
+    assert list(describe_changes(paused, expired)) == ["broker 1 lost its ZooKeeper session"]
+    assert expired.brokers[0].state_text == "paused, session lost"
+    assert list(describe_changes(expired, WELL)) == [
+        "broker 1 is running",
+        "broker 1 is registered again",
+    ]
 
 
 def test_topics_come_and_go():

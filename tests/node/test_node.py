@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from klamm.client.admin import Admin
+from klamm.client.brokers import with_log_dirs
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from tests.node.metrics_page import read_metrics
@@ -74,6 +76,15 @@ def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic:
         assert ApiKey.CREATE_TOPICS in keys
         assert ApiKey.PRODUCE not in keys
         assert len(raw.metadata(topic).topics[0].partitions) == 3
+        # Tools send these to every broker there is.
+        assert raw.ask(ApiKey.LIST_GROUPS, 4, states_filter=[]).groups == ()
+        assert raw.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=None).results == ()
+        described = raw.ask(
+            ApiKey.DESCRIBE_GROUPS, groups=["g"], include_authorized_operations=False
+        )
+        assert described.groups[0].error_code == ErrorCode.NOT_COORDINATOR
+        with Admin(cluster[2].address) as admin:
+            assert with_log_dirs(admin) == [1]
         # Java's producers ask any broker for an id, and give up where nobody knows of ids.
         wait_until(
             lambda: (

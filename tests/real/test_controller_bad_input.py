@@ -334,7 +334,9 @@ def test_an_unreadable_role_epoch_or_feature_is_named_and_left_alone(new_lab: Ca
     lab.zk.create("/feature", b"none")
     lab.add_brokers(1)
     node = lab.add_node(100)
-    wait_named(node, "/controller: JSON is expected, not b'me'; nobody can be elected until it")
+    wait_named(
+        node, "/controller: JSON is expected, not b'me'; no controller can be elected until it"
+    )
     assert node.log.count("JSON is expected, not b'me'") <= 4
     lab.zk.ensure_path("/controller_epoch")
     lab.zk.set("/controller_epoch", b"one")
@@ -346,7 +348,7 @@ def test_an_unreadable_role_epoch_or_feature_is_named_and_left_alone(new_lab: Ca
     for name in ("one", "other"):
         lab.zk.create(f"/brokers/topics/{name}", topic_znode({0: [1]}, topic_id))
     lab.zk.set("/controller_epoch", b"4")
-    wait_named(node, "taking office failed: topics have the id of another topic: ['other']")
+    wait_named(node, "the failover failed: topics have the id of another topic: ['other']")
     lab.zk.delete("/brokers/topics/other")
     lab.wait_controller(100)
     lab.wait_state("one", 0, lambda s: s["leader"] == 1)

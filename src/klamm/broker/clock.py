@@ -1,21 +1,21 @@
-"""The two clocks of a broker: what time it is, and how much of it has passed."""
+"""The two clocks of a broker: the wall clock, and a clock that never goes backwards."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Milliseconds since 1970, from two sources."""
+    """Two clocks in milliseconds since 1970."""
 
     def wall_ms(self) -> int:
-        """What records are dated with. An operator may set it back."""
+        """The wall clock, for timestamps of records. An operator may set it back."""
 
     def steady_ms(self) -> int:
-        """What deadlines and lags are measured with. Never goes backwards."""
+        """The steady clock, for deadlines and lags. It never goes backwards."""
 
 
 class SystemClock:
-    """The machine's clocks; the steady one starts at the wall's time and goes its own way."""
+    """The machine's clocks. The steady clock starts at wall time and then runs on its own."""
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()

@@ -1,7 +1,7 @@
-"""Requests of this broker to the controller: who that is, and one request at a time (LIFE-10, 11).
+"""The broker's channel to the controller: it sends one request at a time (LIFE-10, LIFE-11).
 
-The controller is the one that the latest UpdateMetadata named. A request that meets a broken
-connection, or a node that is not controller, waits until the cache names one and is sent again.
+The controller is the one of the latest UpdateMetadata. A request whose connection fails, or that
+reaches a node that is not controller, is sent again to the controller that the cache names then.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.05
 
 
 class BrokerToControllerChannel:
-    """Asks whoever is controller."""
+    """Sends requests to the current controller."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class BrokerToControllerChannel:
 
     @property
     def controller(self) -> BrokerNode | None:
-        """The controller as far as it is known, on the listener that brokers use."""
+        """The controller's address on the listener for it; None if it is not known."""
         return self._metadata.snapshot.controller(self._listener)
 
     async def send_once(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
@@ -70,11 +70,11 @@ class BrokerToControllerChannel:
             await asyncio.sleep(_PAUSE_S)
 
     def on_metadata(self) -> None:
-        """Another node may be controller now: do not wait for the response of the old one."""
+        """Close the connection to a former controller: its response is not awaited."""
         node = self.controller
         if node is not None and self._connection.address not in (None, (node.host, node.port)):
             self._connection.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Who this broker is, in which incarnation, and which controller it listens to."""
+"""The broker's id and epochs, with which it fences requests of outdated controllers."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from klamm.protocol.codes import ErrorCode
 
 @dataclass(slots=True)
 class BrokerIdentity:
-    """The ids and epochs by which requests are let in or fenced (FENCE-10, FENCE-11; CTRL-2, 3)."""
+    """The broker's ids, its epoch and the controller's epoch (FENCE-10, FENCE-11; CTRL-2, 3)."""
 
     broker_id: int
     cluster_id: str
-    #: Creation transaction of the registration; -1 before there is one.
+    #: The broker epoch: the zxid that created its registration; -1 before that.
     broker_epoch: int = -1
-    #: The highest seen in a request of a controller.
+    #: The highest controller epoch that a request had.
     controller_epoch: int = 0
 
     def admit_controller(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
-        """Whether a controller's request is current; if so, its epoch is remembered.
+        """The error of an outdated request; otherwise remember its controller epoch.
 
-        The broker epoch may be larger than the own: the controller can learn of a registration
-        before the broker does. -1 means that the controller does not say.
+        The request's broker epoch may be larger than this broker's own, because the controller can
+        learn of a registration before the broker does. -1 means that the request has none.
         """
         if broker_epoch != -1 and broker_epoch < self.broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH

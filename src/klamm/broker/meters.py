@@ -1,4 +1,4 @@
-"""What a broker counts. Plain integers, since most of them change with every request."""
+"""The broker's counters, as plain integers because most of them change with every request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _COUNTED_AS: Final[Mapping[Flaw, str]] = {
 
 @dataclass(slots=True)
 class TopicMeters:
-    """Counts of one topic, or of all."""
+    """The counters of one topic, or the totals."""
 
     messages_in: int = 0
     bytes_in: int = 0
@@ -50,7 +50,7 @@ class TopicMeters:
 
 @dataclass(slots=True)
 class BrokerMeters:
-    """Counts since the start."""
+    """The counters of a broker since its start."""
 
     topics: dict[str, TopicMeters] = field(default_factory=dict)
     requests: RequestMeters = field(default_factory=RequestMeters)
@@ -65,14 +65,14 @@ class BrokerMeters:
         return found
 
     def total(self) -> TopicMeters:
-        """All topics together, those that are gone included."""
+        """The totals of all topics, deleted topics included."""
         total = TopicMeters()
         for meters in self.topics.values():
             _add(total, meters)
         return total
 
     def forget_topic(self, name: str) -> None:
-        """The topic is gone; what it counted stays in the totals."""
+        """Remove the counters of a deleted topic; they stay in the totals."""
         gone = self.topics.pop(name, None)
         if gone is not None:
             _add(self.topic(""), gone)

@@ -1,14 +1,15 @@
 """What a node with `klamm.roles=controller` has in place of the data plane.
 
-It refuses replicas and serves InitProducerId, because producers send that request to any broker and
-give up when the broker does not know it.
+It refuses replicas. It serves InitProducerId, because producers send that request to any broker and
+give up when the broker does not know it, and the requests that tools send to every broker, which
+it answers as a broker without groups and log directories does.
 """
 
 import uuid
 from collections.abc import Mapping
 
 from klamm.broker.controller_channel import BrokerToControllerChannel
-from klamm.broker.handlers.dispatch import Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.handlers.producers import ProducerHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
@@ -17,6 +18,7 @@ from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.failures import failure
 from klamm.protocol.codes import ErrorCode
 
 
@@ -44,7 +46,12 @@ class NoData:
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handlers that need no data, by API key."""
-        return ProducerHandlers(self._producer_ids).handlers()
+        return {
+            **ProducerHandlers(self._producer_ids).handlers(),
+            ApiKey.LIST_GROUPS: lambda _: {"error_code": ErrorCode.NONE, "groups": []},
+            ApiKey.DESCRIBE_LOG_DIRS: lambda _: {"error_code": ErrorCode.NONE, "results": []},
+            ApiKey.DESCRIBE_GROUPS: _describe_no_groups,
+        }
 
     def on_metadata(self, _: SnapshotChange) -> None:
         """Follow the controller to its current broker."""
@@ -87,3 +94,10 @@ class NoData:
     def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
         """Confirm that there is no replica."""
         return ErrorCode.NONE
+
+
+def _describe_no_groups(call: Call) -> Body:
+    """Refuse, since this node coordinates no group."""
+    refused = failure(call.header, call.body, ErrorCode.NOT_COORDINATOR)
+    assert refused is not None, "DescribeGroups expects a response"
+    return refused

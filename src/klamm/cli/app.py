@@ -1,4 +1,4 @@
-"""The commands for people, as a typer application: parse, call, render."""
+"""All commands of the console script but the two that run a process, as a typer application."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say it.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Options that come before any command."""
 
 
 def _list_process(name: str, command: Command) -> None:
-    """Let `klamm --help` list a command whose command line is parsed elsewhere."""
+    """List a command in `klamm --help` whose command line klamm.cli.processes parses."""
 
     @app.command(
         name,
@@ -74,13 +75,13 @@ def demo(
     step: Annotated[bool, typer.Option("--step", help="Wait for a key between the steps.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the report goes; else to a new temporary folder."),
+        typer.Option(metavar="DIR", help="The folder for the report; by default a temporary one."),
     ] = None,
     spark: Annotated[
-        bool, typer.Option(help="With a Spark job that reads along, and a report (needs Java 17).")
+        bool, typer.Option(help="Run a Spark job that reads along, and make a report (Java 17).")
     ] = True,
 ) -> None:
-    """Take the tour: every step is carried out, shown and checked.
+    """Run the tour of a cluster; every step is carried out, shown and checked.
 
     \b
     Example: klamm demo --step
@@ -91,11 +92,11 @@ def demo(
 
 
 def _go_on() -> None:
-    """Between the steps of a tour that does not wait."""
+    """Do nothing between the steps."""
 
 
 def _wait_for_key() -> None:
-    """Hold the tour until somebody has read; a run that nobody watches does not wait."""
+    """Wait for a key between the steps, if a person is at the terminal."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         typer.echo("   (any key goes on)", nl=False)
         typer.getchar()

@@ -1,4 +1,4 @@
-"""`klamm brokers`."""
+"""`klamm brokers`: list and describe the brokers of a cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from klamm.client.configs import ConfigResource
 from klamm.client.topics import ClusterDescription
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-app = group("Brokers: which are alive, and what each of them holds.")
+app = group("Brokers: list the live ones, and describe one.")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """A broker with its share of the cluster."""
+    """A broker with its numbers of leaders and replicas."""
 
     id: int
     host: str
@@ -56,7 +56,7 @@ def list_(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """List the brokers that are alive, and how much each of them leads and holds.
+    """List the live brokers with their numbers of leaders and replicas.
 
     \b
     Example: klamm brokers list
@@ -74,7 +74,7 @@ def describe(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Show one broker: its share, its log directories and the settings that it was given.
+    """Show one broker: leaders, replicas, log directories and settings that are not defaults.
 
     \b
     Example: klamm brokers describe 1
@@ -106,7 +106,10 @@ def describe(
     console = stdout()
     console.print(table([row], _COLUMNS))
     console.print()
-    console.print(table(directories, _LOG_DIRS))
+    if directories:
+        console.print(table(directories, _LOG_DIRS))
+    else:
+        console.print("no log directories: this node can be controller and hosts no replicas")
     console.print()
     columns = {"setting": lambda s: s.name, "value": lambda s: s.value, "from": lambda s: s.source}
     console.print(table(given, columns))

@@ -1,4 +1,4 @@
-"""`klamm configs`."""
+"""`klamm configs`: show and change the settings of topics and brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = group("Settings of topics and brokers.")
 BrokerOption = Annotated[
     str | None,
     typer.Option(
-        "--broker", metavar="ID", help="One broker, or `default` for what all brokers share."
+        "--broker", metavar="ID", help="A broker, or `default` for the defaults of all brokers."
     ),
 ]
 _COLUMNS = {
@@ -41,7 +41,7 @@ def describe(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those that nobody has set; with --json always.")
+        bool, typer.Option("--all", help="Include defaults; --json always does.")
     ] = False,
     key: Annotated[list[str] | None, typer.Option(help="Only this key; may be repeated.")] = None,
     as_json: AsJson = False,
@@ -77,12 +77,12 @@ def alter(
     ] = None,
     removed: Annotated[
         list[str] | None,
-        typer.Option("--delete", metavar="KEY", help="Back to the default; may be repeated."),
+        typer.Option("--delete", metavar="KEY", help="Return to the default; may be repeated."),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Change settings of a topic or of a broker; others stay as they are.
+    """Change some settings of a topic or of a broker.
 
     \b
     Example: klamm configs alter --topic orders --set retention.ms=3600000 --delete cleanup.policy
@@ -95,7 +95,7 @@ def alter(
     with open_admin(bootstrap_server, command_config) as admin:
         configs.alter(admin, resource, changes, removed or ())
     say(f"Changed the settings of {resource}.")
-    # Brokers keep what they do not know, since it may be a plug-in's.
+    # Brokers accept unknown keys, since a plug-in may define them.
     for name in configs.unknown_names(resource, changes):
         say(f"Beware: {configs.unknown_key(resource, name)}")
 

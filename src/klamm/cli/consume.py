@@ -1,4 +1,4 @@
-"""`klamm consume`: records become lines of stdout."""
+"""`klamm consume`: print the records of a topic as lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def consume(
     topic: TopicName,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="May be repeated; else all."),
+        typer.Option("--partition", "-p", min=0, help="May be repeated; default: all."),
     ] = None,
     offset: Annotated[
         str,
@@ -40,13 +40,14 @@ def consume(
         ),
     ] = "beginning",
     count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many records.")
+        int | None, typer.Option("--count", "-c", min=1, help="Stop after this number of records.")
     ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit", "-e", help="End where the topic ends now.")
+        bool, typer.Option("--exit", "-e", help="Stop at the present end of the topic.")
     ] = False,
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Join it, and go on where it was.")
+        str | None,
+        typer.Option("--group", "-g", help="Join this group and continue at its offsets."),
     ] = None,
     form: Annotated[
         str | None,
@@ -57,11 +58,13 @@ def consume(
             "%S and %K sizes; \\n and \\t.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="An object for each record.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each record.")
+    ] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Print the records of a topic, each as a line, until Ctrl-C or as --count or --exit say.
+    """Print the records of a topic, each as a line, until Ctrl-C, --count or --exit.
 
     \b
     Example: klamm consume orders --exit
@@ -87,7 +90,7 @@ def consume(
             if number == count:
                 break
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # Ctrl-C ends the command as intended
     finally:
         consumer.close()
         sys.stdout.flush()
@@ -107,7 +110,7 @@ def _consumer(
         {
             "bootstrap.servers": bootstrap_server,
             **librdkafka_settings(security),
-            "group.id": group or "klamm-consume",  # librdkafka wants one; none is joined
+            "group.id": group or "klamm-consume",  # librdkafka requires one, and joins no group
             "enable.auto.commit": group is not None,
             "auto.offset.reset": "latest" if offset == "end" else "earliest",
             "allow.auto.create.topics": False,
@@ -123,14 +126,14 @@ def _consumer(
 
 
 def _records(consumer: Any, ends: dict[TopicPartition, int] | None) -> Iterator[Any]:
-    """Records as they come; with `ends`, until every assigned partition was read up to there."""
+    """Yield records; with `ends`, stop when every assigned partition was read to its end."""
     from confluent_kafka import KafkaError
 
     done: set[TopicPartition] = set()
     while ends is None or not _all_done(consumer, done):
         message = consumer.poll(0)
         if message is None:
-            # Whoever reads the other end of a pipe sees a record before the next one comes.
+            # Flush before waiting: the reader of a pipe sees each record without delay.
             sys.stdout.flush()
             message = consumer.poll(_POLL_S)
         if message is None:
@@ -154,7 +157,7 @@ def _all_done(consumer: Any, done: set[TopicPartition]) -> bool:
 def _starts(
     admin: Admin, names: Sequence[TopicPartition], offset: str
 ) -> dict[TopicPartition, int]:
-    """Where to begin in each partition that can be read."""
+    """The first offset to read of each partition that has a leader."""
     first = groups.offsets_at(admin, names, EARLIEST)
     if offset == "beginning":
         return first
@@ -244,7 +247,7 @@ def _headers(record: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _text(data: bytes | None) -> str | None:
-    """Text where it is any; other bytes in base64, marked as such."""
+    """Bytes as text if they are UTF-8, else as base64 with a mark."""
     if data is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`klamm controller`."""
+"""`klamm controller`: show the controller, and move its role to another broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from klamm.client.configs import ConfigResource
 from klamm.errors import ConfigError
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-app = group("The controller: who it is, and who shall be it.")
+app = group("The controller: show it, and move its role.")
 
 _COLUMNS = {
     "controller": lambda b: b.id,
@@ -52,15 +52,15 @@ def move(
     id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
     zookeeper: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT[/CHROOT]", help="Else the one that a broker names."),
+        typer.Option(metavar="HOST:PORT[/CHROOT]", help="Default: zookeeper.connect of a broker."),
     ] = None,
     attempts: Annotated[
-        int, typer.Option(min=1, help="Brokers of Apache Kafka do not stand back.")
+        int, typer.Option(min=1, help="Brokers of Apache Kafka also compete for the role.")
     ] = 5,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Let another broker be controller.
+    """Move the controller's role to another broker.
 
     \b
     Example: klamm controller move 2 --zookeeper 127.0.0.1:2181
@@ -74,7 +74,7 @@ def move(
 
 
 def _zookeeper(bootstrap_server: str, command_config: Path | None) -> str:
-    """The address that the brokers themselves have been given."""
+    """The `zookeeper.connect` of a broker."""
     with open_admin(bootstrap_server, command_config) as admin:
         broker = topics.describe(admin, []).brokers[0]
         for setting in configs.describe(admin, ConfigResource.broker(broker.id)):

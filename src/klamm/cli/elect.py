@@ -1,4 +1,4 @@
-"""`klamm elect`."""
+"""`klamm elect`: elect preferred or unclean leaders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = {
 
 
 class ElectionChoice(StrEnum):
-    """What to elect, as the command line says it."""
+    """The kind of election, as the command line names it."""
 
     PREFERRED = "preferred"
     UNCLEAN = "unclean"
@@ -33,14 +33,14 @@ def elect(
     kind: Annotated[ElectionChoice, typer.Argument(show_default=False)],
     topic: TopicOption = None,
     partition: Annotated[
-        int | None, typer.Option(min=0, help="One partition of the topic; else all of them.")
+        int | None, typer.Option(min=0, help="One partition of the topic; default: all.")
     ] = None,
-    everywhere: Annotated[bool, typer.Option("--all", help="Wherever it is needed.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all", help="All partitions that need it.")] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Elect leaders: the preferred ones, or (for lack of any in sync) unclean ones.
+    """Elect the preferred leaders, or unclean leaders where no replica is in sync.
 
     An unclean leader was not in sync: records that it does not have are lost.
 

@@ -1,4 +1,4 @@
-"""`klamm groups`."""
+"""`klamm groups`: list, describe, reset and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -90,25 +90,35 @@ def reset_offsets(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TOPIC[:0,1]", help="May be repeated; else all that the group has committed."
+            metavar="TOPIC[:0,1]",
+            help="May be repeated; default: all topics with committed offsets.",
         ),
     ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The beginning.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The end.")] = False,
-    to_current: Annotated[bool, typer.Option("--to-current", help="Where it is.")] = False,
-    to_offset: Annotated[int | None, typer.Option(min=0, help="This offset.")] = None,
-    shift_by: Annotated[int | None, typer.Option(help="So many on, or (-5) back.")] = None,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the first offset.")
+    ] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end.")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="To the committed offset.")
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="To this offset.")] = None,
+    shift_by: Annotated[
+        int | None, typer.Option(help="By this number of records; negative goes back.")
+    ] = None,
     to_datetime: Annotated[
-        str | None, typer.Option(metavar="2030-01-31T12:00:00Z", help="The first record since.")
+        str | None,
+        typer.Option(
+            metavar="2030-01-31T12:00:00Z", help="To the first record at or after this time."
+        ),
     ] = None,
     execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or (default) only show it.")
+        bool, typer.Option("--execute/--dry-run", help="Execute it; by default only show it.")
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Say where a group without members shall go on.
+    """Change the offsets at which a group without members continues.
 
     \b
     Example: klamm groups reset-offsets billing --topic orders --to-earliest --execute

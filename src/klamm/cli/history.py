@@ -1,4 +1,4 @@
-"""`klamm history`."""
+"""`klamm history`: make tables and a report from the history of the controllers."""
 
 from __future__ import annotations
 
@@ -27,31 +27,36 @@ _EVERY_S: Final = 10.0
 
 
 def history(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and report.html go.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for the tables and report.html.")
+    ],
     spool: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR...", help="The histories of single nodes, from their files."),
+        typer.Option(metavar="DIR...", help="Read the histories of nodes from these folders."),
     ] = None,
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
-    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
+    topic: Annotated[str, typer.Option(help="The history topic.")] = HISTORY_TOPIC,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
     ] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How often to look, with --follow.")
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="Seconds between updates, with --follow."),
     ] = _EVERY_S,
     snapshot: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A snapshot that has the topics' min ISR; else 1."),
+        typer.Option(
+            metavar="DIR", help="A snapshot to take min.insync.replicas from; default: 1."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
     master: Master = None,
 ) -> None:
-    """Make tables and a report of what the controllers did.
+    """Make tables and a report from the history of the controllers.
 
     From the history topic, each time from where the last run stopped; or from the nodes' spools.
 
@@ -68,7 +73,7 @@ def history(
     properties = None if command_config is None else read_properties(command_config)
     source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic, properties)
     source.check()
-    # Who follows may see much in the end.
+    # With --follow, the data grows: the settings for little data do not fit.
     little = bool(spools) and not follow and are_little(spools)
     with spark_session(master, progress=False, little=little) as spark:
         min_isr = None if snapshot is None else _min_isr(spark, snapshot)
@@ -93,7 +98,7 @@ def _refresh(
     *,
     may_be_empty: bool,
 ) -> ReportFacts | None:
-    """Bring the folder up to date; None if it was, or if there are no events yet."""
+    """Update the folder; None if nothing is new or there are no events yet."""
     from klamm.pipeline.history.folder import RECORDS, TABLES, write_tables
     from klamm.pipeline.history.report import write_report
     from klamm.pipeline.session import planned_for
@@ -117,7 +122,7 @@ def _min_isr(spark: SparkSession, snapshot: Path) -> DataFrame:
 
 @contextmanager
 def _progress(steps: int) -> Iterator[Any]:
-    """A bar on stderr; what is yielded is called with the name of each step as it begins."""
+    """A progress bar on stderr; the yielded function starts a step with its name."""
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as progress:
         task = progress.add_task("", total=steps)

@@ -1,8 +1,8 @@
 """The console script `klamm`.
 
-Commands that run a process have a light front of their own, because a broker has to be up in a
-second and small while idle; all others are a typer application, loaded when one is asked for.
-Whatever goes wrong ends as one sentence on stderr and one of the contract's exit codes.
+`klamm broker` and `klamm zookeeper` have a light parser of their own, because a broker has to start
+in a second and stay small. All other commands are a typer application, imported when one is used.
+An error is printed as one sentence on stderr; docs/interfaces.md has the exit codes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; the number that comes back is the exit code."""
+    """Run one command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(given)

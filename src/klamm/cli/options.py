@@ -1,4 +1,4 @@
-"""The options that commands share, and how what they take is read."""
+"""The options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 
-#: Where `klamm up` has the history, and where it is looked for.
+#: The history topic of `klamm up`, and the default of commands that read a history.
 HISTORY_TOPIC: Final = "__klamm_history"
 
 
 def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the topics of the cluster that the command line names so far."""
+    """Shell completion: the topics of the cluster that --bootstrap-server names."""
     from klamm.client import topics
     from klamm.errors import KlammError
 
@@ -26,7 +26,7 @@ def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
         with Admin(given, timeout_s=2, security=security) as admin:
             names = [topic.topic for topic in topics.describe(admin).topics]
     except KlammError:
-        return []  # completion has nobody to complain to
+        return []  # completion cannot show errors
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -37,7 +37,7 @@ BootstrapServer = Annotated[
         "-b",
         metavar="HOST:PORT[,...]",
         envvar="KLAMM_BOOTSTRAP_SERVER",
-        help="A broker, or several.",
+        help="One or more brokers.",
     ),
 ]
 CommandConfig = Annotated[
@@ -70,12 +70,12 @@ def open_admin(bootstrap_server: str, command_config: Path | None) -> Admin:
 
 
 def group(help: str) -> typer.Typer:
-    """A command that has commands."""
+    """A command with subcommands."""
     return typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def settings(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """`key=value` arguments."""
+    """Parse `key=value` arguments; BadParameter names the wrong one."""
     found = {}
     for text in given or ():
         key, equals, value = text.partition("=")
@@ -86,12 +86,12 @@ def settings(given: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def broker_ids(text: str, option: str) -> list[int]:
-    """`1,2,3`."""
+    """Parse broker ids, as in `1,2,3`."""
     return _numbers(text, ",", option)
 
 
 def assignment(text: str | None) -> list[list[int]]:
-    """`1:2:3,2:3:1`: the replicas of each partition."""
+    """Parse the replicas of each partition, as in `1:2:3,2:3:1`."""
     if text is None:
         return []
     return [_numbers(each, ":", "--replica-assignment") for each in text.split(",")]

@@ -1,4 +1,4 @@
-"""`klamm snapshot`, `klamm whatif` and `klamm plan`."""
+"""`klamm snapshot`, `klamm whatif` and `klamm plan`: parse, call the pipeline, print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Master = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The Spark master; local[*] unless submitted to another."),
 ]
-SnapshotDir = Annotated[str, typer.Option("--snapshot", metavar="DIR", help="The snapshot.")]
+SnapshotDir = Annotated[
+    str, typer.Option("--snapshot", metavar="DIR", help="The folder of the snapshot.")
+]
 _SHOWN = 10
 
 
@@ -26,7 +28,8 @@ def snapshot(
         str | None, typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT[,...]")
     ] = None,
     zookeeper: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT[/CHROOT]", help="Read in bulk from there.")
+        str | None,
+        typer.Option(metavar="HOST:PORT[/CHROOT]", help="Read the metadata from ZooKeeper."),
     ] = None,
     sizes: Annotated[bool, typer.Option(help="Ask the brokers how large partitions are.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
@@ -78,7 +81,7 @@ def whatif(
     as_json: Annotated[bool, typer.Option("--json", help="Print the scenarios as JSON.")] = False,
     master: Master = None,
 ) -> None:
-    """Play failures through on a snapshot: who loses its leader, and where leadership goes.
+    """Simulate failures on a snapshot: which partitions lose their leader, and who leads then.
 
     \b
     Example: klamm whatif --snapshot snapshot --fail racks:1 --out whatif
@@ -131,11 +134,18 @@ def whatif(
 
 def plan(
     snapshot: SnapshotDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where all moves go.")],
-    add_brokers: Annotated[str | None, typer.Option(metavar="IDS", help="As in 7,8.")] = None,
-    remove_brokers: Annotated[str | None, typer.Option(metavar="IDS", help="As in 3,4.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the whole plan.")],
+    add_brokers: Annotated[
+        str | None, typer.Option(metavar="IDS", help="Ids of brokers that get replicas, as in 7,8.")
+    ] = None,
+    remove_brokers: Annotated[
+        str | None,
+        typer.Option(metavar="IDS", help="Ids of brokers that lose all replicas, as in 3,4."),
+    ] = None,
     set_rf: Annotated[int | None, typer.Option(help="The new replication factor.", min=1)] = None,
-    topics: Annotated[str, typer.Option(metavar="REGEX", help="Of these topics.")] = ".*",
+    topics: Annotated[
+        str, typer.Option(metavar="REGEX", help="The topics that --set-rf changes.")
+    ] = ".*",
     capacities: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON like {"1": {"replicas": 4000, "bytes": 1e12}}.'),
@@ -149,21 +159,23 @@ def plan(
         ),
     ] = None,
     pin: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Topics that stay as they are.")
+        str | None, typer.Option(metavar="REGEX", help="Topics whose replicas do not move.")
     ] = None,
     rack: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID=NAME", help="The rack of a broker that is not up yet."),
+        typer.Option(metavar="ID=NAME", help="The rack of a broker that does not run yet."),
     ] = None,
     wave_moves: Annotated[
         int | None,
-        typer.Option(help="Moves of one broker in one wave; 5% of its replicas.", min=1),
+        typer.Option(help="Moves of a broker in one wave (default: 5% of its replicas).", min=1),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed gives another plan as good.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Another seed gives another plan of the same quality.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     master: Master = None,
 ) -> None:
-    """Plan a reassignment that repairs racks and balances, and whatever else is asked for.
+    """Plan a reassignment that repairs racks, balances, and does what the options ask for.
 
     \b
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json

@@ -1,6 +1,6 @@
 """The commands that run a process in the foreground: `klamm zookeeper` and `klamm broker`.
 
-They parse with the standard library alone, and import what they run only once they run it.
+They parse with the standard library, and import the server only when they start it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
         help="run N servers that form a quorum, at the port and those after it",
     )
     parser.add_argument(
-        "--data-dir", type=Path, help="where the data stays; temporary unless it is given"
+        "--data-dir", type=Path, help="folder for the data; default: a temporary one"
     )
     parser.add_argument("--heap", default="512m", help="the Java heap (512m)")
     parser.add_argument(
@@ -57,16 +57,16 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
 
 
 def run_broker(arguments: Sequence[str]) -> None:
-    """Run a broker with its controller candidate until it is told to stop."""
+    """Run a broker and its controller process until SIGTERM or Ctrl-C."""
     parser = _parser("broker", "klamm broker server.properties --override broker.id=2")
-    parser.add_argument("file", type=Path, help="a server.properties, as Kafka has it")
+    parser.add_argument("file", type=Path, help="a server.properties in Kafka's format")
     parser.add_argument(
         "--override",
         type=_setting,
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting that replaces the file's; may be given several times",
+        help="replaces a setting of the file; may be repeated",
     )
     options = parser.parse_args(arguments)
     from klamm.config.broker import BrokerConfig

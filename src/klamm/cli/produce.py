@@ -1,4 +1,4 @@
-"""`klamm produce`: lines of stdin become records."""
+"""`klamm produce`: write the lines of stdin as records."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ def produce(
     topic: TopicName,
     key_delimiter: Annotated[
         str | None,
-        typer.Option("--key-delimiter", "-K", help="What stands between key and value."),
+        typer.Option("--key-delimiter", "-K", help="The separator of key and value."),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of all records.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all records.")] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Of all; may be repeated."),
+        typer.Option(
+            "--header", "-H", metavar="NAME=VALUE", help="A header of all records; may be repeated."
+        ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Else by key, or any.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Default: by key, or any.")
     ] = None,
     as_json: Annotated[
         bool,
@@ -74,7 +76,7 @@ def produce(
     Example: echo 'alice:{"total": 3}' | klamm produce orders --key-delimiter : --header source=shop
     """
     with open_admin(bootstrap_server, command_config) as admin:
-        topics.describe(admin, [topic])  # raises when it does not exist
+        topics.describe(admin, [topic])  # raises if the topic does not exist
     from confluent_kafka import KafkaException, Producer
 
     try:

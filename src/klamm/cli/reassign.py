@@ -1,4 +1,4 @@
-"""`klamm reassign`: the work of kafka-reassign-partitions, with its JSON."""
+"""`klamm reassign`: what kafka-reassign-partitions does, with the same JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, broker_ids, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stderr
-from klamm.client import reassignments, topics
+from klamm.client import reassignments
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.client.brokers import with_log_dirs
 from klamm.client.reassignments import COMPLETED, IN_PROGRESS, NOT_AS_PLANNED, Plan
 from klamm.errors import ConfigError, KlammError
 from klamm.names import TopicPartition
@@ -29,7 +30,9 @@ PlanFile = Annotated[
 ]
 PlanOption = Annotated[
     Path | None,
-    typer.Option("--reassignment-json-file", metavar="FILE", help="The same, as Kafka calls it."),
+    typer.Option(
+        "--reassignment-json-file", metavar="FILE", help="The plan, under the name of Kafka's tool."
+    ),
 ]
 _STDIN: Final = Path("-")
 _LOOK_INTERVAL_S: Final = 0.25
@@ -57,20 +60,24 @@ def generate(
     ] = None,
     topics_file: Annotated[
         Path | None,
-        typer.Option("--topics-to-move-json-file", metavar="FILE", help="The same, from a file."),
+        typer.Option(
+            "--topics-to-move-json-file",
+            metavar="FILE",
+            help="Topics to spread, from a file of Kafka's tool.",
+        ),
     ] = None,
     brokers: Annotated[
         str | None,
         typer.Option(
-            "--brokers", "--broker-list", metavar="1,2,3", help="Who shall have them; else all."
+            "--brokers", "--broker-list", metavar="1,2,3", help="The brokers to use; default: all."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Begin at the same broker each time.")] = None,
+    seed: Annotated[int, typer.Option(help="Another number gives another plan.")] = 0,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Propose a plan that spreads topics over brokers, each rack getting its share.
+    """Propose a plan that spreads topics evenly over brokers and racks.
 
     The plan goes to stdout, so that it can be kept in a file; with --json, what is now as well.
 
@@ -87,11 +94,7 @@ def generate(
         else reassignments.decode_topics(_read(topics_file), str(topics_file))
     )
     with open_admin(bootstrap_server, command_config) as admin:
-        chosen = (
-            broker_ids(brokers, "--brokers")
-            if brokers is not None
-            else [broker.id for broker in topics.describe(admin, []).brokers]
-        )
+        chosen = broker_ids(brokers, "--brokers") if brokers is not None else with_log_dirs(admin)
         chance = random.Random(seed)
         proposed = reassignments.propose_plan(
             admin, names, chosen, start=chance.randrange(1 << 30), shift=chance.randrange(1 << 30)
@@ -112,11 +115,14 @@ def execute(
     kafkas_name: PlanOption = None,
     throttle: Annotated[
         int | None,
-        typer.Option(min=1, metavar="BYTES/S", help="What moving may take of each broker."),
+        typer.Option(
+            min=1, metavar="BYTES/S", help="Bytes per second for the moves of each broker."
+        ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is done.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the plan is completed.")] = False,
     additional: Annotated[
-        bool, typer.Option("--additional", help="Even if other moves are under way.")
+        bool,
+        typer.Option("--additional", help="Start although other reassignments are in progress."),
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -135,8 +141,8 @@ def execute(
     with open_admin(bootstrap_server, command_config) as admin:
         if not additional and reassignments.list_reassignments(admin):
             raise KlammError(
-                "Other moves are under way (klamm reassign list): wait for them, cancel them, or "
-                "add to them with --additional."
+                "Other reassignments are in progress (klamm reassign list): wait for them, cancel "
+                "them, or add to them with --additional."
             )
         back = reassignments.current_replicas(
             admin, list(dict.fromkeys(name for _, plan in waves for name in plan))
@@ -160,13 +166,14 @@ def verify(
     file: PlanFile = None,
     kafkas_name: PlanOption = None,
     preserve_throttles: Annotated[
-        bool, typer.Option("--preserve-throttles", help="Leave throttles even when it is done.")
+        bool,
+        typer.Option("--preserve-throttles", help="Keep throttles when the plan is completed."),
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Say how far a plan is; exit code 0 means that all of it is completed.
+    """Show the progress of a plan; exit code 0 means that it is completed.
 
     Once nothing of it is in progress, throttles are removed.
 
@@ -189,16 +196,17 @@ def cancel(
     file: PlanFile = None,
     kafkas_name: PlanOption = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Whatever is under way, instead of a plan's moves.")
+        bool,
+        typer.Option("--all", help="All reassignments in progress, instead of those of a plan."),
     ] = False,
     preserve_throttles: Annotated[
-        bool, typer.Option("--preserve-throttles", help="Leave throttles as they are.")
+        bool, typer.Option("--preserve-throttles", help="Keep throttles.")
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Cancel the moves of a plan that are under way: replicas stay where they were.
+    """Cancel the reassignments of a plan; partitions return to their old replicas.
 
     \b
     Example: klamm reassign cancel plan.json
@@ -215,9 +223,9 @@ def cancel(
         _report(reassignments.alter(admin, dict.fromkeys(names)), len(names))
         if names and not preserve_throttles:
             reassignments.clear_throttles(admin, names)
-    show_rows(moves, _MOVES, as_json=as_json, empty="Nothing was under way.")
+    show_rows(moves, _MOVES, as_json=as_json, empty="No reassignment was in progress.")
     if moves:
-        say(f"Cancelled {len(moves)} moves.")
+        say(f"Cancelled reassignments: {len(moves)}.")
 
 
 @app.command("list")
@@ -226,14 +234,14 @@ def list_(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """List the moves that are under way.
+    """List the reassignments in progress.
 
     \b
     Example: klamm reassign list
     """
     with open_admin(bootstrap_server, command_config) as admin:
         moves = reassignments.list_reassignments(admin)
-    show_rows(moves, _MOVES, as_json=as_json, empty="No move is under way.")
+    show_rows(moves, _MOVES, as_json=as_json, empty="No reassignment is in progress.")
 
 
 def _waves(file: Path | None, kafkas_name: Path | None) -> list[tuple[str, Plan]]:

@@ -1,6 +1,6 @@
-"""Results for people and for programs: the same views as tables and as JSON.
+"""Print results: the same rows as a table or as JSON.
 
-Results go to stdout, everything said along the way to stderr.
+Results go to stdout, progress and messages to stderr.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 else:
     Row = TypeVar("Row")
 
-#: A program that reads a table through a pipe wants lines, however long they are.
+#: The width of a table that goes to a pipe: its lines are not wrapped.
 _UNBROKEN: Final = 10_000
-#: Heading: what stands under it for one row.
+#: Heading: the function that gives the cell of a row.
 Columns = Mapping[str, Callable[[Any], Any]]
 
 
 def stdout() -> Console:
-    """Where results go."""
+    """The console for results."""
     return Console(width=None if sys.stdout.isatty() else _UNBROKEN, highlight=False)
 
 
 def stderr() -> Console:
-    """Where everything else goes."""
+    """The console for progress and messages."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """One sentence about what happens."""
+    """Print one sentence to stderr."""
     stderr().print(Text(text))
 
 
 def show_json(value: Any) -> None:
-    """A value as JSON, indented for a reader."""
+    """Print a value as indented JSON."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def show_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool, empty: str) -> None:
-    """Rows as a table with these columns, or all of their fields as JSON."""
+    """Print rows as a table with these columns, or all of their fields as JSON."""
     if as_json:
         show_json([asdict(row) for row in rows])
     elif rows:
@@ -60,20 +60,24 @@ def show_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool, empty: st
 
 
 def table(rows: Sequence[Any], columns: Columns) -> Table:
-    """A plain table: numbers to the right, no lines."""
+    """A plain table: numbers to the right, no lines. A cell that is Text keeps its style."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    cells = [[_cell(get(row)) for get in columns.values()] for row in rows]
+    cells = [[_as_text(get(row)) for get in columns.values()] for row in rows]
     for at, heading in enumerate(columns):
-        is_number = all(row[at].lstrip("-").isdecimal() for row in cells)
+        is_number = all(row[at].plain.lstrip("-").isdecimal() for row in cells)
         made.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for row in cells:
-        made.add_row(*map(Text, row))
+        made.add_row(*row)
     return made
 
 
 def ids(brokers: Sequence[int]) -> str:
-    """A list of brokers as Kafka's tools show it."""
+    """Broker ids separated by commas, as Kafka's tools print them."""
     return ",".join(map(str, brokers))
+
+
+def _as_text(value: Any) -> Text:
+    return value if isinstance(value, Text) else Text(_cell(value))
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`klamm story`."""
+"""`klamm story`: print what the controllers decided about one partition."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def story(
     name: Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)],
     spool: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR...", help="The histories of single nodes, from their files."),
+        typer.Option(metavar="DIR...", help="Read the histories of nodes from these folders."),
     ] = None,
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
-    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
+    topic: Annotated[str, typer.Option(help="The history topic.")] = HISTORY_TOPIC,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Tell what the controller decided about a partition, and why, in order.
+    """Print what the controllers decided about a partition, and why, in order.
 
     \b
     Example: klamm story orders-0
@@ -40,13 +40,13 @@ def story(
     """
     from klamm.history.story import run, split_name
 
-    split_name(name)  # raises before anybody is asked
+    split_name(name)  # raises before any request
     spools = [*(spool or ()), *(more_spools or ())]
     if more_spools and not spool:
         raise typer.BadParameter("directories come after --spool", param_hint="--spool")
     if not spools:
         with open_admin(bootstrap_server, command_config) as admin:
-            admin.metadata([])  # raises in one sentence when nobody is there
+            admin.metadata([])  # raises if no broker answers
     run(
         name,
         spools=spools,

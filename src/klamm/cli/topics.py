@@ -1,4 +1,4 @@
-"""`klamm topics`."""
+"""`klamm topics`: create, list, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ _TOPICS = {
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
     partitions: Annotated[
-        int | None, typer.Option(min=1, help="How many; else the cluster's default.")
+        int | None, typer.Option(min=1, help="Number of partitions; default: num.partitions.")
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, help="How many replicas; else the cluster's default.")
+        int | None, typer.Option(min=1, help="Replicas; default: default.replication.factor.")
     ] = None,
     replica_assignment: Annotated[
         str | None,
-        typer.Option(metavar="1:2:3,2:3:1", help="The replicas of each partition, instead."),
+        typer.Option(metavar="1:2:3,2:3:1", help="The replicas of each partition."),
     ] = None,
     config: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting; may be repeated.")
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="That it exists is no failure.")
+        bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")
     ] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
@@ -98,7 +98,7 @@ def create(
 @app.command("list")
 def list_(
     exclude_internal: Annotated[
-        bool, typer.Option("--exclude-internal", help="Leave out the cluster's own topics.")
+        bool, typer.Option("--exclude-internal", help="Leave out internal topics.")
     ] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -134,10 +134,11 @@ def list_(
 @app.command()
 def describe(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Else all.")
+        str | None,
+        typer.Argument(metavar="[NAME]", show_default=False, help="Default: all topics."),
     ] = None,
     under_replicated: Annotated[
-        bool, typer.Option("--under-replicated", help="Only partitions that lack a replica.")
+        bool, typer.Option("--under-replicated", help="Only partitions with an incomplete ISR.")
     ] = False,
     unavailable: Annotated[
         bool, typer.Option("--unavailable", help="Only partitions without a leader.")
@@ -206,7 +207,7 @@ def describe(
 def alter(
     name: TopicName,
     partitions: Annotated[
-        int, typer.Option(min=1, show_default=False, help="How many there shall be.")
+        int, typer.Option(min=1, show_default=False, help="The new number of partitions.")
     ],
     replica_assignment: Annotated[
         str | None,

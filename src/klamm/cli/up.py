@@ -1,4 +1,4 @@
-"""`klamm up`: a cluster in the foreground, until Ctrl-C."""
+"""`klamm up`: run a cluster in the foreground until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,43 +24,57 @@ from klamm.cli.render import say, stdout, table
 
 if TYPE_CHECKING:
     from klamm.local.cluster import Cluster
-    from klamm.local.status import ClusterStatus
+    from klamm.local.status import BrokerStatus, ClusterStatus
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_INTERVAL_S: Final = 0.5
-#: Looking at a large cluster takes time, of which the cluster shall have most.
+#: The share of the time that may be spent on reading the status of a large cluster.
 _SHARE_OF_LOOKING: Final = 0.1
 _EVENTS_SHOWN: Final = 12
 _KILLED: Final = 130
-#: What differs from a cluster for tests, which lives shorter and is looked at by programs.
+#: Settings that differ from those of a cluster for tests.
 _SETTINGS: Final = {
     "zookeeper.session.timeout.ms": "6000",
     "klamm.history.topic": HISTORY_TOPIC,
 }
+_STATE_STYLES: Final = {
+    "running": "green",
+    "paused": "yellow",
+    "stopped": "dim",
+    "dead": "red",
+}
+
+
+def _state(broker: BrokerStatus) -> Text:
+    style = "yellow" if broker.has_lost_session else _STATE_STYLES[broker.state]
+    return Text(broker.state_text, style)
+
+
 _BROKERS = {
     "broker": lambda b: b.id,
     "address": lambda b: b.address,
     "rack": lambda b: b.rack,
     "pid": lambda b: b.pid,
-    "state": lambda b: b.state,
+    "state": _state,
     "leads": lambda b: b.leaders,
     "replicas": lambda b: b.replicas,
 }
 
 
 def up(
-    brokers: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, help="Number of brokers.")] = 3,
     base_port: Annotated[
-        int, typer.Option(min=1, max=65_535, help="The first broker's; the others follow.")
+        int, typer.Option(min=1, max=65_535, help="Port of the first broker; the others follow.")
     ] = 9092,
     racks: Annotated[
-        str | None, typer.Option(metavar="a,b,c", help="Given to the brokers in turn.")
+        str | None, typer.Option(metavar="a,b,c", help="Assigned to the brokers in turn.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Kept and found again; else temporary.")
+        Path | None, typer.Option(metavar="DIR", help="Keep the data here; default: temporary.")
     ] = None,
     zookeeper: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Use this one; else an own one.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Use this ZooKeeper; default: start one."),
     ] = None,
     override: Annotated[
         list[str] | None,
@@ -71,7 +85,7 @@ def up(
         typer.Option("--secure", help="TLS, SASL and ACLs; certificates and users are made."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One line of JSON when the cluster is ready.")
+        bool, typer.Option("--json", help="Print one line of JSON when ready.")
     ] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C; a second Ctrl-C kills it.
@@ -98,7 +112,7 @@ def up(
         begun = time.monotonic()
         try:
             cluster.start()
-            stopping.is_orderly = True  # before anybody can know that it is ready
+            stopping.is_orderly = True  # set before the line that says ready
         except KeyboardInterrupt:
             say("Stopped before it was ready.")
             return
@@ -112,7 +126,7 @@ def up(
 
 
 class _Stopping:
-    """What signals do: end the start at once, then ask for an orderly end, then kill."""
+    """Handles signals: abort the start, then ask for a controlled shutdown, then kill."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.asked = threading.Event()
@@ -131,7 +145,7 @@ class _Stopping:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.is_orderly:
-            self.is_orderly = True  # what is being cleaned up is not to be interrupted
+            self.is_orderly = True  # do not interrupt the clean-up
             raise KeyboardInterrupt
         if self.asked.is_set():
             self.was_killed = True
@@ -167,7 +181,7 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
 
 
 def _watch(cluster: Cluster, asked: threading.Event, *, live: bool) -> None:
-    """Show what the cluster is like, or (not on a terminal) what happens to it, until asked."""
+    """Show the status on a terminal, or print events elsewhere, until a signal comes."""
     from klamm.local.status import describe_changes, read_status
 
     status = read_status(cluster)
@@ -208,7 +222,7 @@ def _picture(status: ClusterStatus, events: deque[str]) -> RenderableType:
         )
         is_well = not (status.under_replicated or status.leaderless) and status.controller
     else:
-        line, is_well = "no broker answers", False
+        line, is_well = "ZooKeeper does not respond", False
     return Group(
         table(status.brokers, _BROKERS),
         Text(line, style="green" if is_well else "yellow"),

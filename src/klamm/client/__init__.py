@@ -1,1 +1,1 @@
-"""A client for administration: any Kafka cluster's, synchronous, through Kafka's own protocol."""
+"""A synchronous client that administers any Kafka cluster through Kafka's own protocol."""

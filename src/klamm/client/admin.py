@@ -1,6 +1,6 @@
-"""Who is to be asked: any broker, the controller, a group's coordinator, or one by its id.
+"""The admin client: it sends a request to any broker, the controller, a coordinator, or one broker.
 
-What is asked for, and what the answers mean, is in the modules beside this one.
+The modules beside this one know the requests and what their responses mean.
 """
 
 import threading
@@ -23,7 +23,7 @@ from klamm.protocol.codes import ErrorCode, KafkaError
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 NO_LEADER: Final = -1
 
-#: The wrong broker was asked, or the right one is not ready: find out again who it is.
+#: The wrong broker got the request, or the right one is not ready: look it up again and retry.
 _ASK_AGAIN: Final = frozenset(
     {
         ErrorCode.NOT_CONTROLLER,
@@ -44,7 +44,7 @@ _FIRST_PATIENCE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class LiveBroker:
-    """A broker that is alive, as clients reach it."""
+    """A live broker, at the address for clients."""
 
     id: int
     host: str
@@ -59,7 +59,7 @@ class LiveBroker:
 class Admin:
     """A client of one cluster; safe to share between threads.
 
-    `timeout_s` is how long an operation may take, with all attempts to find the right broker.
+    `timeout_s` bounds an operation, including all attempts to find the right broker.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Admin:
 
     @property
     def timeout_ms(self) -> int:
-        """How long a broker is asked to wait for what takes time."""
+        """The timeout that requests carry."""
         return int(self.timeout_s * 1000)
 
     # Asking
@@ -139,7 +139,7 @@ class Admin:
             patience_s *= 2
 
     def ask_controller(self, api: ApiKey, values: Values) -> Any:
-        """The controller, also while it changes."""
+        """Send a request to the controller; follow the role when it moves."""
 
         def controller() -> LiveBroker:
             answer = self.metadata([])
@@ -148,7 +148,7 @@ class Admin:
         return self._ask_until_right(controller, api, values)
 
     def ask_coordinator(self, group: str, api: ApiKey, values: Values) -> Any:
-        """The coordinator of a group, also while it changes."""
+        """Send a request to the coordinator of a group; follow the role when it moves."""
 
         def coordinator() -> LiveBroker:
             asked = {"key": group, "key_type": _GROUP}
@@ -159,7 +159,7 @@ class Admin:
         return self._ask_until_right(coordinator, api, values)
 
     def ask_broker(self, broker: int, api: ApiKey, values: Values) -> Any:
-        """This broker and no other."""
+        """Send a request to this broker and no other."""
         self.metadata([])
         found = self._broker(broker, f"broker {broker}")
         try:
@@ -168,7 +168,7 @@ class Admin:
             raise UnavailableError(f"Broker {broker} does not answer at {error}") from error
 
     def metadata(self, topics: Iterable[str] | None) -> Any:
-        """A Metadata answer about some topics, none, or (None) all; creates nothing."""
+        """Request Metadata of some topics, of none, or (None) of all; creates no topic."""
         answer = self.ask_any(ApiKey.METADATA, _metadata_request(topics))
         self._brokers = {
             each.node_id: LiveBroker(each.node_id, each.host, each.port, each.rack)
@@ -177,11 +177,11 @@ class Admin:
         return answer
 
     def metadata_of(self, broker: int, topics: Iterable[str] | None) -> Any:
-        """The same from one broker: what one knows, another may hear a moment later."""
+        """Request Metadata from one broker, since brokers learn of a change at different times."""
         return self.ask_broker(broker, ApiKey.METADATA, _metadata_request(topics))
 
     def retry(self, attempt: Callable[[], Any], what: str) -> Any:
-        """The first result of `attempt` that is not an error which passes with time."""
+        """Call `attempt` until it returns or raises an error that a retry cannot solve."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             try:
@@ -192,7 +192,7 @@ class Admin:
             except UnavailableError as error:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"{what} did not answer: {error}") from error
-                self.metadata([])  # raises when nobody is there at all
+                self.metadata([])  # raises if no broker answers at all
             time.sleep(_PAUSE_S)
 
     def _ask_until_right(self, find: Callable[[], LiveBroker], api: ApiKey, values: Values) -> Any:
@@ -286,7 +286,7 @@ def _split_address(text: str) -> tuple[str, int]:
 
 
 def partitions_by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    """Partition numbers under the names of their topics, as requests have them."""
+    """Group partition numbers by topic, as requests have them."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)

@@ -1,4 +1,4 @@
-"""What single brokers have to tell: how much they hold, and where."""
+"""The log directories of brokers: how much they hold, and which brokers have any."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from klamm.protocol.codes import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory; sizes of -1 are not known to the broker."""
+    """A log directory; a size of -1 is unknown to the broker."""
 
     path: str
     error: str | None
@@ -35,3 +35,9 @@ def log_dirs(admin: Admin, broker: int) -> list[LogDir]:
         )
         for each in answer.results
     ]
+
+
+def with_log_dirs(admin: Admin) -> list[int]:
+    """The live brokers that can host replicas: not nodes with `klamm.roles=controller`."""
+    alive = [int(each.node_id) for each in admin.metadata([]).brokers]
+    return [broker for broker in alive if log_dirs(admin, broker)]

@@ -1,4 +1,4 @@
-"""The settings of topics and brokers: every key with its value and where that came from."""
+"""The settings of topics and brokers: every key with its value and its source."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class ConfigResource:
-    """What has settings; the broker without a name stands for the default of all brokers."""
+    """A topic or a broker; a broker without a name stands for the defaults of all brokers."""
 
     kind: int
     name: str
@@ -42,7 +42,7 @@ class ConfigResource:
 
     @classmethod
     def broker(cls, broker: int | None) -> "ConfigResource":
-        """A broker's, or (None) the defaults that all brokers share."""
+        """A broker, or (None) the defaults of all brokers."""
         return cls(_BROKER, "" if broker is None else str(broker))
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class ConfigResource:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One key of a resource. The value of a sensitive one is not told."""
+    """One key of a resource. Brokers do not send the value of a sensitive key."""
 
     name: str
     value: str | None
@@ -96,7 +96,7 @@ def describe(admin: Admin, resource: ConfigResource) -> list[ConfigEntry]:
 def alter(
     admin: Admin, resource: ConfigResource, changes: Mapping[str, str], removals: Sequence[str] = ()
 ) -> None:
-    """Set some keys and give others back to what they fall back to."""
+    """Set some keys, and remove others so that they return to their defaults."""
     configs: list[dict[str, Any]] = [
         *({"name": k, "config_operation": _SET, "value": v} for k, v in changes.items()),
         *({"name": k, "config_operation": _DELETE, "value": None} for k in removals),
@@ -116,7 +116,7 @@ def alter(
 
 
 def unknown_names(resource: ConfigResource, names: Iterable[str]) -> list[str]:
-    """Those names that are no key of Kafka 3.9 or klamm; a plug-in may have keys of its own."""
+    """The names that are no key of Kafka 3.9 or klamm; they may be keys of a plug-in."""
     return [
         name
         for name in names
@@ -125,7 +125,7 @@ def unknown_names(resource: ConfigResource, names: Iterable[str]) -> list[str]:
 
 
 def unknown_key(resource: ConfigResource, name: str) -> KafkaError:
-    """The error that says that a resource has no such key, and which may have been meant."""
+    """The error for a key that a resource does not have, with the nearest known key."""
     nearest = suggestion(name, _known(resource)) or "."
     return KafkaError(ErrorCode.INVALID_CONFIG, f"{resource} has no setting {name}{nearest}")
 
@@ -136,7 +136,7 @@ def _known(resource: ConfigResource) -> Collection[str]:
 
 def _ask(admin: Admin, resource: ConfigResource, api: ApiKey, asked: Mapping[str, Any]) -> Any:
     if resource.kind == _BROKER and resource.name:
-        # Nobody else knows what its file says.
+        # Only the broker itself knows the settings of its file.
         return admin.ask_broker(int(resource.name), api, asked)
     return admin.ask_any(api, asked)
 

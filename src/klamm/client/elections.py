@@ -1,4 +1,4 @@
-"""Elections that an operator asks for."""
+"""Leader elections that an operator requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from klamm.protocol.codes import ErrorCode
 
 
 class ElectionType(IntEnum):
-    """Whom a partition may get; the numbers are the protocol's."""
+    """The kind of election, with the numbers of the protocol."""
 
     PREFERRED = 0
     UNCLEAN = 1
@@ -19,7 +19,7 @@ class ElectionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionResult:
-    """What came of it for one partition: elected, not needed, or why not."""
+    """The result for one partition: elected, not needed, or the error."""
 
     topic: str
     partition: int
@@ -28,14 +28,14 @@ class ElectionResult:
 
     @property
     def failed(self) -> bool:
-        """That there was nothing to do is not a failure."""
+        """Whether the election failed; ELECTION_NOT_NEEDED is no failure."""
         return self.outcome not in ("elected", ErrorCode.ELECTION_NOT_NEEDED.name)
 
 
 def elect(
     admin: Admin, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
 ) -> list[ElectionResult]:
-    """Elect leaders for some partitions, or (None) wherever it is needed."""
+    """Elect leaders for some partitions, or (None) for all that need it."""
     topics = None
     if partitions is not None:
         topics = [

@@ -1,4 +1,4 @@
-"""Error codes in responses: raise them, find them, and suggest a name that was meant."""
+"""Error codes in responses: raise them, find them; and the nearest known name to a wrong one."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -9,13 +9,13 @@ from klamm.protocol.codes import ErrorCode, KafkaError
 
 
 def check(code: int, message: str | None = None) -> None:
-    """Raise what an error code says, unless it is NONE."""
+    """Raise KafkaError unless the code is NONE."""
     if code != ErrorCode.NONE:
         raise KafkaError(ErrorCode.of(code), message)
 
 
 def error_codes(message: Any) -> Iterator[int]:
-    """Every error code in an answer, wherever in it."""
+    """Every error code in a response, at any depth."""
     for each in fields(message):
         value = getattr(message, each.name)
         if each.name == "error_code":
@@ -28,6 +28,6 @@ def error_codes(message: Any) -> Iterator[int]:
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """`; did you mean orders?` if something of a similar name is known, else nothing."""
+    """`; did you mean orders?` if a similar name is known, else an empty string."""
     nearest = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else ""

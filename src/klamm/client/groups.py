@@ -1,4 +1,4 @@
-"""Consumer groups: who is in them, how far they have read, and where they shall go on."""
+"""Consumer groups: their members, their committed offsets, and changes to these."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member of a group, and the partitions that it reads."""
+    """A member of a group, and its assigned partitions."""
 
     member_id: str
     instance_id: str | None
@@ -44,7 +44,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """How far a group is in one partition; -1 is not known."""
+    """The committed offset and the end of one partition; -1 is unknown."""
 
     topic: str
     partition: int
@@ -59,7 +59,7 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group with its members and positions."""
+    """A group with its members and offsets."""
 
     group: str
     state: str
@@ -86,7 +86,7 @@ def list_groups(admin: Admin) -> list[GroupListing]:
 
 
 def describe(admin: Admin, group: str) -> GroupDescription:
-    """One group; that it does not exist is an error."""
+    """Describe one group; raises if it does not exist."""
     asked = {"groups": [group], "include_authorized_operations": False}
     (found,) = admin.ask_coordinator(group, ApiKey.DESCRIBE_GROUPS, asked).groups
     if found.error_code == ErrorCode.GROUP_ID_NOT_FOUND or found.group_state == _DEAD:
@@ -138,7 +138,7 @@ def committed_offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
 
 
 def commit_offsets(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Let a group without members go on from these offsets; makes the group if need be."""
+    """Commit offsets for a group without members; creates the group if needed."""
     asked = {
         "group_id": group,
         "generation_id_or_member_epoch": -1,
@@ -232,14 +232,14 @@ def _unknown_group(admin: Admin, group: str) -> KafkaError:
     try:
         known = [each.group for each in list_groups(admin)]
     except UnavailableError:
-        known = []  # a broker that is away is no reason to keep the answer back
+        known = []  # without the list, the error has no suggestion
     return KafkaError(
         ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}{suggestion(group, known) or '.'}"
     )
 
 
 def _decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """What a consumer was assigned; nothing while the group is rebalancing."""
+    """The partitions assigned to a consumer; none while the group is rebalancing."""
     if not data:
         return ()
     cursor = Cursor(memoryview(data), _INT16.size, is_flexible=False)  # after the version

@@ -1,4 +1,4 @@
-"""Where a group shall go on: the goals that an operator can name, as offsets."""
+"""Resetting the offsets of a group: the targets that an operator can name, as offsets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from klamm.client.admin import Admin
 from klamm.errors import ConfigError
 from klamm.names import EARLIEST, LATEST, TopicPartition
 
-#: From a partition's first, last and committed offset (-1: none), the one to go on from.
+#: From the first, last and committed offset (-1: none) of a partition to the new offset.
 OffsetTarget: TypeAlias = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """A change of one position; -1 is not known."""
+    """A change of one committed offset; -1 is unknown."""
 
     topic: str
     partition: int
@@ -32,7 +32,7 @@ def to_latest(first: int, last: int, committed: int) -> int:
 
 
 def to_current(first: int, last: int, committed: int) -> int:
-    """Stay; where nothing was committed, go on from the end."""
+    """Keep the committed offset; without one, take the end."""
     return committed if committed >= 0 else last
 
 
@@ -47,14 +47,14 @@ def shift_by(distance: int) -> OffsetTarget:
 def plan_reset(
     admin: Admin, group: str, chosen: Sequence[str], goal: OffsetTarget | int
 ) -> list[OffsetReset]:
-    """What resetting would change, for topics (`orders`, `orders:0,2`) or all that were committed.
+    """The changes that a reset makes, for topics (`orders`, `orders:0,2`) or all committed ones.
 
-    A goal that is a number is a time in milliseconds. Offsets stay between first and last.
+    A number as the goal is a time in milliseconds. Offsets stay between first and last.
     """
     committed = groups.committed_offsets(admin, group)
     names = _chosen(admin, chosen) if chosen else sorted(committed)
     if not names:
-        groups.describe(admin, group)  # raises when there is no such group
+        groups.describe(admin, group)  # raises if there is no such group
         raise ConfigError(f"Group {group} has committed nothing; name a topic to reset.")
     first = groups.offsets_at(admin, names, EARLIEST)
     last = groups.offsets_at(admin, names, LATEST)

@@ -1,4 +1,4 @@
-"""Moving replicas: plans in the JSON of kafka-reassign-partitions, and what becomes of them."""
+"""Reassignments: plans in the JSON of kafka-reassign-partitions, their execution and progress."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
 
-#: Which replicas a partition shall have; the first is preferred as its leader.
+#: The target replicas of each partition; the first is the preferred leader.
 Plan: TypeAlias = Mapping[TopicPartition, Sequence[int]]
 
 _VERSION: Final = 1
@@ -29,7 +29,7 @@ _FOLLOWERS: Final = "follower.replication.throttled.replicas"
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """A reassignment that is under way."""
+    """A reassignment in progress."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True)
 class ReassignmentProgress:
-    """How far one partition of a plan is: completed, in progress, or not what the plan says."""
+    """The status of one partition of a plan: completed, in progress, or not as planned."""
 
     topic: str
     partition: int
@@ -51,7 +51,8 @@ class ReassignmentProgress:
 
 COMPLETED: Final = "completed"
 IN_PROGRESS: Final = "in progress"
-#: Nobody works on it, and yet the replicas differ: it was cancelled, replaced or never begun.
+#: No reassignment is in progress and the replicas differ from the plan: it was cancelled,
+#: replaced or never started.
 NOT_AS_PLANNED: Final = "not as planned"
 
 
@@ -109,7 +110,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
 
 
 def decode_topics(text: str | bytes, source: str) -> list[str]:
-    """The names in the JSON of topics to move."""
+    """The topic names in the JSON that lists topics to move."""
     try:
         return [str(row["topic"]) for row in _rows(json.loads(text), "topics")]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -117,7 +118,7 @@ def decode_topics(text: str | bytes, source: str) -> list[str]:
 
 
 def read_waves(path: Path) -> list[tuple[str, dict[TopicPartition, tuple[int, ...]]]]:
-    """The plan in a file, or those in a directory in the order of their names."""
+    """Read the plan of a file, or the plans of a directory in the order of their names."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"{path} has no plan in it: expected are files like 001.json")
@@ -144,7 +145,7 @@ def _rows(value: Any, key: str) -> list[Any]:
 def current_replicas(
     admin: Admin, plan: Iterable[TopicPartition]
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """The replicas that the partitions of a plan have now; all of them have to exist."""
+    """The present replicas of the partitions of a plan; raises if one does not exist."""
     wanted = list(plan)
     view = topics.describe(admin, sorted({topic for topic, _ in wanted}))
     found = {
@@ -163,7 +164,7 @@ def current_replicas(
 def propose_plan(
     admin: Admin, names: Sequence[str], brokers: Sequence[int], *, start: int, shift: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Spread topics over brokers, as if they were created there, with racks where all have one."""
+    """Spread topics over brokers as a new topic would be, rack-aware if all brokers have racks."""
     from klamm.core.assignment import AssignmentError, assign_replicas
 
     view = topics.describe(admin, names)
@@ -195,7 +196,7 @@ def propose_plan(
 def alter(
     admin: Admin, plan: Mapping[TopicPartition, Sequence[int] | None]
 ) -> list[RefusedReassignment]:
-    """Begin to move partitions, or (None) cancel what is under way; says what was refused."""
+    """Start reassignments, or (None) cancel them; returns the refused ones."""
     asked = {
         "timeout": admin.timeout_ms,
         "topics": [
@@ -227,7 +228,7 @@ def alter(
 def list_reassignments(
     admin: Admin, names: Iterable[TopicPartition] | None = None
 ) -> list[Reassignment]:
-    """The reassignments of some partitions, or (None) all of them."""
+    """List the reassignments in progress of some partitions, or (None) of all."""
     wanted = None
     if names is not None:
         wanted = [
@@ -254,11 +255,11 @@ def list_reassignments(
 
 
 def verify(admin: Admin, plan: Plan) -> list[ReassignmentProgress]:
-    """How far each partition of a plan is."""
+    """The status of each partition of a plan."""
     deadline = time.monotonic() + _SETTLING_S
     while True:
         rows = _look(admin, plan)
-        # The controller says first that a move has ended, and the brokers a moment later.
+        # The controller knows of the end of a reassignment before the brokers do.
         is_settled = all(row.status != NOT_AS_PLANNED for row in rows)
         if is_settled or time.monotonic() > deadline:
             return rows
@@ -291,10 +292,10 @@ def _status(
 
 
 def throttle(admin: Admin, plan: Plan, bytes_per_s: int) -> None:
-    """Limit what moving a plan takes from the brokers and lines that are involved.
+    """Limit the bandwidth of a plan's moves at the brokers that are involved.
 
-    A partition's present replicas send, and its new ones receive; both sides are slowed down, and
-    no other replication is.
+    The present replicas of a partition send, and its new ones receive. Both sides are throttled;
+    other replication is not.
     """
     now = current_replicas(admin, plan)
     moves = {TopicPartition(m.topic, m.partition): m for m in list_reassignments(admin, plan)}
@@ -320,7 +321,7 @@ def throttle(admin: Admin, plan: Plan, bytes_per_s: int) -> None:
 
 
 def clear_throttles(admin: Admin, plan: Iterable[TopicPartition]) -> None:
-    """Remove every limit on replication from the topics of a plan and from all brokers."""
+    """Remove every replication throttle from the topics of a plan and from all brokers."""
     for topic in sorted({topic for topic, _ in plan}):
         _clear(admin, ConfigResource.topic(topic), (_LEADERS, _FOLLOWERS))
     for broker in topics.describe(admin, []).brokers:

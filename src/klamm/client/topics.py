@@ -1,4 +1,4 @@
-"""Topics and their partitions: what there is, and changes to it."""
+"""Topics and their partitions: describe, create, alter and delete them."""
 
 import base64
 import time
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition, as the cluster's metadata has it; leader -1 means that it has none."""
+    """One partition as a Metadata response has it; leader -1 means no leader."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class PartitionDescription:
 
     @property
     def is_unavailable(self) -> bool:
-        """Nobody leads it, so that nobody can write to it or read it."""
+        """Whether it has no leader, so that clients can neither write nor read it."""
         return self.leader == NO_LEADER
 
 
@@ -57,7 +57,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """One broker's view of the cluster."""
+    """The cluster as one broker knows it."""
 
     cluster_id: str | None
     controller: int
@@ -70,7 +70,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to be created; what is left out is the cluster's to choose."""
+    """A topic to create; brokers apply their defaults to what is left out."""
 
     name: str
     partitions: int = _BROKER_DEFAULT
@@ -157,14 +157,14 @@ def create(admin: Admin, topic: NewTopic) -> int:
                 if name not in TOPIC_KEYS:
                     message = f"topics have no setting {name}{suggestion(name, TOPIC_KEYS) or '.'}"
         check(result.error_code, message)
-    # Brokers before Kafka 2.4 do not say how many they made of it.
+    # Brokers before Kafka 2.4 do not return the number of partitions.
     return max(len(topic.assignment), topic.partitions, getattr(result, "num_partitions", 1))
 
 
 def add_partitions(
     admin: Admin, name: str, total: int, assignment: Sequence[Sequence[int]] = ()
 ) -> None:
-    """Let a topic have `total` partitions; `assignment` is that of the new ones."""
+    """Grow a topic to `total` partitions; `assignment` has the replicas of the new ones."""
     answer = admin.ask_controller(
         ApiKey.CREATE_PARTITIONS,
         {
@@ -185,7 +185,7 @@ def add_partitions(
 
 
 def delete(admin: Admin, name: str) -> None:
-    """Delete one topic; the brokers remove its data in their own time."""
+    """Delete one topic; the brokers remove its data later."""
     answer = admin.ask_controller(
         ApiKey.DELETE_TOPICS, {"topic_names": [name], "timeout": admin.timeout_ms}
     )
@@ -194,7 +194,7 @@ def delete(admin: Admin, name: str) -> None:
 
 
 def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[int]:
-    """The brokers that have not heard yet that a topic has so many partitions, each with a leader.
+    """The brokers that do not know yet that a topic has this many partitions, all with leaders.
 
     None stands for a topic that was deleted.
     """
@@ -203,7 +203,7 @@ def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[i
         try:
             (topic,) = admin.metadata_of(broker.id, [name]).topics
         except UnavailableError:
-            continue  # it is going, or gone
+            continue  # the broker is shutting down
         led = sum(each.leader_id >= 0 for each in topic.partitions)
         is_known = topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if is_known if partitions is None else led < partitions:
@@ -212,7 +212,7 @@ def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[i
 
 
 def wait_until_known(admin: Admin, name: str, partitions: int | None) -> None:
-    """Wait until all brokers have heard of a change, but not for ever: it was done before."""
+    """Wait, up to a limit, until all brokers know a change that the controller has made."""
     deadline = time.monotonic() + _HEARD_WITHIN_S
     while brokers_unaware_of(admin, name, partitions) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
@@ -225,7 +225,7 @@ def _check_named(admin: Admin, code: int, name: str, message: str | None) -> Non
 
 
 def _topic_id(value: uuid.UUID | None) -> str | None:
-    """As Kafka's own tools write it."""
+    """A topic id in the text form of Kafka's tools."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=") if value else None
 
 

@@ -1,8 +1,8 @@
-"""The configuration of one node: what its file, its command line and its znodes come to.
+"""The configuration of one node, from its file, its command line and its znodes.
 
 The fields of `BrokerConfig` are the keys that take effect, dots written as underscores; any other
-key of Kafka's is accepted and listed in `without_effect`. Refused are keys that nobody knows, and
-keys that promise protection which this broker would not give.
+key of Kafka's is accepted and listed in `without_effect`. Keys that neither Kafka nor klamm knows
+are refused, and so are keys that promise security which this broker does not provide.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class BrokerConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Make sense of what an operator wrote, or say in one sentence why it makes none."""
+        """Parse and check settings; ConfigError names the key, the value and what is accepted."""
         for name, text in properties.items():
             _check_known(name, text)
         return cls._from_layers(Layers(_with_both_ids(properties)))
@@ -254,7 +254,7 @@ def duration_ms(layers: Layers, name: str) -> Value | None:
 
 
 def retention_ms(layers: Layers) -> int:
-    """How long records are kept; anything below zero means for ever."""
+    """How long records are kept; a negative value means without limit."""
     value = duration_ms(layers, "log.retention.ms")
     return value if isinstance(value, int) and value >= 0 else -1
 
@@ -278,7 +278,7 @@ def _check_known(name: str, text: str) -> None:
 
 
 def _with_both_ids(properties: Mapping[str, str]) -> dict[str, str]:
-    """`broker.id` and `node.id` are one number: giving the one gives the other."""
+    """`broker.id` and `node.id` are one number: either key sets both."""
     known = dict(properties)
     for name, other in (("broker.id", "node.id"), ("node.id", "broker.id")):
         if name in known:

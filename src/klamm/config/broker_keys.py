@@ -1,6 +1,6 @@
 """Every key of Kafka 3.9's broker configuration, and klamm's own.
 
-The table holds facts about the keys; which of them take effect is said by the fields of
+The table describes the keys; those that take effect are the fields of
 `klamm.config.broker.BrokerConfig` and `klamm.config.topics.TopicConfig`.
 """
 
@@ -482,7 +482,7 @@ _FAMILIES: Final = (
 )
 #: key: the keys that give one value with it, the one that decides first in front.
 SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = {
-    # Asymmetric: the scheduler's interval is a setting of its own that the other falls back to.
+    # Not symmetric: the scheduler's interval is also a key of its own.
     "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
     **{name: family for family in _FAMILIES for name in family},
 }

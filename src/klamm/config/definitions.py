@@ -19,7 +19,7 @@ Value: TypeAlias = bool | int | float | str | tuple[str, ...]
 
 
 class ValueType(IntEnum):
-    """The type of a key; the number is the one that DescribeConfigs answers with."""
+    """The type of a key; the number is the one in DescribeConfigs responses."""
 
     BOOLEAN = 1
     STRING = 2
@@ -50,7 +50,7 @@ class Validator(Protocol):
     """A limit on the value of a key, beyond its type."""
 
     def complaint(self, value: Value) -> str | None:
-        """Say what would be accepted, or nothing if `value` is."""
+        """Describe what would be accepted, or None if `value` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class NotEmpty:
 
 
 class InvalidValueError(ConfigError):
-    """A value that its key cannot have; of other errors Kafka's answers make less ado."""
+    """A value that its key cannot have; Kafka's responses word this error in their own way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What DescribeConfigs tells: every key with its value, where that came from, and its synonyms."""
+"""The content of DescribeConfigs: every key with its value, its source and its synonyms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe_topic(overrides: Mapping[str, str], broker: BrokerConfig) -> list[D
 
 
 def describe_broker(broker: BrokerConfig) -> list[DescribedConfig]:
-    """Every key of the broker: Kafka's, and whatever else its layers hold."""
+    """Every key of the broker: Kafka's, and all others that its layers hold."""
     layers = broker.layers
     names = {name for name, key in KAFKA_KEYS.items() if not key.internal}
     names.update(layers.static, layers.dynamic_default, layers.dynamic_broker)
@@ -93,7 +93,7 @@ def _broker_entry(
 
 
 def _settings_from(layers: Layers, name: str) -> tuple[ConfigSynonym, ...]:
-    """What is said about `name`, from where the key itself is first named on.
+    """The synonyms of `name`, from the first one that is the key itself.
 
     Synonyms that come before it are left out, as Kafka does.
     """

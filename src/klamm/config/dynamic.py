@@ -95,9 +95,9 @@ def validate_broker_config(settings: Mapping[str, str], *, per_broker: bool) -> 
 
 
 def sift(settings: Mapping[str, str], *, per_broker: bool) -> tuple[dict[str, str], list[str]]:
-    """The settings of a znode that can be used, and a sentence about each that cannot.
+    """The valid settings of a znode, and an error message for each invalid one.
 
-    Anybody can write to ZooKeeper; a broker that finds a bad value there goes on without it.
+    Any client can write to ZooKeeper; a broker ignores invalid values that it finds there.
     """
     usable: dict[str, str] = {}
     complaints: list[str] = []

@@ -1,4 +1,4 @@
-"""Listeners: where a broker accepts connections, and what it tells others about that.
+"""Listeners: the addresses that a broker binds, and those that it advertises.
 
 listeners=PLAINTEXT://:9092,INTERNAL://10.0.0.1:9093
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,INTERNAL:PLAINTEXT

@@ -13,7 +13,7 @@ from typing import Final
 from klamm.config.definitions import Value
 from klamm.errors import ConfigError
 
-#: line: how many inter-broker protocols it went through. Zero: it had one, without a name.
+#: release line: the number of its inter-broker protocols. Zero: it had one, without a name.
 _LINES: Final = {
     "0.8.0": 0, "0.8.1": 0, "0.8.2": 0, "0.9.0": 0, "0.10.0": 2, "0.10.1": 3, "0.10.2": 1,
     "0.11.0": 3, "1.0": 1, "1.1": 1, "2.0": 2, "2.1": 3, "2.2": 2, "2.3": 2, "2.4": 2, "2.5": 1,
@@ -26,7 +26,7 @@ _FORM: Final = re.compile(r"(0\.\d+\.\d+|[1-9]\d*\.\d+)(?:-IV(\d+)|(?:\.\d+)*)")
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Ibp:
-    """One inter-broker protocol; comparing two tells which is the newer."""
+    """One inter-broker protocol version; versions are ordered by age."""
 
     line: str
     step: int
@@ -69,7 +69,7 @@ class Ibp:
 
     @property
     def feature_znode_version(self) -> int:
-        """The version of what is written to `/feature`."""
+        """The version of the JSON in `/feature`."""
         return 2 if self >= Ibp("3.3", 0) else 1
 
     @property

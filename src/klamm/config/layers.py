@@ -18,7 +18,7 @@ _LISTENER_PREFIX: Final = "listener.name."
 
 
 class Source(IntEnum):
-    """Which layer a value came from; the number is the one that DescribeConfigs answers with."""
+    """The layer of a value; the number is the one in DescribeConfigs responses."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -63,7 +63,7 @@ class Layers:
         )
 
     def settings(self, name: str) -> tuple[ConfigSynonym, ...]:
-        """All that is said about `name` and its synonyms, the deciding one first."""
+        """All values of `name` and its synonyms, the one in force first."""
         names = SYNONYMS.get(name, (name,))
         found = [
             ConfigSynonym(synonym, layer[synonym], source)

@@ -1,4 +1,4 @@
-"""Which listeners a broker opens, advertises, and uses towards the other brokers."""
+"""The listeners that a broker binds, advertises, and uses for other brokers."""
 
 from __future__ import annotations
 

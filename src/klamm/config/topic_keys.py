@@ -31,7 +31,7 @@ class ThrottledReplicas:
 
 @dataclass(frozen=True, slots=True)
 class TopicKey(Key):
-    """A key of a topic; `broker_key` gives its value where the topic itself says nothing."""
+    """A key of a topic; `broker_key` has the value for topics that do not set it."""
 
     broker_key: str | None = None
 

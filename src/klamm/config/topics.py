@@ -25,7 +25,7 @@ _TIMESTAMP_LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What is in force for one topic on one broker."""
+    """The settings in force for one topic on one broker."""
 
     cleanup_policy: tuple[str, ...]
     compression_gzip_level: int

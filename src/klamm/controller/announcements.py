@@ -1,6 +1,7 @@
-"""From a batch to requests: what brokers are told, taken from the columns at the moment of telling.
+"""Encode a request batch as LeaderAndIsr, UpdateMetadata and StopReplica, and queue the requests.
 
-The body of an UpdateMetadata is encoded once and shared by all brokers. Versions follow from the
+The contents are read from the columns when the batch is sent. The body of an UpdateMetadata is
+encoded once and shared by all brokers. Versions follow from the
 inter-broker protocol alone; nothing is negotiated (CHAN-32).
 """
 
@@ -77,14 +78,16 @@ class RequestBatchSender:
         self._own_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     async def wait_own_broker_updated(self) -> None:
-        """Wait until this node's own broker has answered all metadata announced until now."""
+        """Wait until this node's own broker has responded to all UpdateMetadata queued until
+        now.
+        """
         if self._heard < self._told:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._own_waiters.append((self._told, waiter))
             await waiter
 
     def forget(self) -> None:
-        """A term of office has ended, and its channels with it: nobody is going to answer."""
+        """Release all waiters: the controller's term has ended and no response will come."""
         self._heard = self._told
         self._release_waiters()
 
@@ -258,7 +261,7 @@ class RequestBatchSender:
         def on_frame(header: RequestHeader, frame: memoryview) -> Event | None:
             event = on_response(header, frame)
             if state_changes.isEnabledFor(Level.TRACE):
-                text = f"broker {broker} answered {request.api_key.name}: {event}"
+                text = f"broker {broker} responded to {request.api_key.name}: {event}"
                 self._say(controller_epoch, text, Level.TRACE)
             return event
 

@@ -1,4 +1,4 @@
-"""One channel to each broker: an ordered queue, one request in flight, retried until answered.
+"""One channel to each broker: a queue in order, one request in flight, retried until it succeeds.
 
 A channel does not look into its requests: their bytes are made when a batch is announced (CHAN-8)
 and may be shared among channels. A channel lives as long as the broker's registration. Requests
@@ -44,7 +44,7 @@ class QueuedRequest:
 
 
 class ControllerChannel:
-    """The requests for one broker, in order."""
+    """Sends the requests for one broker in order."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ControllerChannel:
         self._arrived.set()
 
     def close(self) -> None:
-        """Stop at once; what is queued is lost (CHAN-5)."""
+        """Stop at once; queued requests are dropped (CHAN-5)."""
         self._task.cancel()
         self._queue.clear()
         with contextlib.suppress(RuntimeError):  # the loop may be closed already
@@ -123,7 +123,7 @@ class ControllerChannel:
 
 
 class ControllerChannels:
-    """The channels of a term of office, by broker."""
+    """The channels of one controller term, by broker."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class ControllerChannels:
         self._queue: EventQueue | None = None
 
     def attach(self, queue: EventQueue) -> None:
-        """Say where answers go."""
+        """Set the queue that gets the events of responses."""
         self._queue = queue
 
     def __iter__(self) -> Iterator[ControllerChannel]:
@@ -155,7 +155,7 @@ class ControllerChannels:
         endpoint = next((e for e in broker.endpoints if e.listener == self._listener), None)
         if endpoint is None:
             log.error(
-                "[Controller id=%s] broker %s has no listener %s: it cannot be told",
+                "[Controller id=%s] broker %s has no listener %s: it gets no requests",
                 self._controller_id,
                 broker.id,
                 self._listener,

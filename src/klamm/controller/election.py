@@ -1,7 +1,7 @@
-"""Who is controller: reading `/controller`, and the transaction that takes it (section 3.1).
+"""The controller election: read `/controller`, and take it in a transaction (section 3.1).
 
-All functions work on one session; whoever wins owns `/controller` through it, and its licence to
-write is the version of `/controller_epoch` that the transaction left behind.
+All functions use one session, which owns `/controller` after a won election. The version of
+`/controller_epoch` that the transaction wrote fences all later writes of the controller.
 """
 
 import asyncio
@@ -27,25 +27,25 @@ log = logging.getLogger("klamm.controller")
 
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
-#: While an operator moves the role, this node names who shall have it; it is ephemeral.
+#: Ephemeral. While an operator moves the role, it names the broker that shall have it.
 MOVE: Final = "/klamm_controller_move"
 NOBODY: Final = -1
 
 
 class ElectionError(KlammError):
-    """ZooKeeper refused the election for a reason other than that somebody else has won."""
+    """ZooKeeper refused the election for another reason than that another broker has won."""
 
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """The role, its epoch, and the licence to write."""
+    """A won election: the controller epoch and the fence for writes."""
 
     epoch: int
     fence: Fence
 
 
 async def watch_controller(store: Store) -> int:
-    """Arm the watch on `/controller` and say who holds it (NOBODY: none, or unreadable)."""
+    """Set the watch on `/controller` and return its broker (NOBODY: no node, or unreadable)."""
     await store.exists(CONTROLLER, watch=True)
     return await read_controller(store)
 
@@ -58,15 +58,15 @@ async def read_controller(store: Store) -> int:
         return NOBODY
     holder = znodes.decode_controller(node.data)
     if holder == NOBODY:
-        reason = znodes.flaw(CONTROLLER, node.data or b"") or f"{CONTROLLER} names nobody"
-        log.error("%s; nobody can be elected until it is removed", reason)
+        reason = znodes.flaw(CONTROLLER, node.data or b"") or f"{CONTROLLER} names no broker"
+        log.error("%s; no controller can be elected until it is removed", reason)
     return holder
 
 
 async def named_by_operator(store: Store) -> int:
-    """Whom an operator wants to have the role right now; NOBODY when no move is under way.
+    """The broker that an operator wants to be controller now; NOBODY if there is no such wish.
 
-    The watch tells when the move ends, so that those who stand back run again.
+    The watch fires when the operator's command ends, so that the other brokers take part again.
     """
     if await store.exists(MOVE, watch=True) is None:
         return NOBODY
@@ -81,10 +81,11 @@ async def named_by_operator(store: Store) -> int:
 async def elect(
     store: Store, broker: int, now_ms: Callable[[], int], *, is_named: bool = False
 ) -> Won | int:
-    """Try to take the role; otherwise say who has it (NOBODY: ask again later).
+    """Try to become controller; otherwise return the present one (NOBODY: try again later).
 
-    Whom the operator has named takes it from whoever was faster: brokers of Apache Kafka do not
-    stand back, and hear of a deletion sooner. To the loser it looks like any other deletion.
+    A broker that the operator has named replaces a controller that was elected before it, because
+    brokers of Apache Kafka do not wait and may be faster. The replaced controller sees
+    `/controller` deleted, as after any other deletion.
     """
     holder = await read_controller(store)
     is_taken = holder != NOBODY
@@ -108,7 +109,7 @@ async def elect(
         ZooKeeperCode.NO_NODE,
     ):
         raise ElectionError(f"the election failed with {result.code.name}")
-    # The reply to an earlier attempt may have been lost: then both nodes are as we wanted them.
+    # The reply to an earlier attempt may have been lost. Then both nodes already have our values.
     holder = await read_controller(store)
     if holder == broker:
         now, version = await _read_epoch(store)
@@ -118,7 +119,7 @@ async def elect(
 
 
 async def _read_epoch(store: Store) -> tuple[int, int]:
-    """Controller epoch and data version; the node is made by the first who asks (ZK-7)."""
+    """Controller epoch and data version; the node is created if it is missing (ZK-7)."""
     while True:
         try:
             node = await store.get(CONTROLLER_EPOCH)

@@ -27,7 +27,7 @@ from klamm.zookeeper.store import EventKind, WatchEvent
 
 
 class EventQueue:
-    """Unbounded, in order, for one consumer (EVT-1..5)."""
+    """An unbounded first-in, first-out queue with one consumer (EVT-1..5)."""
 
     def __init__(
         self, clock: Callable[[], float], preempted: Callable[[QueuedEvent], None]
@@ -46,14 +46,14 @@ class EventQueue:
         self._arrived.set()
 
     def clear_and_put(self, event: Any, *, cause: str) -> None:
-        """Preempt everything that waits, then add the event."""
+        """Remove all queued events, respond to their requesters, then add the event."""
         waiting, self._waiting = self._waiting, deque()
         for queued in waiting:
             self._preempted(queued)
         self.put(event, cause=cause)
 
     async def take(self) -> QueuedEvent:
-        """The next event, waited for."""
+        """Wait for the next event and remove it from the queue."""
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
@@ -74,15 +74,15 @@ _EXISTENCE: Final[dict[str, Event]] = {
 
 
 def event_for(watch: WatchEvent) -> Event | None:
-    """The event for a controller in office, or None if it is nothing to it."""
+    """The event that a watch puts into the queue, or None if the controller ignores this path."""
     match watch.kind:
         case EventKind.CHILDREN:
             return _CHILDREN.get(watch.path)
         case EventKind.CREATED:
             return _EXISTENCE.get(watch.path)
         case EventKind.DELETED:
-            # Somebody else removed a request that may have been unreadable. Its watch went with
-            # it, so look again, or the next request goes unnoticed (REASG-1).
+            # A request was removed by hand, perhaps because it was unreadable. Its watch has fired,
+            # so read again to set a new one; otherwise the next request would be missed (REASG-1).
             return _EXISTENCE.get(watch.path)
         case EventKind.CHANGED:
             match watch.path.split("/")[1:]:

@@ -1,7 +1,7 @@
-"""Carries out what procedures ask for: effects become reads, writes, requests and timers.
+"""Performs the effects that procedures yield: reads, writes, requests and timers.
 
-The only code between a decision and the world. Each write goes through the fence of the present
-term; a fence that does not hold is thrown into the procedure as `FencedError`.
+Each write is fenced by the version of `/controller_epoch`. If the fence does not hold, the
+interpreter throws `FencedError` into the procedure.
 """
 
 import logging
@@ -55,12 +55,14 @@ _UNCLEAN: Final = "unclean.leader.election.enable"
 
 
 class DecisionLog(Protocol):
-    """Is told of each effect once it was carried out; the history is made from it."""
+    """Receives each effect after it was performed; the history is made from it."""
 
     def performed(
         self, cluster: ClusterState, effect: effects.Effect, reply: Any, elapsed_s: float
     ) -> None:
-        """The procedure has not gone on: `cluster` still holds what was true before."""
+        """Called before the procedure continues: `cluster` still holds the state before the
+        effect.
+        """
         ...
 
 
@@ -91,14 +93,14 @@ class Interpreter:
         self._queued: QueuedEvent | None = None
 
     def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
-        """Say where events for the controller itself go."""
+        """Set the queue and the scheduler for events that procedures ask for."""
         self._put_event = lambda event: queue.put(event, cause="the controller itself")
         self._put_event_later = schedule
 
     async def run(
         self, procedure: Procedure[Any], context: Context, queued: QueuedEvent | None
     ) -> None:
-        """Drive a procedure to its end."""
+        """Run a procedure to its end, performing each effect that it yields."""
         self._context = context
         self._queued = queued
         try:
@@ -117,7 +119,7 @@ class Interpreter:
             pass
 
     def flush_remarks(self, context: Context | None) -> None:
-        """Write what procedures had to say to the logs (MET-6, MET-10)."""
+        """Write the remarks of procedures to the logs (MET-6, MET-10)."""
         if context is None:
             return
         controller = self._broker_id
@@ -187,7 +189,8 @@ class Interpreter:
         rows: list[Row] = []
         wanted: list[int] = []
         for topic, chunk in cluster.topics_by_row(states.row):
-            # A topic that has been in service has it, and a transaction fails for trying.
+            # A topic that has a leader already has this node, and creating it again fails the
+            # transaction.
             if not cluster.has_leadership[topic.rows].any():
                 rows.append((Create(znodes.partitions_path(topic.name), exist_ok=True),))
                 wanted.append(-1)
@@ -211,7 +214,7 @@ class Interpreter:
             log.error("[Controller id=%s] %s", self._broker_id, error)
 
     def _state_paths(self, rows: list[int]) -> Iterator[str]:
-        """Paths of states, made as they are needed."""
+        """Paths of `state` znodes, generated lazily."""
         cluster = self._context.cluster
         topic_of = cluster.topic_of[rows].tolist()
         numbers = cluster.partition[rows].tolist()
@@ -223,7 +226,7 @@ class Interpreter:
             yield f"{stem}/{number}/state"
 
     async def _write(self, rows: Iterable[Row]) -> I8:
-        """Fenced writes, with what became of each row."""
+        """Write rows under the fence; returns the outcome of each."""
         outcomes = await self._store.write_many(rows, self._licence())
         return np.fromiter(
             (_OUTCOME.get(outcome.code, WriteOutcome.FAILED) for outcome in outcomes),
@@ -232,7 +235,7 @@ class Interpreter:
         )
 
     def _licence(self) -> Fence:
-        assert self.fence is not None, "only a controller in office writes"
+        assert self.fence is not None, "only a controller writes"
         return self.fence
 
     # Topics
@@ -244,7 +247,7 @@ class Interpreter:
         found: dict[str, TopicRead] = {}
         names = iter(effect.names)
         async for chunk in self._store.read_many(map(znodes.topic_path, effect.names)):
-            # The watch catches what changes after the read; what is missing has no watch.
+            # The watch reports changes after the read. A missing node gets no watch.
             there = [
                 path
                 for path, version in zip(chunk.path, chunk.version, strict=True)
@@ -364,7 +367,7 @@ class Interpreter:
         await self._drop([znodes.PREFERRED_ELECTION])
 
     async def _read_request(self, path: str) -> Any:
-        """Data of a node that may not be there, with a watch on its existence."""
+        """Read a node that may be missing, and set a watch on its existence."""
         if await self._store.exists(path, watch=True) is None:
             return _ABSENT
         try:
@@ -393,7 +396,7 @@ class Interpreter:
         return names, brokers
 
     async def _read_children(self, parent: str, names: list[str]) -> Any:
-        """Data of children, in the order of their sequence; those that have gone are skipped."""
+        """Data of children in the order of their sequence numbers; deleted ones are skipped."""
         async for chunk in self._store.read_many(f"{parent}/{name}" for name in sorted(names)):
             for path, data, version in zip(chunk.path, chunk.data, chunk.version, strict=True):
                 if version != NO_VERSION:
@@ -429,7 +432,8 @@ class Interpreter:
             try:
                 present = znodes.decode_features(node.data)
             except MalformedZnodeError as error:
-                # Somebody has to look at it. Until then there is a controller, and no feature.
+                # An operator has to repair it. Until then the controller works without finalized
+                # features.
                 self._complain(error)
                 return {}
             if wanted.enabled and present.enabled:
@@ -467,7 +471,7 @@ class Interpreter:
             return None
         except MalformedZnodeError as error:
             self._complain(error)
-            # What cannot be read changes nothing: neither does a broker join, nor is one lost.
+            # An unreadable registration changes nothing: no broker joins and none is lost.
             known = self._context.cluster.brokers.get(broker_id)
             return known if known and known.epoch == node.stat.czxid else None
         return RegisteredBroker(
@@ -554,7 +558,7 @@ _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 
 
 
 def _encoded(states: LeaderAndIsrs, controller_epoch: int) -> Iterator[bytes]:
-    """The znode data of states, row by row."""
+    """Encode states as znode data, one after the other."""
     return znodes.encode_states(
         states.leader.tolist(),
         states.leader_epoch.tolist(),
@@ -567,7 +571,7 @@ def _encoded(states: LeaderAndIsrs, controller_epoch: int) -> Iterator[bytes]:
 def _fill(
     states: LeaderAndIsrs, position: I64, columns: znodes.StateZnodes, version: I32
 ) -> LeaderAndIsrs:
-    """Put what was decoded into the columns; a long ISR makes them wider."""
+    """Copy decoded states into the columns; a longer ISR widens them."""
     isr = padded(columns.isr)
     width = max(isr.shape[1], states.isr.shape[1])
     states = replace(states, isr=widen(states.isr, width))

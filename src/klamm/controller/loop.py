@@ -1,8 +1,8 @@
-"""The controller candidate: its events, one after the other, and its terms of office.
+"""The controller's event loop: handles one event after the other, and wins and loses the role.
 
-One task takes events from the queue and carries each out to its end; watches, requests, channels
-and timers only add to the queue (EVT-1). While this node is not controller, events other than those
-about the role do nothing but answer that it is not (EVT-7).
+One task takes events from the queue and handles each to its end; watches, requests, channels and
+timers only add to the queue (EVT-1). While this node is not controller, only events about the role
+are handled; requests get NOT_CONTROLLER (EVT-7).
 """
 
 import asyncio
@@ -47,14 +47,14 @@ _PAUSE_AFTER_FAILURE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RoleEvent(Event):
-    """An event about the role itself; it is handled whether or not this node has it."""
+    """An event about the role itself; it is handled on every node, controller or not."""
 
     state = ControllerState.CONTROLLER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
 class Startup(RoleEvent):
-    """The broker is registered; the candidate may run."""
+    """The broker is registered and may take part in the election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class ControllerChange(RoleEvent):
 
 @dataclass(frozen=True, slots=True)
 class Reelect(RoleEvent):
-    """`/controller` went away, or this node may run again after it had lost its session."""
+    """`/controller` was deleted, or this node may take part in the election again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire(RoleEvent):
-    """The session, and the role with it, is gone."""
+    """The ZooKeeper session has expired, and with it the role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +80,26 @@ class Shutdown(RoleEvent):
 
 
 class Recorder(Protocol):
-    """Keeps a record of each event: what the history and the metrics are made from."""
+    """Observes each event; the history and the metrics are recorders."""
 
     def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
-        """An event is about to be handled."""
+        """Called before an event is handled."""
         ...
 
     def end(self, outcome: str, context: Context | None) -> None:
-        """It has been handled."""
+        """Called after the event was handled."""
         ...
 
 
 class World(Protocol):
-    """What is not ZooKeeper and not the brokers: time and chance."""
+    """Time and randomness, which a simulation replaces."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds of a clock that only goes forward."""
+        """Seconds of a monotonic clock."""
         ...
 
     random: random.Random
@@ -119,7 +119,7 @@ class SystemWorld:
 
 
 class Controller:
-    """One node's candidate for the role, and the controller itself while it has it."""
+    """The controller of one node; it is active while the node has the role."""
 
     def __init__(
         self,
@@ -159,32 +159,34 @@ class Controller:
         return self.active_id == self.broker_id
 
     def after_each_event(self, callback: Callable[[], None]) -> None:
-        """Have something done after every event: gauges, and requests that wait for a state."""
+        """Call back after every event, for gauges and for requests that wait for a state."""
         self._after_event.append(callback)
 
     def observe(self, recorder: Recorder) -> None:
-        """Let another one follow the events."""
+        """Add a recorder."""
         self._recorders.append(recorder)
 
     def observe_session(self, callback: Callable[[StoreEvent], None]) -> None:
-        """Let another one follow what happens to the session and its watches."""
+        """Call back for every event of the ZooKeeper session and its watches."""
         self._session_observers.append(callback)
 
     # Input
 
     def submit(self, event: Event, cause: str, respond: Callable[[Any], None]) -> None:
-        """Queue a request's event; the answer comes through the callback."""
+        """Queue the event of a request; `respond` is called with the response."""
         requester = REQUESTER.get()
         told = f"{cause}{ASKED_BY}{requester}" if requester else cause
         self.queue.put(event, cause=told, respond=respond)
 
     async def enter_election(self) -> None:
-        """The broker is registered: take part in the election, for the first time or again."""
+        """Take part in the election, after the broker has registered."""
         async with self._session_change:
             self.queue.put(Startup(), cause="broker registered")
 
     async def follow_session(self) -> None:
-        """Turn what happens to the session and its watches into events, until it is closed."""
+        """Put an event into the queue for each watch and session change, until the store is
+        closed.
+        """
         async for happened in self._store.events():
             for observer in self._session_observers:
                 observer(happened)
@@ -208,10 +210,10 @@ class Controller:
                     pass
 
     async def expire(self, cause: str, session_id: int | None = None) -> None:
-        """The session is lost, or has to count as lost: resign, then open a new one (ELEC-15).
+        """Resign because the session is lost or has to be given up, then open a new one (ELEC-15).
 
-        A loss may be heard of from two sides; if the session named has been replaced meanwhile,
-        there is nothing left to do.
+        Both processes of the node may report the same loss: if `session_id` was replaced meanwhile,
+        nothing is done.
         """
         async with self._session_change:
             if session_id not in (None, self._store.session_id):
@@ -291,13 +293,13 @@ class Controller:
                 self._preempt(queued)
 
     async def _carry_out(self, procedure: Procedure[Any], queued: QueuedEvent | None) -> None:
-        assert self.context is not None, "only in office"
+        assert self.context is not None, "only an active controller runs procedures"
         await self._interpreter.run(procedure, self.context, queued)
 
     # The role
 
     async def _look_at_role(self) -> None:
-        """Re-arm the watch, resign if the role has gone, and run for it."""
+        """Set the watch again, resign if the role is lost, and take part in the election."""
         was_active = self.is_active
         self.active_id = await election.watch_controller(self._store)
         if was_active and not self.is_active:
@@ -306,20 +308,23 @@ class Controller:
             await self._elect()
 
     async def _on_fenced(self) -> None:
-        """A fence did not hold: find out who is controller now (EVT-8)."""
+        """A write was fenced: read `/controller` and resign if another node has the role
+        (EVT-8).
+        """
         with contextlib.suppress(SessionLostError):
             was_active = self.is_active
             self.active_id = await election.watch_controller(self._store)
             if was_active and not self.is_active:
                 self._resign()
             if self.is_active:
-                # The epoch moved on under us, yet the role is still ours: nobody could act.
+                # The epoch was raised but `/controller` is still ours: no node could act. Start
+                # over.
                 await self._give_up()
             if self.active_id == election.NOBODY:
-                self.queue.put(Reelect(), cause="fenced, and nobody is controller")
+                self.queue.put(Reelect(), cause="fenced, and there is no controller")
 
     async def _elect(self) -> None:
-        """Run for the role, and take office if it is won (ELEC-2..9)."""
+        """Take part in the election, and run the failover if it is won (ELEC-2..9)."""
         wanted = await election.named_by_operator(self._store)
         if wanted not in (election.NOBODY, self.broker_id):
             log.info("[Controller id=%s] standing back for %s", self.broker_id, wanted)
@@ -334,8 +339,9 @@ class Controller:
             if not isinstance(result, election.Won):
                 self.active_id = result
                 log.info("[Controller id=%s] controller is %s", self.broker_id, result)
-                # Watched again only now: a controller that has gone meanwhile is noticed. One that
-                # cannot be read stays in the way, and trying again would change nothing (ZK-6).
+                # Set the watch again, to notice a controller that was deleted meanwhile. An
+                # unreadable node blocks the election until it is removed, so trying again would
+                # change nothing (ZK-6).
                 if await self._store.exists(election.CONTROLLER, watch=True) is None:
                     self.queue.put(Reelect(), cause="no controller after a lost election")
                 return
@@ -356,17 +362,18 @@ class Controller:
         except (FencedError, SessionLostError):
             raise
         except Exception as error:
-            self._complain("taking office failed", error)
+            self._complain("the failover failed", error)
             had_role = await self._give_up()
-            # Another one may do better; if there is none, or it fails too, not as fast as it goes.
+            # Another broker may succeed. The pause keeps failing elections from repeating at full
+            # speed.
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
             if not had_role:
                 self.queue.put(Reelect(), cause="the election failed")
 
     async def _give_up(self) -> bool:
-        """Let another broker try: clean up, and delete `/controller` if it is ours, or say no.
+        """Resign, and delete `/controller` if this session owns it; returns whether it did.
 
-        That the node belongs to this session is as good as a fence: no other can have made it.
+        The owner of the node is as good as a fence: only this session can have created it.
         """
         self._resign()
         self.active_id = election.NOBODY
@@ -379,12 +386,12 @@ class Controller:
         return False
 
     def _complain(self, what: str, error: Exception) -> None:
-        """A sentence for what somebody else can mend; how we got there for everything else."""
+        """Log a KlammError as one line, anything else with its traceback."""
         trace = None if isinstance(error, KlammError) else error
         log.error("[Controller id=%s] %s: %s", self.broker_id, what, error, exc_info=trace)
 
     def _resign(self) -> None:
-        """Drop everything that belongs to the office (RESIGN-1, RESIGN-2)."""
+        """Drop the state, timers and channels of the controller's term (RESIGN-1, RESIGN-2)."""
         if self.context is not None:
             log.info("[Controller id=%s] resigned", self.broker_id)
         for timer in self._timers:

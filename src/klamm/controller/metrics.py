@@ -160,7 +160,7 @@ class ControllerMetrics:
             page.gauge(f"kafka.controller:type=KafkaController,name={name}", value)
 
     def _render_channels(self, page: Page) -> None:
-        """What exists exactly while a channel does is asked of the channels there are (MET-5)."""
+        """Render the metrics of the open channels; they disappear with their channel (MET-5)."""
         manager = "kafka.controller:type=ControllerChannelManager"
         channels = [(f'broker_id="{channel.broker.id}"', channel) for channel in self._channels]
         waiting = [(label, channel.queue_size) for label, channel in channels]

@@ -1,4 +1,4 @@
-"""Where the replicas of new partitions go.
+"""Assigns replicas to new partitions.
 
 Given the same brokers, start and shift, the result is Kafka's, replica for replica. The leaders go
 round the list of brokers, beginning at `start`. The other replicas of a partition stand further
@@ -34,7 +34,7 @@ class AssignmentRefusal(StrEnum):
 
 
 class AssignmentError(KlammError):
-    """Replicas cannot be assigned; the message is the one that clients are told."""
+    """Replicas cannot be assigned; clients get the message."""
 
     def __init__(self, kind: AssignmentRefusal, message: str) -> None:
         super().__init__(message)

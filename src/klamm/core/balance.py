@@ -1,8 +1,8 @@
-"""Leadership and the preferred replica: how far apart they are, and what to do about it.
+"""The balance of leaders: which partitions are not led by their preferred replica.
 
 The preferred replica is the first of a partition's list. Placement spreads the first replicas
-evenly, so a cluster in which everybody leads where preferred is a balanced one, as far as the
-number of leaders goes. When to look is not known here.
+evenly, so leaders are balanced if each partition is led by its preferred replica. This module does
+not know when a check takes place.
 
 Rows are partitions of topics that are not queued for deletion. `is_known` marks those with
 leadership info; a leader of `NO_BROKER` counts as a leader in the wrong place.
@@ -17,7 +17,8 @@ def is_imbalanced(replicas: I32, adding: I32, leader: I32, isr: I32, is_known: M
     """Which partitions the gauge of imbalanced partitions counts.
 
     While the preferred replica is still being added it cannot lead, so nothing is wrong until it
-    is in sync. From then on the partition counts until the reassignment is over, whoever leads.
+    is in sync. From then on the partition counts until the reassignment ends, whichever replica
+    leads.
     """
     preferred = replicas[:, :1]
     is_adding = contains(adding, preferred)[:, 0]
@@ -36,9 +37,9 @@ def needs_preferred_election(
 ) -> Mask:
     """Which partitions an automatic rebalance hands back to their preferred replica.
 
-    Each broker is judged by itself, by the share of the partitions preferring it that it does not
-    lead. Where that exceeds `percentage`, every misplaced partition is moved, if the preferred
-    replica is able to lead: online and in sync.
+    For each broker, this is the share of partitions that prefer it but are led by another one.
+    Where it exceeds `percentage`, each such partition gets a preferred election, if its preferred
+    replica is online and in sync.
     """
     preferred = replicas[:, 0]
     is_misplaced = is_known & (leader != preferred)

@@ -2,8 +2,8 @@
 
 Within a batch there is one entry for each broker, partition and kind of request (CHAN-15): a later
 one replaces an earlier one, but a replica once called new stays new, and a deletion stays one.
-What an entry says is read from the columns when the batch is sent, so it is never older than what
-ZooKeeper has accepted by then.
+The contents of an entry are read from the columns when the batch is sent, so they are never older
+than what ZooKeeper has accepted by then.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,22 +34,24 @@ class BrokerRequestBatch:
         self._metadata_brokers: set[int] = set()
 
     def leader_and_isr(self, row: I32, broker: I32, *, is_new: bool = False) -> None:
-        """Tell each `broker[k]` about partition `row[k]`; all brokers then hear its metadata."""
+        """Add a LeaderAndIsr for `row[k]` to `broker[k]`, and its UpdateMetadata to all brokers."""
         if len(row):
             no_epoch = np.full(len(row), NO_EPOCH, np.int32)
             self._leader_and_isr.append((row, broker, np.full(len(row), is_new), no_epoch))
             self.update_metadata(row)
 
     def leader_and_isr_to(self, rows: I32, recipients: Mask) -> None:
-        """Tell the marked replicas about their partitions, and all brokers the metadata."""
+        """Add a LeaderAndIsr to the marked replicas, and an UpdateMetadata to all brokers."""
         if len(rows):
             at, slot = np.nonzero(recipients)
             self.leader_and_isr(rows[at], self._cluster.replicas[rows[at], slot])
-            # Also where no replica is left to hear of it, the others have to (CHAN-17).
+            # The metadata goes out even if no replica gets a LeaderAndIsr (CHAN-17).
             self.update_metadata(rows)
 
     def update_metadata(self, rows: I32, brokers: Iterable[int] | None = None) -> None:
-        """Tell brokers, by default all of them, about partitions; no rows: about brokers only."""
+        """Add an UpdateMetadata, by default to all brokers; without rows it describes brokers
+        only.
+        """
         self._metadata_rows.append(rows)
         self._metadata_brokers.update(self._cluster.brokers if brokers is None else brokers)
 
@@ -63,7 +65,7 @@ class BrokerRequestBatch:
         self._stop_replica.append((row, broker, np.full(len(row), delete), epoch))
 
     def send(self) -> Procedure[None]:
-        """Yield the announcement, unless there is nobody to be told anything."""
+        """Yield the batch as an effect, unless it is empty."""
         known = self._cluster.brokers
         announcement = SendRequestBatch(
             leader_and_isr=_by_broker(self._leader_and_isr, known),

@@ -1,8 +1,8 @@
-"""What the controller knows: brokers, topics, and partitions and replicas as columns.
+"""The controller's state in memory: brokers, topics, and partitions and replicas as columns.
 
 There is one writer, the event loop, and so the columns are changed in place: an event that touches
-ten partitions of a million must not copy a million rows. Whoever decides reads; the procedures in
-`klamm.core.procedures` record what ZooKeeper has accepted, through the methods below.
+ten partitions of a million must not copy a million rows. The procedures in `klamm.core.procedures`
+record what ZooKeeper has accepted, through the methods below.
 
 A *row* is a partition. Rows are handed out once and reused after a topic is gone; `topic_of[row]`
 is NO_TOPIC for a free one. A *slot* is a position in a row's replica list.
@@ -165,7 +165,7 @@ class LeaderAndIsrs:
 
 
 class ClusterState:
-    """Everything the controller has in memory; a new one is made for each term of office."""
+    """Everything the controller has in memory; each controller term begins with a new one."""
 
     def __init__(self, width: int = 3, capacity: int = 64) -> None:
         self.controller_id = NO_BROKER
@@ -363,7 +363,7 @@ class ClusterState:
         return found
 
     def name(self, row: int) -> TopicPartition:
-        """Topic and partition number of a row, for answers and messages."""
+        """Topic and partition number of a row, for responses and messages."""
         return self.topic(row).name, int(self.partition[row])
 
     def describe(self, row: int) -> str:
@@ -411,7 +411,7 @@ class ClusterState:
     def assignments(self, name: str) -> dict[int, Assignment]:
         """The same for each partition of a topic, by partition number."""
         topic = self.topics[name]
-        # All at once: while ten thousand partitions move, this is asked for again and again.
+        # One pass for all: during a reassignment of many partitions this is called again and again.
         columns = topic.numbers, topic.rows, self.replicas[topic.rows]
         adding, removing = self.adding.get, self.removing.get
         return {

@@ -7,7 +7,7 @@ from typing import Final
 from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32
 
-#: The rule of REBAL-1 for the first check after taking office.
+#: The delay of the first balance check after a failover (REBAL-1).
 FIRST_REBALANCE_DELAY_S: Final = 5.0
 #: How many partitions a remark about many names.
 _NAMED_MAX: Final = 10
@@ -43,7 +43,7 @@ class Remark:
 
 @dataclass(slots=True)
 class Settings:
-    """Configuration that decisions depend on. `unclean_default` may change while in office."""
+    """Configuration that decisions depend on. `unclean_default` may change during a term."""
 
     unclean_default: bool = False
     delete_topics: bool = True
@@ -58,7 +58,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Context:
-    """The state that procedures read and record into, and what they wish to have said."""
+    """The state that procedures read and change, and their remarks for the log."""
 
     cluster: ClusterState
     settings: Settings = field(default_factory=Settings)

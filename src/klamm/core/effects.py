@@ -1,9 +1,8 @@
-"""What a procedure may ask for, as data.
+"""Effects: what a procedure asks for, as data.
 
-A procedure (see `klamm.core.procedures`) is a generator: it yields one of these, an interpreter
-carries it out and sends the reply back in. So a decision can be printed, compared, replayed,
-interrupted between any two steps, or run against a simulated world; and nothing here has
-happened yet.
+A procedure (see `klamm.core.procedures`) is a generator: it yields an effect, the interpreter
+performs it and sends the reply back in. So a decision can be printed, compared, replayed,
+interrupted between any two steps, or run against a simulated world.
 
 Every write among them is fenced by the version of `/controller_epoch` (FENCE-3). If the fence
 does not hold, the interpreter throws `FencedError` into the procedure, which lets it pass.
@@ -27,7 +26,7 @@ Procedure = Generator["Effect", Any, T]
 
 
 class WriteOutcome(IntEnum):
-    """What became of one row of a write."""
+    """The outcome of one row of a write."""
 
     DONE = 0
     BAD_VERSION = 1
@@ -37,7 +36,7 @@ class WriteOutcome(IntEnum):
 
 
 class Effect:
-    """Base of everything that a procedure can yield; the docstring of each says what comes back."""
+    """Base of everything that a procedure can yield; each docstring describes the reply."""
 
     __slots__ = ()
 
@@ -127,7 +126,7 @@ class ReadTopics(ReadEffect):
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic(WriteEffect):
-    """Set `/brokers/topics/T` as version 3, whatever its data version. Reply: `WriteOutcome`."""
+    """Set `/brokers/topics/T` as version 3, at any data version. Reply: `WriteOutcome`."""
 
     name: str
     topic_id: str | None
@@ -304,7 +303,7 @@ class ReplicaRequestRows:
     """Entries of one request to one broker: the rows, each with a flag, and a leader epoch."""
 
     rows: I32
-    #: LeaderAndIsr: the replica is new. StopReplica: its data goes.
+    #: LeaderAndIsr: the replica is new. StopReplica: its data is deleted.
     flag: Mask
     #: StopReplica only: the epoch it carries (CHAN-28).
     leader_epoch: I32 = field(default_factory=lambda: np.empty(0, np.int32))
@@ -315,17 +314,17 @@ class SendRequestBatch(Effect):
     """Send one batch: LeaderAndIsr, then UpdateMetadata, then StopReplica (CHAN-12).
 
     Contents are taken from the cluster's columns at once, before the procedure goes on (CHAN-8).
-    Reply: None; nobody waits for the answers.
+    Reply: None; the procedure does not wait for the responses.
     """
 
     leader_and_isr: Mapping[int, ReplicaRequestRows]
-    #: Partitions told of, and brokers that are told; no brokers means no UpdateMetadata.
+    #: Partitions and receivers of the UpdateMetadata; without receivers there is none.
     metadata_rows: I32
     metadata_brokers: Sequence[int]
     stop_replica: Mapping[int, ReplicaRequestRows]
 
 
-# Time, answers, and the queue
+# Responses, timers and the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,7 @@ class Enqueue(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Schedule(Effect):
-    """Put an event into the queue after a delay, while in office. Reply: None."""
+    """Put an event into the queue after a delay, unless the term has ended. Reply: None."""
 
     event: Any
     delay_s: float

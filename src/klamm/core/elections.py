@@ -1,4 +1,4 @@
-"""Who leads: the four ways to choose a leader, the first leader, and leaving an ISR.
+"""Leader election: the four strategies, the first leader, and leaving an ISR.
 
 Rows are partitions. Candidates are always scanned in the order of assignment, never in that of the
 ISR, and a new ISR keeps the order of the old one. Each kernel is given the replicas that it may
@@ -29,7 +29,7 @@ from klamm.core.columns import (
     keep,
 )
 
-#: Outcomes: the leader was in sync; it was not, and records may be lost; nobody could be chosen.
+#: Outcomes: the leader was in sync; it was not, and records may be lost; no replica qualified.
 CLEAN: Final = 0
 UNCLEAN: Final = 1
 NO_CANDIDATE: Final = 2
@@ -111,8 +111,8 @@ def elect_offline(
 def elect_preferred(replicas: I32, isr: I32, online: Mask, recovery: I8) -> Elections:
     """Hand leadership back to the first replica of the list, if that is online and in sync.
 
-    No other replica will do, and the ISR stays as it is. Whether the first replica leads already
-    is for the caller to ask.
+    No other replica is considered, and the ISR stays as it is. The caller checks whether the first
+    replica leads already.
     """
     pool = _live(replicas, online) & contains(isr, replicas)
     pool[:, 1:] = False
@@ -135,8 +135,8 @@ def elect_controlled_shutdown(
     """Move leadership off the brokers that are shutting down, while they still serve.
 
     `shutting_down` are broker ids, and `online` counts those brokers as alive. The first replica
-    that is online, in sync and staying wins. The ISR loses everyone who is about to go, not only
-    the broker that asked; a dead member stays, because its removal is the business of its failure.
+    that is online, in sync and not shutting down wins. The ISR loses all brokers that are shutting
+    down, not only the one that asked; a dead member stays, because its failure removes it.
     """
     is_live = _live(replicas, online)
     pool = is_live & contains(isr, replicas) & ~is_one_of(replicas, shutting_down)
@@ -153,7 +153,7 @@ def elect_controlled_shutdown(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IsrRemovals:
-    """What is left of leaders and ISRs after a broker was taken out."""
+    """Leaders and ISRs after a broker was removed from them."""
 
     leader: I32
     isr: I32

@@ -1,8 +1,8 @@
-"""What may happen to a controller in office, and what each event's answer looks like.
+"""The controller's events, and the response that each request's event gets.
 
-An event says what was noticed, never what it means: the procedures re-read whatever they decide
-from. Events that come from a request carry what was asked; their answers are given through the
-`Answer` effect. Kafka's error codes appear here as plain integers, since the core knows no wire.
+An event only says what changed: the procedures read the state that they decide from again. The
+event of a request carries its fields; its response is sent with the `Respond` effect. Kafka's error
+codes appear here as plain integers, since the core does not know the wire protocol.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -171,15 +171,15 @@ class TopicUncleanElectionEnabled(Event):
     state = ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE
 
 
-# Answers of brokers
+# Responses of brokers
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsrResponseReceived(Event):
-    """A broker's answer: a top-level error, and errors by partition (those without are left out).
+    """A broker's response: a top-level error, and the errors of partitions that have one.
 
-    `answered` says whether a partition was in the answer at all, with an error or without. It is
-    asked only about partitions that had an error before, so it need not be a list of them all.
+    `answered` contains the partitions of the response, with and without an error. It is used only
+    for partitions that had an error before, so it need not be a list of all.
     """
 
     broker: int
@@ -191,7 +191,7 @@ class LeaderAndIsrResponseReceived(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopReplicaResponseReceived(Event):
-    """A broker's answer about partitions it was told to delete: errors by partition, 0 is none."""
+    """A broker's response about partitions to delete: errors by partition, 0 for none."""
 
     broker: int
     error: int
@@ -201,19 +201,19 @@ class StopReplicaResponseReceived(Event):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetadataResponseReceived(Event):
-    """A broker's answer to an UpdateMetadata."""
+    """A broker's response to an UpdateMetadata."""
 
     broker: int
     error: int
     state = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
 
 
-# Requests. Their answers are described with each.
+# Requests. Each docstring describes the response.
 
 
 @dataclass(frozen=True, slots=True)
 class ControlledShutdown(Event):
-    """A broker wants to stop. Answer: `(error, remaining partitions)`."""
+    """A broker wants to shut down. Response: `(error, remaining partitions)`."""
 
     broker: int
     broker_epoch: int
@@ -222,7 +222,7 @@ class ControlledShutdown(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartitionProposal:
-    """What a leader proposes for one partition; the topic is named, or given by id."""
+    """A leader's proposal for one partition; the topic is given by name or by id."""
 
     topic: str | None
     topic_id: str | None
@@ -235,7 +235,7 @@ class PartitionProposal:
 
 @dataclass(frozen=True, slots=True)
 class ProposalResult:
-    """The answer to one proposal: an error, or the state as it is now."""
+    """The result of one proposal: an error, or the partition's state."""
 
     proposal: PartitionProposal
     error: int
@@ -248,7 +248,7 @@ class ProposalResult:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartition(Event):
-    """A leader proposes ISRs. Answer: `(top-level error, list[ProposalResult])`."""
+    """A leader proposes ISRs. Response: `(top-level error, list[ProposalResult])`."""
 
     broker: int
     broker_epoch: int
@@ -259,7 +259,7 @@ class AlterPartition(Event):
 
 @dataclass(frozen=True, slots=True)
 class ApiReassignment(Event):
-    """Reassign partitions; None cancels. Answer: `(top-level error, dict of errors)`.
+    """Reassign partitions; None cancels. Response: `(top-level error, dict of errors)`.
 
     An error is a pair of code and message; without a message it is the code's own.
     """
@@ -270,14 +270,16 @@ class ApiReassignment(Event):
 
 @dataclass(frozen=True, slots=True)
 class ListReassignments(Event):
-    """Which of the partitions, or of all, are moving? Answer: `(error, dict of Assignment)`."""
+    """List reassignments, of the given or all partitions. Response: `(error, dict of
+    Assignment)`.
+    """
 
     partitions: Sequence[TopicPartition] | None
     state = ControllerState.LIST_PARTITION_REASSIGNMENT
 
 
 class RequestedElection(IntEnum):
-    """The two kinds that an administrator can ask for."""
+    """The two kinds of election that an administrator can request."""
 
     PREFERRED = 0
     UNCLEAN = 1
@@ -285,7 +287,7 @@ class RequestedElection(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ElectLeaders(Event):
-    """Elect leaders. Answer: `dict` from partition to `(error, message, new leader or -1)`.
+    """Elect leaders. Response: `dict` from partition to `(error, message, new leader or -1)`.
 
     None as partitions means all that are known; those that need no election are then left out.
     Without a message it is the error's own.
@@ -306,9 +308,9 @@ class UpgradeType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeatureUpdate:
-    """The level that a feature shall have; below 1, it shall be no more.
+    """The level that a feature shall have; below 1, the feature is deleted.
 
-    Without a kind, the one asked for is unknown.
+    `kind` is None if the request has an unknown one.
     """
 
     feature: str
@@ -318,7 +320,7 @@ class FeatureUpdate:
 
 @dataclass(frozen=True, slots=True)
 class UpdateFeatures(Event):
-    """Change the finalized features. Answer: `(top-level error, dict of errors by feature)`.
+    """Change the finalized features. Response: `(top-level error, dict of errors by feature)`.
 
     An error is a pair of code and message; without a message it is the code's own.
     """
@@ -330,7 +332,7 @@ class UpdateFeatures(Event):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedEvent:
-    """An event that waits: when it came, why, and who wants its answer, if anybody does."""
+    """A queued event: when it was added, its cause, and the callback for its response, if any."""
 
     event: Any
     enqueued_at: float

@@ -1,7 +1,7 @@
 """What is always true of a cluster between two events.
 
-A violation is a bug, whatever happened before. The checks look at everything and are meant for
-tests and simulation, not for a controller at work.
+A violation is always a bug. The checks read the whole state and are meant for tests and simulation,
+not for a running controller.
 """
 
 from collections.abc import Iterator
@@ -44,9 +44,9 @@ def _of_sets(cluster: ClusterState) -> Iterator[str]:
     if not rows.issuperset(chain.from_iterable(cluster.offline_dirs.values())):
         yield "a directory was lost with a partition that is not known"
     if not cluster.ineligible_for_deletion <= cluster.queued_for_deletion:
-        yield "the deletion of a topic is paused that nobody asked for"
+        yield "the deletion of a topic is paused that is not queued"
     if not cluster.deletion_started <= cluster.queued_for_deletion:
-        yield "the deletion of a topic has started that nobody asked for"
+        yield "the deletion of a topic has started that is not queued"
     if not cluster.queued_for_deletion <= cluster.topics.keys():
         yield "an unknown topic is still queued for deletion"
     if not cluster.being_reassigned <= rows:

@@ -11,7 +11,7 @@ from klamm.core.transitions import PartitionState, ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Gauges of type KafkaController; all are 0 on a node that is not in office (MET-1)."""
+    """Gauges of type KafkaController; all are 0 on a node that is not controller (MET-1)."""
 
     active_controller_count: int = 0
     offline_partitions_count: int = 0
@@ -27,7 +27,7 @@ class Gauges:
 
 
 def gauges(cluster: ClusterState | None) -> Gauges:
-    """Count; without a cluster, that is out of office, there is nothing to count."""
+    """Compute the gauges; without a cluster state, on a node that is not controller, all are 0."""
     if cluster is None:
         return Gauges()
     offline = np.flatnonzero(cluster.state == PartitionState.OFFLINE).astype(np.int32)

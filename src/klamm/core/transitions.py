@@ -1,7 +1,7 @@
-"""The moves that the two state machines allow.
+"""The transitions that the two state machines allow.
 
 There is one table per machine, with every state as a key, to be read against sections 6 and 7 of
-docs/spec/controller.md. What a move does is not known here, only whether it may be made.
+docs/spec/controller.md. This module knows which transitions are valid, not what they do.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class PartitionState(IntEnum):
 class ReplicaState(IntEnum):
     """The state of a replica; the values are the codes in the state matrix.
 
-    There is no state 0, which leaves that code to slots without a replica: no move starts there.
+    There is no state 0: slots without a replica have that code, and no transition starts there.
     """
 
     NEW = 1
@@ -44,10 +44,10 @@ State = TypeVar("State", PartitionState, ReplicaState)
 #: target: the states it may be entered from.
 PARTITION_ENTERED_FROM: Final[Mapping[PartitionState, frozenset[PartitionState]]] = {
     P.NEW: frozenset({P.NON_EXISTENT}),
-    # Choosing another leader is a move from ONLINE to itself.
+    # Electing another leader is a transition from ONLINE to itself.
     P.ONLINE: frozenset({P.NEW, P.ONLINE, P.OFFLINE}),
     P.OFFLINE: frozenset({P.NEW, P.ONLINE, P.OFFLINE}),
-    # Deletion passes through OFFLINE, so no replica is still serving when the data goes.
+    # Deletion passes through OFFLINE, so that no replica serves while its data is deleted.
     P.NON_EXISTENT: frozenset({P.OFFLINE}),
 }
 
@@ -80,12 +80,12 @@ REPLICA_LEGAL: Final = _dense(REPLICA_ENTERED_FROM)
 
 
 def is_valid_partition_change(current: I8, target: PartitionState) -> Mask:
-    """Which of the partitions with these states may move to `target`."""
+    """Which of the partitions with these states may change to `target`."""
     allowed: Mask = PARTITION_LEGAL[current, target]
     return allowed
 
 
 def is_valid_replica_change(current: I8, target: ReplicaState) -> Mask:
-    """Which of the replicas with these states may move to `target`."""
+    """Which of the replicas with these states may change to `target`."""
     allowed: Mask = REPLICA_LEGAL[current, target]
     return allowed

@@ -2,7 +2,7 @@
 
 An event with very many decisions takes several rows, its *parts*: the header is repeated, the
 decisions are divided. So a row, and a batch, stays small enough for one message of a topic. This
-module imports pyarrow; only those who write or read histories import it.
+module imports pyarrow; only code that writes or reads histories imports it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ _STATES: Final = pa.array(["new", "online", "offline", "non_existent"])
 
 
 def check_schema(schema: pa.Schema, source: object) -> None:
-    """Refuse what is no history, or one whose columns mean something else."""
+    """Raise KlammError if a schema is not that of a history of this version."""
     version = (schema.metadata or {}).get(_VERSION_KEY)
     if version != FORMAT_VERSION:
         found = "none" if version is None else f"version {version.decode()}"
@@ -131,7 +131,7 @@ def encode_batches(records: Sequence[EventRecord]) -> Iterator[pa.RecordBatch]:
 
 
 def encode_stream(batch: pa.RecordBatch) -> bytes:
-    """A batch by itself, schema included: the value of a message of the history topic."""
+    """Encode a batch with its schema: the value of a message of the history topic."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=WRITE_OPTIONS) as writer:
         writer.write_batch(batch)

@@ -1,6 +1,6 @@
-"""What a history says about one partition: its events in order, each once, and what is missing.
+"""The events of one partition in a history: in order, without duplicates, with gaps marked.
 
-Several nodes' spools, or a topic that was written to twice, are put together here: events are
+The spools of several nodes, or a topic with duplicate messages, are merged here: events are
 ordered by controller epoch and sequence, duplicates are dropped, and gaps are entries of their own.
 """
 
@@ -18,7 +18,7 @@ _NESTED: Final = ("decisions", "moves", "topic_changes")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events that happened, or may have happened, and are not in the history.
+    """Events that are missing from the history.
 
     With `last` the events from `first` to it are missing, or parts of them; without, everything
     of the epoch is.
@@ -31,7 +31,7 @@ class Gap:
 
 @dataclass(slots=True)
 class _Seen:
-    """The parts of one event that were met."""
+    """The parts of one event that were found."""
 
     parts: int
     met: set[int] = field(default_factory=set)
@@ -41,7 +41,7 @@ class _Seen:
 def read_partition_events(
     batches: Iterable[pa.RecordBatch], topic: str, partition: int
 ) -> Iterator[Row | Gap]:
-    """Terms of office, and the events that concern the partition or its topic; and all gaps.
+    """The controller terms, the events about the partition or its topic, and all gaps.
 
     A row has the columns of docs/history.md, with decisions, moves and topic changes reduced to
     those about the partition, and without parts.
@@ -80,7 +80,7 @@ def _in_order(epoch: int, events: dict[int, _Seen]) -> Iterator[Row | Gap]:
 
 
 def _joined(parts: list[Row]) -> Row | None:
-    """One row of an event's parts, if any of them has something to say."""
+    """Merge the parts of an event into one row; None if none of them is about the partition."""
     if not any(row["term"] or any(row[name] for name in _NESTED) for row in parts):
         return None
     whole = dict(parts[0])
@@ -92,11 +92,11 @@ def _joined(parts: list[Row]) -> Row | None:
 
 
 def _rows_about(batch: pa.RecordBatch, topic: str, partition: int) -> dict[int, Row]:
-    """Those rows of a batch that may be of use, by position."""
+    """The rows of a batch that may be about the partition, by position."""
     found = {name: _chosen(batch.column(name), topic, partition) for name in _NESTED}
     chosen = set().union(*found.values())
     chosen.update(pc.indices_nonzero(pc.is_valid(batch.column("term"))).to_pylist())
-    # The first part of an event says why it came, whichever part the partition is in.
+    # The first part of an event has its cause; the partition may be in another part.
     first = pc.and_(pc.equal(batch.column("part"), 0), pc.greater(batch.column("parts"), 1))
     chosen.update(pc.indices_nonzero(first).to_pylist())
     order = sorted(chosen)

@@ -1,9 +1,9 @@
-"""The history: for each event that a controller handles, why it came and what was decided.
+"""The recorder: for each event that the controller handles, its cause and its decisions.
 
-`History` is told of every event and of every effect while they happen, and keeps columns: what it
-adds to an event does not grow with a Python object for each partition. Turning records into bytes
-is left to the spool's own thread (`klamm.history.spool`), and pyarrow with it, so that a
-candidate that never takes office never pays for it. docs/history.md describes the records.
+`History` receives every event and every effect, and keeps columns: it does not create a Python
+object for each partition. The spool's own thread (`klamm.history.spool`) encodes the records and
+imports pyarrow, so that a node that never becomes controller does not load it. docs/history.md
+describes the records.
 """
 
 import asyncio
@@ -79,12 +79,12 @@ class RecorderClock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Of a clock that only goes forward."""
+        """Of a monotonic clock."""
         ...
 
 
 class History:
-    """Records the events of this node's terms of office; what happens outside of one is not kept.
+    """Records the events of this node's controller terms; events outside of a term are not kept.
 
     Sequence numbers count from 1 in each term, so (controller epoch, sequence) names an event, and
     a missing number a gap.
@@ -99,7 +99,7 @@ class History:
         self._term = _Term()
         self._event: EventRecord | None = None
         self._began = 0.0
-        #: Topics that were rewritten, and that went, in the course of the event.
+        #: Topics that were rewritten, and topics that were removed, during the event.
         self._touched: set[str] = set()
         self._gone: dict[str, str] = {}
         self._is_isr_event = False
@@ -107,7 +107,7 @@ class History:
     # Recorder
 
     def begin(self, queued: QueuedEvent, epoch: int, at: float) -> None:
-        """An event is about to be handled; `epoch` is 0 outside of a term of office."""
+        """Called before an event is handled; `epoch` is 0 outside of a controller term."""
         if self._shipping is not None:
             self._shipping.begin()
         self._began = self._clock.monotonic()
@@ -126,7 +126,7 @@ class History:
         self._is_isr_event = isinstance(event, IsrChangeNotification | ReassignmentIsrChange)
 
     def end(self, outcome: str, context: Context | None) -> None:
-        """It has been handled; without a context this node is not, or no longer, in office."""
+        """Called after the event was handled; without a context this node is not controller."""
         event, self._event = self._event, None
         assert event is not None, "an event ends after it has begun"
         was_in_office = self._term.epoch > 0
@@ -139,7 +139,7 @@ class History:
             event.seq = self._term.next_seq()
             self._compare(event, cluster)
         elif was_in_office or event.controller_epoch:
-            # Resigned, or taking office failed half-way; what was written by then is told.
+            # Resigned, or the failover failed half-way; what was written by then is recorded.
             if not was_in_office:
                 self._term = _Term(event.controller_epoch)
             event.term = "ended"
@@ -160,7 +160,7 @@ class History:
     def performed(
         self, cluster: ClusterState, effect: Effect, reply: Any, elapsed_s: float
     ) -> None:
-        """An effect was carried out, and its procedure has not gone on yet."""
+        """Called after an effect was performed, before its procedure continues."""
         event = self._event
         if event is None:
             return
@@ -188,7 +188,7 @@ class History:
                 self._touched.add(name)
                 self._gone[name] = "deleted"
             case effects.ReadTopicNames():
-                # The cluster still holds the topics that somebody else has removed.
+                # The cluster state still has the topics that were removed by hand.
                 vanished = sorted(cluster.topics.keys() - reply)
                 self._gone.update(dict.fromkeys(vanished, "vanished"))
             case effects.Enqueue(event=asked) | effects.Schedule(event=asked):
@@ -196,7 +196,9 @@ class History:
                 self._term.asked_for[id(asked)] = (asked, self._term.seq + 1)
 
     async def close(self) -> None:
-        """Write what is left; what has not been shipped is shipped by the node's next life."""
+        """Write all records; those that were not shipped are shipped after the node's next
+        start.
+        """
         await asyncio.to_thread(self.spool.close)
         if self._shipping is not None:
             await self._shipping.close()
@@ -223,7 +225,7 @@ class History:
         self._decided(cluster, seen, done, ISR_CHANGED)
 
     def _compare(self, event: EventRecord, cluster: ClusterState) -> None:
-        """Note what is different from the end of the event before."""
+        """Record the differences from the end of the previous event."""
         term = self._term
         took_office = event.term is not None
         event.broker_changes += term.brokers_changed(cluster, took_office=took_office)
@@ -235,10 +237,10 @@ class History:
 
 @dataclass(slots=True)
 class _Term:
-    """A term of office as far as it has been recorded; epoch 0 stands for none."""
+    """What was recorded of the present controller term; epoch 0 stands for none."""
 
     epoch: int = 0
-    #: Events that an earlier event asked for, by identity, each with itself and that one's number.
+    #: Events that an earlier event caused, by identity: the event and that event's number.
     asked_for: dict[int, tuple[Any, int | None]] = field(default_factory=dict)
     seq: int = 0
     brokers: dict[int, int] = field(default_factory=dict)
@@ -255,7 +257,7 @@ class _Term:
     def brokers_changed(
         self, cluster: ClusterState, *, took_office: bool
     ) -> Iterator[BrokerChanged]:
-        """Brokers that came, went, came back as others, or began to shut down."""
+        """Brokers that started, failed, bounced, or began to shut down."""
         before, now = self.brokers, {b.id: b.epoch for b in cluster.brokers.values()}
         if before != now:
             for broker in sorted(before.keys() | now.keys()):
@@ -321,7 +323,7 @@ class _Term:
                     )
 
     def newly_leaderless(self, cluster: ClusterState) -> I32:
-        """Partitions that wait for a leader now and did not after the event before."""
+        """Partitions that have no leader now and had one after the previous event."""
         # Most events change no state, and comparing bytes is the cheapest way to see that.
         before, self.states = self.states, cluster.state.tobytes()
         if self.states == before:
@@ -342,7 +344,7 @@ def _us(seconds: float) -> int:
 
 
 def _name_subjects(event: Any, record: EventRecord) -> None:
-    """Whom the event is about, as far as it says so itself."""
+    """Copy the broker and the topic that the event names into its record."""
     if isinstance(broker := getattr(event, "broker", None), int):
         record.brokers.append(broker)
     if isinstance(topic := getattr(event, "topic", None), str):
@@ -361,7 +363,7 @@ def _topics_of(cluster: ClusterState, rows: I32) -> tuple[list[str], I32]:
 
 
 def _known(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
-    """What is cached about rows; where nothing is, there is no leader, no epoch and no ISR."""
+    """The cached states of rows; rows without one have no leader, no epoch and no ISR."""
     known = cluster.leadership(rows)
     blank = np.flatnonzero(~cluster.has_leadership[rows])
     known.leader[blank] = NO_BROKER
@@ -371,7 +373,7 @@ def _known(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
 
 
 def _decisions(cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind: str) -> Decisions:
-    """What is about to replace what the cluster holds."""
+    """The decisions of a write, with the state that the cluster holds before it."""
     row = states.row
     topics, topic = _topics_of(cluster, row)
     known = _known(cluster, row)

@@ -25,7 +25,7 @@ ASKED_BY: Final = ", asked by "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:
-    """Decisions about many partitions: what was true before, and what was to be true after.
+    """Decisions about many partitions: the state before, and the state that was written.
 
     `topic` and `kind` are positions in `topics` and `kinds`. Before a partition's first state its
     leader and epoch are -1 and its ISR is empty.
@@ -54,7 +54,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class BrokerChanged:
-    """What became of a broker: present, started, failed, bounced or shutting_down."""
+    """A change of a broker: present, started, failed, bounced or shutting_down."""
 
     broker: int
     change: str
@@ -66,7 +66,7 @@ class TopicChanged:
     """A milestone of a topic.
 
     One of created, expanded, deletion_queued, deletion_started, deletion_paused, deleted and
-    vanished (removed from ZooKeeper by somebody else).
+    vanished (removed from ZooKeeper by hand).
     """
 
     topic: str
@@ -97,7 +97,7 @@ class EventRecord:
     kind: str
     cause: str
     caused_by: int | None
-    #: `began` with the event that took office, `ended` with the one that lost or left it.
+    #: `began` in the event of the failover, `ended` in the event that ended the term.
     term: str | None = None
     outcome: str = ""
     queued: int = 0

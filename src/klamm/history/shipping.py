@@ -42,7 +42,7 @@ class SpoolPosition(NamedTuple):
 
 
 class Shipper:
-    """Sends what a spool holds, and what is added to it."""
+    """Sends the records of a spool to the topic, and those that are added later."""
 
     def __init__(self, directory: Path, topic: str, send: Send) -> None:
         self._directory = directory
@@ -103,7 +103,7 @@ class Shipper:
             await self._send_batch(batch.slice(half))
 
     def _has_more(self) -> bool:
-        """Whether there is anything to look at; asked without reading, and so without pyarrow."""
+        """Whether the spool has files after the position, checked without pyarrow."""
         files = self._files()
         if not files or files[-1].name < self._position.file:
             return False
@@ -135,6 +135,6 @@ def _next(reads: Iterator[Read]) -> Read | None:
     try:
         return next(reads, None)
     except KlammError as error:
-        # Left behind by another version; what follows it is not to wait for ever.
+        # A file of another version is skipped, so that the files after it are shipped.
         log.error("a file of the history is not shipped: %s", error)
         return None

@@ -1,9 +1,9 @@
 """The spool: the history in files, written beside the event loop and bounded in size.
 
-A file is an Arrow IPC stream. It is begun anew by each process, and whenever the last one is large
-enough, and never opened again for writing: a crash can tear only the end of the newest file, and
-whoever reads stops there. Names sort in the order of writing. When the files together outgrow the
-retention, the oldest go.
+A file is an Arrow IPC stream. Each process begins a new file, and begins another one when a file is
+large enough; a finished file is never opened for writing. A crash can tear only the end of the
+newest file, and a reader stops there. Names sort in the order of writing. When the files together
+exceed the retention, the oldest are deleted.
 """
 
 import logging
@@ -75,7 +75,7 @@ class Spool:
             done.wait()
 
     def close(self) -> None:
-        """Write what is left, and end the file."""
+        """Write all queued records, and end the file."""
         if self._thread is not None:
             self._is_closing = True
             self.flush()
@@ -115,7 +115,7 @@ class Spool:
             deadline = deadline or time.monotonic() + LINGER_S
 
     def _write(self, records: list[EventRecord]) -> None:
-        # Imported here, in the thread of a node that has taken office: pyarrow is large.
+        # Imported here, in the thread of a node that was controller: pyarrow is large.
         from klamm.history.arrow import encode_batches
 
         try:
@@ -125,7 +125,7 @@ class Spool:
                 file.flush()
                 self._remove_oldest()
         except Exception:
-            # Whatever it was, the next records deserve another try, in a file of their own.
+            # After any error, the next records are written to a new file.
             log.exception("a part of the history is lost")
             self._end_file()
         if self.on_written is not None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TOPIC: Final = "__klamm_history"
 
-#: Why an event came, where neither a broker nor a term of office says it better.
+#: The cause of an event that names no broker and begins no controller term.
 _REASONS: Final = {
     "TopicChange": "topics appeared or vanished in ZooKeeper",
     "PartitionModifications": "the topic's partitions were changed in ZooKeeper",
@@ -93,7 +93,7 @@ _REFUSALS: Final = {
 
 
 def story(events: "Iterable[Row | Gap]", topic: str, partition: int) -> Iterator[str]:
-    """A sentence for each entry of a events that says something about the partition."""
+    """A sentence for each event about the partition, and for each gap."""
     return (text for _, text in _told(events, f"{topic}-{partition}"))
 
 
@@ -117,8 +117,8 @@ def run(
 ) -> None:
     """Tell the story of TOPIC-PARTITION from spools, or else from the history topic.
 
-    As JSON it is a list: what the history has of each event (docs/history.md), with the sentence
-    as `text`; a gap has `gap` and `text` only.
+    As JSON it is a list: each event with its columns (docs/history.md) and the sentence as `text`;
+    a gap has `gap` and `text` only.
     """
     from klamm.history.partition_events import Gap, read_partition_events
 
@@ -205,7 +205,7 @@ def _reason(row: "Row") -> str:
 
 
 def _clauses(row: "Row", name: str) -> list[str]:
-    """What was decided about the partition and its topic."""
+    """One clause for each decision about the partition and its topic."""
     return [
         *(_decision(decision, name) for decision in row["decisions"]),
         *(_move(move, name) for move in row["moves"]),

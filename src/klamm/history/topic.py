@@ -1,4 +1,4 @@
-"""The history as a topic: who writes it, and how it is read.
+"""The history as a topic: writing it, shipping the spool to it, and reading it.
 
 A message is a batch of the spool, schema included, as an Arrow stream; its key is the controller
 epoch and the sequence of the first event in it.
@@ -134,11 +134,11 @@ class HistoryTopicWriter:
                 return
             if code != ErrorCode.INVALID_REPLICATION_FACTOR:
                 raise UnavailableError(f"{self._topic} was not created: {code.name}")
-        raise UnavailableError(f"{self._topic} was not created: nobody holds replicas")
+        raise UnavailableError(f"{self._topic} was not created: no broker holds replicas")
 
 
 class TopicShipping:
-    """The task that ships this node's spool; it begins when the broker is there to be asked."""
+    """The task that ships this node's spool; it begins with the controller's first event."""
 
     def __init__(self, config: BrokerConfig, topic: str, spool: Spool) -> None:
         # The node's own broker, as other brokers reach it: it knows the leader of the topic.
@@ -169,7 +169,7 @@ class TopicShipping:
             self._task = loop.create_task(self._shipper.run(), name="history shipping")
 
     async def close(self) -> None:
-        """Stop where it is."""
+        """Stop shipping; the position stays where it is."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -188,7 +188,7 @@ def read_topic(
         "group.id": "klamm-story",  # librdkafka wants one; no group is joined
         "enable.auto.commit": False,
         "allow.auto.create.topics": False,
-        "log_level": 0,  # what goes wrong is raised, once
+        "log_level": 0,  # errors are raised instead
     }
     consumer = Consumer(settings)
     try:

@@ -1,4 +1,4 @@
-"""One broker of a local cluster, as a process: its files, its signals, its last words."""
+"""One broker of a local cluster as a process: its files, its signals, its output."""
 
 import signal
 import threading
@@ -13,16 +13,16 @@ from klamm.processes import Child, last_words, tied_klamm
 
 
 class ProcessState(StrEnum):
-    """What a broker's process is doing, as far as its parent can tell."""
+    """The state of a broker's process, as its parent knows it."""
 
     RUNNING = "running"
     PAUSED = "paused"
-    STOPPED = "stopped"  # as it was asked to, or not started yet
-    DEAD = "dead"  # unasked
+    STOPPED = "stopped"  # on request, or not started yet
+    DEAD = "dead"  # without a request
 
 
 class BrokerProcess:
-    """A broker that can be started again after each of its deaths."""
+    """A broker that can be started again after it ended."""
 
     def __init__(self, broker: int, port: int, directory: Path, config: Mapping[str, str]) -> None:
         self.id = broker
@@ -44,17 +44,17 @@ class BrokerProcess:
 
     @property
     def log(self) -> Path:
-        """What the process prints."""
+        """The file with the output of the process."""
         return self.directory / "broker.log"
 
     @property
     def spool(self) -> Path:
-        """Where it keeps its decisions whenever it is controller."""
+        """The folder of its history, written while it is controller."""
         return Path(self.config["klamm.history.dir"])
 
     @property
     def pid(self) -> int | None:
-        """The process that stands for the broker; None while there is none."""
+        """The id of the broker's main process; None if it does not run."""
         return self._child.pid if self._child is not None and self.is_alive else None
 
     @property
@@ -64,7 +64,8 @@ class BrokerProcess:
     @property
     def state(self) -> ProcessState:
         if self.is_alive:
-            return ProcessState.PAUSED if self._is_paused else ProcessState.RUNNING
+            is_paused = self._is_paused or self._stands_still()
+            return ProcessState.PAUSED if is_paused else ProcessState.RUNNING
         if self._child is None or self._is_expected_to_end:
             return ProcessState.STOPPED
         return ProcessState.DEAD
@@ -74,7 +75,7 @@ class BrokerProcess:
         return None if self._child is None else self._child.exit_code
 
     def start(self) -> None:
-        """Start the process, without waiting for the broker to be of any use."""
+        """Start the process; does not wait until the broker serves."""
         with self._starting:
             if self.is_alive:
                 raise KlammError(f"Broker {self.id} is running already.")
@@ -85,7 +86,7 @@ class BrokerProcess:
             self._child = Child(tied_klamm("broker", str(file)), self.log, f"broker {self.id}")
 
     def stop(self, timeout_s: float) -> None:
-        """A controlled shutdown, waited for."""
+        """Ask for a controlled shutdown and wait for it."""
         child = self._running()
         self._is_expected_to_end = True
         if self._is_paused:
@@ -97,25 +98,33 @@ class BrokerProcess:
             )
 
     def kill(self) -> None:
-        """A crash, waited for."""
+        """Kill all processes of the broker and wait for the end."""
         if self._child is not None:
             self._is_expected_to_end = True
             self._child.send_to_group(signal.SIGKILL)
             self._child.ended.wait()
 
     def pause(self) -> None:
-        """Let the process stand still: its connections stay, and nobody answers."""
+        """Suspend the process: its connections stay open and get no response."""
         self._running().send_to_group(signal.SIGSTOP)
         self._is_paused = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the process."""
         self._running().send_to_group(signal.SIGCONT)
         self._is_paused = False
 
     def last_words(self) -> str:
-        """The end of its log, which is where it says why it ended."""
+        """The last lines of its output, which have the reason for its end."""
         return last_words(self.log)
+
+    def _stands_still(self) -> bool:
+        """Whether somebody else has sent SIGSTOP; False where the system does not tell."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def _running(self) -> Child:
         if self._child is None or self._child.ended.is_set():

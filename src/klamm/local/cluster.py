@@ -5,8 +5,8 @@
         cluster.kill(cluster.leader("orders"))
         cluster.wait_leader("orders")
 
-Every method may be called from any thread, and from a notebook. Nothing outlives this process,
-however it ends. What partitions and controller are said to be is what ZooKeeper says.
+Every method may be called from any thread, and from a notebook. No child process outlives this
+process, however it ends. The state of partitions and the controller is read from ZooKeeper.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from typing import IO, Any, Final, Self, TypeVar
 
 from klamm.client import topics, users
 from klamm.client.admin import Admin
-from klamm.client.topics import NewTopic
+from klamm.client.topics import NewTopic, PartitionDescription
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.config.properties import format_properties
 from klamm.errors import ConfigError, KlammError, UnavailableError
@@ -32,6 +32,7 @@ from klamm.local.loop_thread import LoopThread
 from klamm.local.network import HOST, Proxy, free_ports, is_free
 from klamm.local.security import ADMIN, KINDS, LocalSecurity, plaintext_config, write_private
 from klamm.local.zookeeper_reader import PartitionStatus, ZooKeeperReader
+from klamm.names import TopicPartition
 from klamm.net.scram import SCRAM_MECHANISMS
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.02
 _REPLICATION_MAX: Final = 3
-#: A cluster that is made for a test is small, and its users want to see things happen.
+#: Settings for small clusters in which failures have to be noticed soon.
 _DEFAULTS: Final = {
     "zookeeper.session.timeout.ms": "3000",
     "controlled.shutdown.retry.backoff.ms": "500",
@@ -51,16 +52,17 @@ _DEFAULTS: Final = {
 
 
 class ConditionNotMetError(UnavailableError, TimeoutError):
-    """A condition was waited for in vain; the message says what the state was."""
+    """A condition did not become true in time; the message has the last state."""
 
 
 class Cluster:
     """Brokers 1 to n, or those whose ids are given, with a ZooKeeper of their own or a given one.
 
-    `racks` are given to the brokers in turn, or by id. `config` is for all brokers; values may be
-    anything with a text form. A data directory that is given is kept and found again; without one,
-    everything is temporary. Ports are free ones unless there is a `base_port`. `security` is
-    `ssl`, `sasl_plaintext` or `sasl_ssl`; `client_config` then gives clients what they need.
+    `racks` are assigned in turn, or by id. `config` holds for all brokers; its values are
+    converted to text. With `data_dir`, data is kept and used by the next start; without it, data
+    is temporary. Without `base_port`, brokers get free ports.
+    `security` is `ssl`, `sasl_plaintext` or `sasl_ssl`; `client_config` then gives clients what
+    they need.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Cluster:
         return f"<Cluster at {self.bootstrap_servers}: {states}>"
 
     def start(self, broker: int | None = None, *, timeout_s: float = 60.0) -> Self:
-        """Start the cluster, or one of its brokers again; returns when it can be used."""
+        """Start the cluster, or one of its brokers again; returns when it serves clients."""
         if broker is not None:
             self._broker(broker).start()
             self._wait_usable([self._broker(broker)], timeout_s)
@@ -147,9 +149,8 @@ class Cluster:
             self._resources.close()
 
     def stop_brokers(self, timeout_s: float = 30.0) -> None:
-        """A controlled shutdown of all brokers, the controller's last; who takes too long is
-        killed."""
-        # Without ZooKeeper there is no controller, and nobody to ask for it.
+        """Shut all brokers down in order, the controller last; kill those that take too long."""
+        # Without ZooKeeper, the controller is unknown.
         controller = self.controller_id() if self.zookeeper_is_running else None
         running = [each for each in self._brokers.values() if each.is_alive]
         for each in sorted(running, key=lambda each: each.id == controller):
@@ -158,7 +159,7 @@ class Cluster:
             each.kill()
 
     def kill_brokers(self) -> None:
-        """A crash of all brokers."""
+        """Kill all brokers."""
         for each in list(self._brokers.values()):
             each.kill()
 
@@ -176,7 +177,7 @@ class Cluster:
         ports = self._choose_ports(len(self._ids))
         for broker, port in zip(self._ids, ports, strict=True):
             self._brokers[broker] = self._make_broker(broker, port, self._rack_of(broker))
-        # Brokers wait for ZooKeeper by themselves, and have enough to do until it is there.
+        # Brokers start in parallel with ZooKeeper, and wait for it themselves.
         stack.callback(self.kill_brokers)
         for each in self._brokers.values():
             each.start()
@@ -189,8 +190,8 @@ class Cluster:
         )
         stack.callback(self._admin.close)
         self._wait_usable(list(self._brokers.values()), timeout_s)
-        # Looking for a coordinator has the topic of offsets created. That takes as many brokers as
-        # it is to have replicas, which there may not be once somebody has begun to kill them.
+        # FindCoordinator creates the offsets topic. Its creation needs as many brokers as it has
+        # replicas, and the caller may kill brokers from now on.
         self._admin.ask_any(ApiKey.FIND_COORDINATOR, {"key": "klamm", "key_type": 0})
 
     def _take_data_dir(self, stack: contextlib.ExitStack) -> Path:
@@ -266,7 +267,7 @@ class Cluster:
         return BrokerProcess(broker, port, directory, settings)
 
     def _zookeeper_for(self, broker: int) -> str:
-        """Where the broker finds ZooKeeper: behind a proxy of its own, if it may be cut off."""
+        """The address of ZooKeeper for a broker: of its own proxy, if it can be cut off."""
         if not self._can_be_cut:
             return self.zookeeper
         hosts, chroot = split_connect_string(self.zookeeper)
@@ -280,7 +281,7 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """For any Kafka client: the addresses of all brokers."""
+        """The addresses of all brokers, for any Kafka client."""
         return ",".join(each.address for each in self._brokers.values())
 
     @property
@@ -344,17 +345,17 @@ class Cluster:
 
     @property
     def data_dir(self) -> Path:
-        """Where brokers have their data, their settings and their logs."""
+        """The folder with the data, settings and output of the brokers."""
         return self._data_dir
 
     @property
     def spools(self) -> list[Path]:
-        """The histories that brokers have written so far, as `klamm story --spool` takes them."""
+        """The history folders of the brokers, for `klamm story --spool`."""
         return [each.spool for each in self._brokers.values() if each.spool.is_dir()]
 
     @property
     def zookeeper_is_running(self) -> bool:
-        """Whether its own ZooKeeper is there; a given one is somebody else's concern."""
+        """Whether the cluster's own ZooKeeper runs; True for a given one."""
         return self._server is None or self._server.is_running
 
     @property
@@ -369,27 +370,27 @@ class Cluster:
     # What can happen to it
 
     def kill(self, broker: int) -> None:
-        """Let a broker crash (SIGKILL)."""
+        """Kill a broker (SIGKILL)."""
         self._broker(broker).kill()
 
     def stop(self, broker: int, *, timeout_s: float = 60.0) -> None:
-        """A broker's controlled shutdown (SIGTERM), waited for."""
+        """Shut a broker down in order (SIGTERM) and wait for it."""
         self._broker(broker).stop(timeout_s)
 
     def pause(self, broker: int) -> None:
-        """Let a broker stand still (SIGSTOP), as in a long pause of its machine."""
+        """Suspend a broker (SIGSTOP), as a long pause of its machine would."""
         self._broker(broker).pause()
 
     def resume(self, broker: int) -> None:
-        """Let a paused broker go on (SIGCONT)."""
+        """Continue a paused broker (SIGCONT)."""
         self._broker(broker).resume()
 
     def cut_from_zookeeper(self, broker: int) -> None:
-        """Part a broker from ZooKeeper; clients and other brokers still reach it."""
+        """Cut a broker off from ZooKeeper; clients and other brokers still reach it."""
         self._loop_thread.call(self._proxy(broker).cut())
 
     def rejoin_zookeeper(self, broker: int) -> None:
-        """Let a broker that was cut off reach ZooKeeper again."""
+        """Reconnect a broker to ZooKeeper."""
         self._loop_thread.call(self._proxy(broker).restore())
 
     def add_broker(
@@ -400,7 +401,7 @@ class Cluster:
         config: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> int:
-        """Start one more broker; its id, which is the next one unless it is given."""
+        """Start one more broker and return its id, by default the next one."""
         with self._lock:
             chosen = max(self._brokers) + 1 if broker is None else broker
             if chosen in self._brokers:
@@ -414,7 +415,7 @@ class Cluster:
         return chosen
 
     def remove_broker(self, broker: int, *, timeout_s: float = 60.0) -> None:
-        """Shut a broker down and forget it; its replicas have to be moved away before."""
+        """Shut a broker down and remove it; move its replicas away first."""
         process = self._broker(broker)
         if process.is_alive:
             process.stop(timeout_s)
@@ -425,7 +426,7 @@ class Cluster:
             self._loop_thread.call(proxy.close())
 
     def heal(self, *, timeout_s: float = 60.0) -> None:
-        """Undo whatever was done to brokers: start, resume and rejoin all that need it."""
+        """Start, resume and reconnect every broker that needs it."""
         for broker in list(self._proxies):
             self.rejoin_zookeeper(broker)
         for each in list(self._brokers.values()):
@@ -475,7 +476,7 @@ class Cluster:
     # What it is like
 
     def controller_id(self) -> int | None:
-        """Who is controller; None if nobody is."""
+        """The id of the controller; None if there is none."""
         return self._zookeeper_reader.controller()
 
     def registered(self) -> set[int]:
@@ -483,11 +484,15 @@ class Cluster:
         return self._zookeeper_reader.brokers()
 
     def partition(self, topic: str, partition: int = 0) -> PartitionStatus | None:
-        """Leader, leader epoch and ISR of a partition; None if it does not exist (yet)."""
+        """Leader, leader epoch and ISR of a partition; None if it does not exist."""
         return self._zookeeper_reader.partition(topic, partition)
 
+    def partitions(self) -> dict[TopicPartition, PartitionDescription]:
+        """Every partition, as ZooKeeper has it; TimeoutError if ZooKeeper does not respond."""
+        return self._zookeeper_reader.partitions()
+
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Who leads a partition; an error if nobody does."""
+        """The leader of a partition; raises if it has none."""
         state = self.partition(topic, partition)
         if state is None or state.leader is None:
             raise UnavailableError(f"{topic}-{partition}: {state or 'there is none'}.")
@@ -507,7 +512,7 @@ class Cluster:
         other_than: int | None = None,
         timeout_s: float = 30.0,
     ) -> int:
-        """Wait until somebody leads the partition: anybody, a certain broker, or another one."""
+        """Wait for a leader: any, a given one, or one other than a given one."""
 
         def is_so(state: PartitionStatus | None) -> bool:
             return (
@@ -544,7 +549,7 @@ class Cluster:
         other_than: int | None = None,
         timeout_s: float = 30.0,
     ) -> int:
-        """Wait until somebody is controller: anybody, a certain broker, or another one."""
+        """Wait for a controller: any, a given one, or one other than a given one."""
 
         def is_so(holder: int | None) -> bool:
             return holder is not None and controller in (None, holder) and holder != other_than
@@ -604,7 +609,7 @@ class Cluster:
         except UnavailableError:
             return False
         known = {each.node_id for each in answer.brokers}
-        # A broker that was away too long knows the others well, and is itself forgotten.
+        # A broker whose session expired may know all others and not be registered itself.
         return answer.controller_id in known and expected <= (known & self.registered())
 
     def _broker(self, broker: int) -> BrokerProcess:

@@ -1,8 +1,8 @@
 """Moving the controller's role to a broker of the operator's choice.
 
-Kafka has no request for this: whoever creates `/controller` first has the role, and deleting the
-znode starts the race again. Nodes of klamm that are not named stand back meanwhile; brokers of
-Apache Kafka do not, so that the race may have to be run several times.
+Kafka has no request for this: the broker that creates `/controller` first gets the role, and
+deleting the znode starts the race again. klamm nodes other than the chosen one do not compete
+meanwhile. Brokers of Apache Kafka do, so several attempts may be needed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def move_controller(
     say: Callable[[str], None],
     security: ClientSecurity = PLAINTEXT,
 ) -> None:
-    """Let broker `wanted` have the role; KlammError if it did not get it."""
+    """Move the role to broker `wanted`; KlammError if it did not get the role."""
     store = await open_store(zookeeper)
     try:
         brokers = await _addresses(store, security.protocol)
@@ -87,7 +87,7 @@ async def _addresses(store: Store, protocol: str) -> dict[int, str]:
 
 
 async def _wait_announced(store: Store, brokers: dict[int, str], security: ClientSecurity) -> int:
-    """The winner of the race, once it has told the brokers that can be asked."""
+    """Wait until all reachable brokers know the new controller; returns its id."""
     addresses = [address for address in brokers.values() if address]
     holder = NOBODY
     try:
@@ -111,5 +111,5 @@ def _all_know(addresses: list[str], holder: int, security: ClientSecurity) -> bo
                 if admin.metadata([]).controller_id != holder:
                     return False
             except UnavailableError:
-                continue  # it may be on its way out; the controller cannot tell it either
+                continue  # the broker may be shutting down; the controller cannot reach it either
     return True

@@ -1,6 +1,6 @@
-"""A thread with an event loop of its own, for whoever has to wait for it without being async.
+"""An event loop in a thread of its own, for callers that are not async.
 
-A notebook runs a loop in the thread of its user; this one is next to it and does not mind.
+It also works in a notebook, which already runs an event loop in the user's thread.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = _PATIENCE_S) -> T:
-        """Run it there and wait for what comes of it."""
+        """Run a coroutine in the loop and return its result."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
@@ -30,7 +30,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the loop and the thread; what still runs is cancelled."""
+        """Cancel all tasks, then end the loop and the thread."""
         self.call(_cancel_the_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -7,14 +7,14 @@ import socket
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-#: Below the ports that the system gives to outgoing connections, so that a broker which is away
-#: for a moment finds its own port free when it returns.
+#: Below the ports of outgoing connections, so that the port of a stopped broker stays free for
+#: its restart.
 _CANDIDATES: Final = range(20_000, 31_000)
 _CHUNK: Final = 1 << 16
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens there at the moment."""
+    """Whether no process listens on the port now."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -25,7 +25,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on at the moment."""
+    """Distinct ports on which no process listens now."""
     found: list[int] = []
     for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
         if len(found) == count:
@@ -36,7 +36,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Proxy:
-    """Passes bytes on until it is cut; while it is cut, connections end as soon as they begin.
+    """Forwards bytes until it is cut; then it ends every connection, new ones too.
 
     It belongs to the event loop that it was started in.
     """
@@ -48,19 +48,19 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
-        """Listen on any free port; the address."""
+        """Listen on any free port and return the address."""
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         host, port = self._server.sockets[0].getsockname()
         return f"{host}:{port}"
 
     async def cut(self) -> None:
-        """End every connection, and let none begin."""
+        """End every connection, and refuse new ones."""
         self._is_cut = True
         for writer in list(self._open):
             writer.transport.abort()
 
     async def restore(self) -> None:
-        """Let connections begin again."""
+        """Accept connections again."""
         self._is_cut = False
 
     async def close(self) -> None:
@@ -89,5 +89,5 @@ class Proxy:
             while data := await reader.read(_CHUNK):
                 writer.write(data)
                 await writer.drain()
-        # One direction is of no use without the other.
+        # When one direction ends, so does the other.
         writer.transport.abort()

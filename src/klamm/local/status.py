@@ -1,21 +1,22 @@
-"""What a cluster is like from one moment to the next, and what happened in between."""
+"""The status of a local cluster, and the changes between two of them as sentences."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from klamm.client import topics
 from klamm.client.topics import PartitionDescription
 from klamm.errors import KlammError
 from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import Cluster
+from klamm.names import TopicPartition, is_internal
 
-#: More changes than this at once are counted rather than told.
+#: More changed partitions than this are counted, not listed.
 _TOLD_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """One broker."""
+    """One broker: its process, its leaders and its replicas."""
 
     id: int
     address: str
@@ -23,18 +24,29 @@ class BrokerStatus:
     pid: int | None
     state: ProcessState
     exit_code: int | None
+    #: Whether the process runs without being registered in ZooKeeper.
+    has_lost_session: bool = False
     leaders: int = 0
     replicas: int = 0
+
+    @property
+    def is_serving(self) -> bool:
+        return self.state is ProcessState.RUNNING and not self.has_lost_session
+
+    @property
+    def state_text(self) -> str:
+        """The state of the process, and whether the cluster still counts on it."""
+        return f"{self.state}, session lost" if self.has_lost_session else str(self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The whole cluster; without partitions when no broker could be asked."""
+    """The whole cluster; without partitions when ZooKeeper does not respond."""
 
     brokers: tuple[BrokerStatus, ...]
     controller: int | None
     zookeeper_runs: bool
-    partitions: Mapping[tuple[str, int], PartitionDescription] = field(default_factory=dict)
+    partitions: Mapping[TopicPartition, PartitionDescription] = field(default_factory=dict)
     is_known: bool = True
 
     @property
@@ -47,18 +59,21 @@ class ClusterStatus:
 
 
 def read_status(cluster: Cluster) -> ClusterStatus:
-    """The status right now."""
+    """The status right now, from ZooKeeper: a broker that is paused would not respond."""
     processes = [cluster.broker(broker) for broker in cluster.broker_ids]
-    partitions: dict[tuple[str, int], PartitionDescription] = {}
+    partitions: dict[TopicPartition, PartitionDescription] = {}
     controller: int | None = None
-    is_known = any(each.state is ProcessState.RUNNING for each in processes)
+    registered: set[int] = set()
+    is_known = cluster.zookeeper_is_running
     if is_known:
         try:
-            view = topics.describe(cluster.admin)
-            controller = view.controller if view.controller >= 0 else None
-            partitions = {(each.topic, each.partition): each for each in view.partitions()}
-        except KlammError:
+            partitions = cluster.partitions()
+            registered = cluster.registered()
+            controller = cluster.controller_id()
+        except (KlammError, TimeoutError):
             is_known = False
+    leaders = Counter(each.leader for each in partitions.values())
+    replicas = Counter(broker for each in partitions.values() for broker in each.replicas)
     return ClusterStatus(
         tuple(
             BrokerStatus(
@@ -68,8 +83,9 @@ def read_status(cluster: Cluster) -> ClusterStatus:
                 each.pid,
                 each.state,
                 each.exit_code,
-                sum(p.leader == each.id for p in partitions.values()),
-                sum(each.id in p.replicas for p in partitions.values()),
+                is_known and each.is_alive and each.id not in registered,
+                leaders[each.id],
+                replicas[each.id],
             )
             for each in processes
         ),
@@ -81,13 +97,19 @@ def read_status(cluster: Cluster) -> ClusterStatus:
 
 
 def describe_changes(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
-    """What happened between the two, in sentences."""
+    """The changes between two statuses, as sentences."""
     if before.zookeeper_runs and not after.zookeeper_runs:
         yield "ZooKeeper ended"
     then = {each.id: each for each in before.brokers}
     for each in after.brokers:
-        if each.id in then and each.state is not then[each.id].state:
+        if each.id not in then:
+            continue
+        if each.state is not then[each.id].state:
             yield f"broker {each.id} {_fate(each)}"
+        if each.has_lost_session and not then[each.id].has_lost_session:
+            yield f"broker {each.id} lost its ZooKeeper session"
+        elif then[each.id].has_lost_session and each.is_serving:
+            yield f"broker {each.id} is registered again"
     if not (before.is_known and after.is_known):
         return
     if after.controller != before.controller:
@@ -118,7 +140,7 @@ def _topics(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
 
 
 def _partitions(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
-    for name, new in after.partitions.items():
+    for name, new in sorted(after.partitions.items(), key=lambda each: is_own(each[0].topic)):
         old = before.partitions.get(name)
         if old is None:
             continue
@@ -131,6 +153,11 @@ def _partitions(before: ClusterStatus, after: ClusterStatus) -> Iterator[str]:
             parts.append(f"replicas {_ids(old.replicas)} → {_ids(new.replicas)}")
         if parts:
             yield f"{name[0]}-{name[1]}: {', '.join(parts)}"
+
+
+def is_own(topic: str) -> bool:
+    """Whether a topic is Kafka's or klamm's own: the user's topics are told of first."""
+    return is_internal(topic) or topic.startswith("__klamm")
 
 
 def _who(leader: int) -> str:

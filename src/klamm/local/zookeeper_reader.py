@@ -1,21 +1,27 @@
-"""What ZooKeeper says about a cluster right now, for callers that are not async."""
+"""The present state of a cluster, read from ZooKeeper by callers that are not async."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from klamm.client.admin import NO_LEADER
+from klamm.client.topics import PartitionDescription
 from klamm.errors import SessionLostError
 from klamm.local.loop_thread import LoopThread
+from klamm.names import TopicPartition
 from klamm.zookeeper import znodes
 from klamm.zookeeper.session import ZooKeeperStore, open_store
 from klamm.zookeeper.store import NoNodeError
 
 T = TypeVar("T")
+K = TypeVar("K")
+_PATIENCE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """The state of one partition; a leader of None means that it has none."""
+    """The state of one partition; a leader of None means no leader."""
 
     leader: int | None
     leader_epoch: int
@@ -27,7 +33,7 @@ class PartitionStatus:
 
 
 class ZooKeeperReader:
-    """Reads, over a session that is replaced when it is lost."""
+    """Reads znodes over a session that is replaced when it is lost."""
 
     def __init__(self, loop_thread: LoopThread, connect: str) -> None:
         self._loop_thread = loop_thread
@@ -38,12 +44,12 @@ class ZooKeeperReader:
         self._loop_thread.call(self._store.close())
 
     def controller(self) -> int | None:
-        """Who has the controller's role."""
+        """The id of the controller; None if there is none."""
         data = self._read(znodes.CONTROLLER)
         return None if data is None else znodes.decode_controller(data)
 
     def brokers(self) -> set[int]:
-        """Who is registered."""
+        """The ids of the registered brokers."""
 
         async def read() -> set[int]:
             try:
@@ -54,13 +60,42 @@ class ZooKeeperReader:
         return self._ask(read)
 
     def partition(self, topic: str, partition: int) -> PartitionStatus | None:
-        """The state of a partition; None while there is no such partition."""
+        """The state of a partition; None if there is no such partition."""
         path = znodes.state_path(topic, partition)
         state = znodes.decode_state(path, self._read(path))
         if state is None:
             return None
         leader = state.leader if state.leader >= 0 else None
         return PartitionStatus(leader, state.leader_epoch, tuple(state.isr))
+
+    def partitions(self) -> dict[TopicPartition, PartitionDescription]:
+        """All partitions; TimeoutError if ZooKeeper does not respond for two seconds."""
+
+        async def read() -> dict[TopicPartition, PartitionDescription]:
+            async with asyncio.timeout(_PATIENCE_S):
+                topics = sorted(await self._store.children(znodes.TOPICS))
+                replicas = {
+                    TopicPartition(topic, partition): tuple(brokers)
+                    async for topic, data in self._read_many(topics, znodes.topic_path)
+                    if data is not None
+                    for partition, brokers in znodes.decode_topic(topic, data).partitions.items()
+                }
+                return {
+                    name: _description(name, replicas[name], data)
+                    async for name, data in self._read_many(
+                        sorted(replicas), lambda name: znodes.state_path(*name)
+                    )
+                }
+
+        return self._ask(read)
+
+    async def _read_many(
+        self, keys: list[K], path_of: Callable[[K], str]
+    ) -> AsyncIterator[tuple[K, bytes | None]]:
+        found = iter(keys)
+        async for chunk in self._store.read_many(map(path_of, keys)):
+            for data in chunk.data:
+                yield next(found), data
 
     def _read(self, path: str) -> bytes | None:
         async def read() -> bytes | None:
@@ -80,3 +115,11 @@ class ZooKeeperReader:
                     await self._store.renew()
 
         return self._loop_thread.call(until_answered())
+
+
+def _description(
+    name: TopicPartition, replicas: tuple[int, ...], data: bytes | None
+) -> PartitionDescription:
+    state = znodes.decode_state(znodes.state_path(*name), data)
+    leader, epoch, isr = (NO_LEADER, 0, ()) if state is None else state[:3]
+    return PartitionDescription(*name, leader, epoch, replicas, tuple(isr), ())

@@ -12,7 +12,7 @@ from typing import Final
 TICK_S: Final = 5.0
 WINDOWS_MIN: Final = (1, 5, 15)
 QUANTILES: Final = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
-#: Quantiles are those of so many observations.
+#: The number of observations that quantiles are computed from.
 RECENT_MAX: Final = 1028
 
 
@@ -43,7 +43,7 @@ class Meter:
         return [0.0] * len(WINDOWS_MIN) if self._rates is None else list(self._rates)
 
     def _catch_up(self) -> None:
-        """Do the ticks that are due. Nobody has to wake up for them: time counts when asked."""
+        """Apply the ticks that have passed since the last call; no timer is needed."""
         ticks = int((self._clock() - self._ticked) / TICK_S)
         if ticks <= 0:
             return
@@ -65,7 +65,7 @@ class Histogram:
     """Sum and number of all observations, and quantiles of the recent ones."""
 
     def __init__(self, count: int = 0, total: float = 0.0, recent: Iterable[float] = ()) -> None:
-        """Begin with what is known already."""
+        """Begin with a count, a total and recent observations."""
         self.count = count
         self.sum = total
         self._recent: deque[float] = deque(recent, maxlen=RECENT_MAX)

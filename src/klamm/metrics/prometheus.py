@@ -30,7 +30,7 @@ class Page:
             self._sample(name, labels, value)
 
     def counters(self, jmx_name: str, counts: Iterable[tuple[str, int]]) -> None:
-        """Meters of which only the count is kept; whoever reads them computes the rates."""
+        """Meters of which only the count is kept; Prometheus computes the rates."""
         name = f"{prometheus_name(jmx_name)}_total"
         self._describe(name, jmx_name, "counter")
         for labels, count in counts:

@@ -1,7 +1,7 @@
-"""What a broker knows about its requests: how many, how large, how long in each stage, how ended.
+"""Metrics of requests: counts, sizes, the time in each stage, and errors.
 
-There is no time for histograms while a request is served. What was measured is put aside as one
-row, rows are summed up by the thousand, and distributions are computed when somebody looks.
+Histograms are too slow for the request path. Each request leaves one row of measurements, rows are
+added to histograms by the thousand, and quantiles are computed when the page is read.
 """
 
 from collections import Counter, deque
@@ -13,37 +13,37 @@ from typing import Any, Final, TypeAlias
 from klamm.metrics.meters import RECENT_MAX, Histogram
 from klamm.protocol.apis import APIS, ApiKey
 
-#: A request whose answer is about to be sent: its version, its size, the error codes in the answer,
-#: and when, by `perf_counter_ns`, all of it had arrived, its handler was called, the handler had
-#: done what could be done at once, and there was an answer.
+#: A request whose response is about to be sent: its version, its size, the error codes of the
+#: response, and four times by `perf_counter_ns`: when it had arrived, when its handler was called,
+#: when the handler had returned or begun to wait, and when the response was ready.
 Unsent: TypeAlias = tuple[int, int, Sequence[int], int, int, int, int]
-#: The same with the time when the kernel had taken all of the answer.
+#: The same with the time when the kernel had taken all of the response.
 Row: TypeAlias = tuple[int, int, Sequence[int], int, int, int, int, int]
 
-_SIZE, _ARRIVED, _BEGUN, _HANDLED, _ANSWERED, _SENT = 1, 3, 4, 5, 6, 7
+_SIZE, _ARRIVED, _BEGUN, _HANDLED, _RESPONDED, _SENT = 1, 3, 4, 5, 6, 7
 #: Kafka's name for each time that is measured, and the columns between which it lies.
 _TIMES: Final = {
     "TotalTimeMs": (_ARRIVED, _SENT),
     "RequestQueueTimeMs": (_ARRIVED, _BEGUN),
     "LocalTimeMs": (_BEGUN, _HANDLED),
-    "RemoteTimeMs": (_HANDLED, _ANSWERED),
-    # There are no quotas, and an answer is sent as soon as it is there.
-    "ThrottleTimeMs": (_ANSWERED, _ANSWERED),
-    "ResponseQueueTimeMs": (_ANSWERED, _ANSWERED),
-    "ResponseSendTimeMs": (_ANSWERED, _SENT),
+    "RemoteTimeMs": (_HANDLED, _RESPONDED),
+    # A response is sent as soon as it is ready.
+    "ThrottleTimeMs": (_RESPONDED, _RESPONDED),
+    "ResponseQueueTimeMs": (_RESPONDED, _RESPONDED),
+    "ResponseSendTimeMs": (_RESPONDED, _SENT),
 }
 _MS: Final = 1e-6  # of a nanosecond
 
 
 class RequestMeter:
-    """The requests of one name."""
+    """The measurements of the requests of one name."""
 
     def __init__(self, name: str, wider: "RequestMeter | None" = None) -> None:
-        """What is counted here is counted in `wider` too."""
+        """Create a meter whose requests `wider` counts too."""
         self.name = name
         #: Requests by version.
         self.versions: Counter[int] = Counter()
-        #: The error codes of answers, of which one may hold many; 0 is success.
+        #: The error codes of responses, each of which may hold many; 0 is success.
         self.errors: Counter[int] = Counter() if wider is None else wider.errors
         self._wider = wider
         self._fresh: list[Row] = []
@@ -51,17 +51,17 @@ class RequestMeter:
         self._sums = [0] * (_SENT + 1)
 
     def note(self, unsent: Unsent) -> None:
-        """Take in a request whose answer has just been sent."""
+        """Count a request whose response has just been sent."""
         self._fresh.append((*unsent, perf_counter_ns()))
         if len(self._fresh) >= RECENT_MAX:
             self.settle()
 
     def count_errors(self, codes: Iterable[int]) -> None:
-        """Take in the error codes of an answer."""
+        """Count the error codes of a response."""
         self.errors.update(map(int, codes))
 
     def settle(self) -> None:
-        """Sum up what was put aside."""
+        """Add the rows that were put aside to the sums."""
         fresh, self._fresh = self._fresh, []
         if not fresh:
             return
@@ -76,7 +76,7 @@ class RequestMeter:
             meter = meter._wider
 
     def measures(self) -> Iterator[tuple[str, Histogram]]:
-        """What is settled, under Kafka's names."""
+        """The histograms of the settled rows, under Kafka's names."""
         count = self.versions.total()
         columns: Sequence[Sequence[Any]] = tuple(zip(*self._recent, strict=True))
         for name, (begin, end) in _TIMES.items():
@@ -87,7 +87,9 @@ class RequestMeter:
 
 
 class RequestMeters:
-    """The requests of all names. A fetch counts under two: by who sent it, and with all others."""
+    """The meters of all APIs. A fetch counts twice: as one of a consumer or follower, and as a
+    Fetch.
+    """
 
     def __init__(self) -> None:
         self.of_api = {key: RequestMeter(api.name) for key, api in APIS.items()}
@@ -103,7 +105,7 @@ class RequestMeters:
         return sorted((meter for meter in meters if meter.versions), key=lambda meter: meter.name)
 
     def errors(self) -> Counter[tuple[str, int]]:
-        """How often which API has answered with which code."""
+        """How often each API has responded with each error code."""
         self.used()
         return Counter(
             {

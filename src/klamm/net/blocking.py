@@ -1,4 +1,4 @@
-"""One connection to one broker: requests one after another, each in the best version of both."""
+"""The blocking client connection: it negotiates versions and sends one request at a time."""
 
 import contextlib
 import socket
@@ -20,16 +20,16 @@ from klamm.protocol.codes import ErrorCode, KafkaError
 _SIZE: Final = struct.Struct(">i")
 _CONNECT_TIMEOUT_S: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 1 << 30
-#: Later versions say the same for several at once, in a form that older brokers do not know.
+#: The last versions about a single group or key, and about topic names. Later ones differ in form.
 _SINGLE_FORM: Final[Mapping[ApiKey, int]] = MappingProxyType(
     {ApiKey.DELETE_TOPICS: 5, ApiKey.FIND_COORDINATOR: 3, ApiKey.OFFSET_FETCH: 7}
 )
 
 
 class BlockingConnection:
-    """Safe to share between threads: requests wait for one another.
+    """A connection to one broker that threads can share: their requests wait for each other.
 
-    Whatever goes wrong on the way is an `UnavailableError`, and the next request connects again.
+    A failure of the connection is raised as an `UnavailableError`; the next request connects again.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BlockingConnection:
         self._correlation_id = 0
 
     def send(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
-        """The body of the response."""
+        """Send a request in the newest version that both sides know; return the response's body."""
         with self._lock:
             try:
                 if self._socket is None:
@@ -59,12 +59,12 @@ class BlockingConnection:
                 reason = error.strerror or str(error) or type(error).__name__
                 raise UnavailableError(f"{self.host}:{self.port} ({reason})") from error
             except BaseException:
-                # Half a response may be left on the connection.
+                # Part of the response may still be unread, so the connection cannot be used again.
                 self._close()
                 raise
 
     def close(self) -> None:
-        """Close it; a request that is under way in another thread is waited for."""
+        """Close the connection after the request that another thread is sending."""
         with self._lock:
             self._close()
 

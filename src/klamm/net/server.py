@@ -1,9 +1,9 @@
-"""Sockets: frames come in, responses go out, one request of a connection at a time (FRM-1..3, 8).
+"""The server's connections: they read request frames and write response frames (FRM-1..3, 8).
 
-Reading goes through the event loop's transport, into one buffer shared by all connections unless a
-frame is too large for it: an idle connection holds no memory of its own to speak of. Writing goes
-straight to the socket, so that file ranges can be sent by the kernel (`os.sendfile`) without
-passing through Python. What a frame means is not known here.
+A connection serves one request at a time. It reads through the event loop's transport into a buffer
+that all connections share, unless a frame is too large for it, so that an idle connection needs
+little memory. It writes to the socket directly, so that the kernel can send ranges of files
+(`os.sendfile`) without a copy in Python. This module does not know what a frame means.
 """
 
 import asyncio
@@ -33,12 +33,13 @@ _SIZE: Final = struct.Struct(">i")
 OS_DEFAULT_BUFFER: Final = -1
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
-#: What a frame gets before it has shown that it needs more: announcing a size costs nothing.
+#: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
+#: size.
 _FIRST_BYTES: Final = 1 << 20
 
 
 class FileRange(Protocol):
-    """Part of a file, to be sent as it is; it stays readable for as long as it is referred to."""
+    """Part of a file that is sent unchanged. The file stays open while this object lives."""
 
     @property
     def position(self) -> int: ...
@@ -50,14 +51,14 @@ class FileRange(Protocol):
 
 
 Part: TypeAlias = bytes | memoryview | FileRange
-#: Together one frame; None for nothing at all.
+#: The parts of one response frame; None if there is no response.
 Parts: TypeAlias = Sequence[Part] | None
-#: What a request is answered with, and what is to be noted where once that has left.
+#: A response, the meter of its API, and the measurements to note there when it has been sent.
 MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
 class CloseConnection(Exception):
-    """The connection is to be closed without a response; the reason goes to the log."""
+    """Closes the connection without a response. The reason is logged."""
 
 
 Dispatch: TypeAlias = Callable[
@@ -87,7 +88,10 @@ class Listener:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client. `dispatch` is not called again before its last response has been handed over."""
+    """A client's connection.
+
+    It dispatches a request only after the previous one has its response.
+    """
 
     def __init__(self, server: "Server", listener: Listener) -> None:
         self.listener = listener.name
@@ -118,7 +122,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Reading
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports behave like asyncio's without being of their class.
+        # uvloop's transports have asyncio's methods without its base class.
         self._transport = cast(asyncio.Transport, transport)
         original = transport.get_extra_info("socket")
         self._socket = socket.socket(fileno=os.dup(original.fileno()))
@@ -154,7 +158,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._frame = _enlarged(self._frame, self._size)
 
     def _take(self, data: bytes | memoryview) -> None:
-        """Handle the frames in `data`; what is left over waits in `_pending`."""
+        """Handle the frames in `data`; keep the incomplete rest in `_pending`."""
         view = memoryview(data)
         at = 0
         while len(view) - at >= _SIZE.size:
@@ -173,13 +177,17 @@ class ServerConnection(asyncio.BufferedProtocol):
                     at = len(view)
                 break
             at = end
-            # The scratch is about to be used by others, and the request may live on.
+            # Copied, because other connections use the shared buffer while this request is
+            # processed.
             if not self._handle(memoryview(bytes(view[start:end]))):
                 break
         self._pending = bytes(view[at:])
 
     def _handle(self, frame: memoryview) -> bool:
-        """Begin with a request; whether it is answered already and the next may follow."""
+        """Start to process a request.
+
+        Return whether its response is sent and the next may follow.
+        """
         if self._is_closing:
             return False
         try:
@@ -232,7 +240,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """The request in hand is done: handle what was read behind it, then read again."""
+        """Handle the frames that were read behind the finished request, then resume reading."""
         self._task = None
         self.last_active = time.monotonic()
         if self._is_closing:
@@ -263,7 +271,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # Writing
 
     def _send(self, parts: Sequence[Part]) -> bool:
-        """Hand a response to the socket; whether all of it went at once."""
+        """Write a response to the socket; return whether all of it was written at once."""
         self._outbox.extend(parts)
         try:
             return self._flush()
@@ -282,7 +290,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             try:
                 if isinstance(part, bytes | memoryview):
                     size = len(part)
-                    # The head of a response is not worth a packet of its own.
+                    # MSG_MORE: the head of a response should not take a packet of its own.
                     more = socket.MSG_MORE if len(self._outbox) > 1 else 0
                     rest = memoryview(part)[self._sent :] if self._sent else part
                     self._sent += self._socket.send(rest, more)
@@ -326,16 +334,16 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request of this connection is being processed or answered."""
+        """Whether a request of this connection is being processed or its response is being sent."""
         return self._task is not None
 
     def refuse(self, reason: str) -> None:
-        """Close because of what the peer sent."""
+        """Close the connection and log what was wrong with the peer's request."""
         log.warning("closing the connection of %s: %s", self.peer, reason)
         self.close()
 
     def close(self) -> None:
-        """Close now; a response under way is lost."""
+        """Close at once; a response that is being sent is cut off."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -374,7 +382,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
 
 def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
-    """A larger copy; the event loop may still refer to the buffer itself."""
+    """A larger copy. The old buffer cannot be resized while the event loop refers to it."""
     larger = bytearray(min(2 * len(buffer), size_max))
     larger[: len(buffer)] = buffer
     return larger
@@ -445,7 +453,7 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self, endpoint: ListenerEndpoint, listener: Listener | None = None) -> int:
-        """Open one listener; the port it got, which matters if any would do.
+        """Open one listener and return its port, which is new if the configured port is 0.
 
         Without a `listener` there is neither TLS nor authentication.
         """
@@ -522,7 +530,10 @@ class Server:
                     listening.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _close_idle(self) -> None:
-        """Close connections that have done nothing for long; a request in hand is not nothing."""
+        """Close connections that were idle for too long.
+
+        A connection with a request is not idle.
+        """
         now = time.monotonic()
         for connection in list(self.connections):
             if not connection.is_busy and now - connection.last_active > self._idle_max_s:

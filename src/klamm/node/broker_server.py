@@ -1,4 +1,4 @@
-"""A broker between its edges: what it answers, and what it learns.
+"""The broker: its request handlers, its configuration and its state.
 
 With `klamm.roles=controller` there is no data plane. Such a node knows the cluster, relays to its
 candidate, refuses replicas, and gives ids to producers, who ask any broker for one.
@@ -119,7 +119,7 @@ class BrokerServer:
             self._handlers[key] = first_metadata.hold(self._handlers[key])
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API, behind the authorizer if there is one."""
+        """The handler of each API, behind the authorizer if there is one."""
         return self.security.protect(self._handlers)
 
     async def load(self) -> None:

@@ -26,7 +26,7 @@ Apply = Callable[[str, dict[str, str]], Awaitable[None]]
 
 
 class ConfigChanges:
-    """Follows the notifications of one session after the other."""
+    """Applies the notifications of `/config/changes`, also after a new session."""
 
     def __init__(self, store: Store, apply: Apply) -> None:
         self._store = store

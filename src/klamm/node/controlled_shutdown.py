@@ -18,7 +18,7 @@ _VERSION = 3
 async def leave_in_order(
     config: BrokerConfig, identity: BrokerIdentity, metadata: MetadataCache
 ) -> bool:
-    """Ask the controller to move leaderships away; whether it says that all are gone."""
+    """Ask the controller for a controlled shutdown; returns whether no partition remains."""
     controller_channel = BrokerToControllerChannel(
         identity.broker_id,
         metadata,

@@ -41,7 +41,7 @@ class MessageKind(IntEnum):
     KAFKA_REQUEST = 1
     #: A request of the broker's own, as JSON.
     REQUEST = 2
-    #: The answer to either, under the same number; empty: there is none.
+    #: The response to either, under the same number; empty if there is none.
     ANSWER = 3
     #: The settings to run with, as JSON; the first message.
     HELLO = 4
@@ -68,12 +68,12 @@ class ProcessLink:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     def tell(self, kind: MessageKind, body: bytes = b"", number: int = 0) -> None:
-        """Send a message that needs no answer, or is one."""
+        """Send a message that needs no response, or is a response."""
         if not self._writer.is_closing():
             self._writer.write(_HEAD.pack(len(body), kind, number) + body)
 
     async def request(self, kind: MessageKind, body: bytes) -> bytes:
-        """Send a request and wait for its answer; ConnectionError if the other end goes away."""
+        """Send a request and wait for its response; ConnectionError if the other process ends."""
         if self._writer.is_closing():
             raise ConnectionError("the other process is gone")
         number = next(self._numbers)
@@ -86,12 +86,12 @@ class ProcessLink:
             self._waiting.pop(number, None)
 
     async def receive(self) -> tuple[MessageKind, int, bytes]:
-        """The next message, for whoever waits for one in particular before serving the rest."""
+        """Wait for the next message, before `serve` handles all others."""
         size, kind, number = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
         return MessageKind(kind), number, await self._reader.readexactly(size)
 
     async def serve(self, handler: Handler) -> None:
-        """Hand messages to the handler, in order, until the other end goes away."""
+        """Pass messages to the handler, in order, until the other process ends."""
         try:
             while True:
                 kind, number, body = await self.receive()
@@ -107,7 +107,7 @@ class ProcessLink:
             self.close()
 
     def close(self) -> None:
-        """Give up the connection; whoever waits for an answer learns that none will come."""
+        """Close the connection; pending requests fail with ConnectionError."""
         self._writer.close()
         for waiting in self._waiting.values():
             if not waiting.done():
@@ -115,7 +115,7 @@ class ProcessLink:
 
 
 class ControllerLink:
-    """One child process at a time, told of the registration it belongs to."""
+    """Runs the controller's process and starts it again when it ends; sends it the registration."""
 
     def __init__(self, on_session_lost: Callable[[int], Awaitable[None]]) -> None:
         self._on_session_lost = on_session_lost
@@ -152,7 +152,7 @@ class ControllerLink:
         self._tell_json(MessageKind.HELLO, self._hello)
 
     def registered(self, broker_epoch: int) -> None:
-        """The broker is registered: the candidate may run for office."""
+        """The broker is registered: the controller may take part in the election."""
         self._broker_epoch = broker_epoch
         self._tell(MessageKind.REGISTERED, _EPOCH.pack(broker_epoch))
 
@@ -172,7 +172,9 @@ class ControllerLink:
         self._tell_json(MessageKind.CONFIG, {"unclean_topic": topic})
 
     async def forward(self, frame: bytes | memoryview, requester: str = "") -> bytes:
-        """The answer to a request for the controller; UnavailableError if there is none.
+        """Forward a request to the controller's process.
+
+        UnavailableError if it does not respond.
 
         `requester` says who asks, for the history; empty for clients that nobody knows.
         """
@@ -188,7 +190,7 @@ class ControllerLink:
         return orjson.loads(await self._ask(MessageKind.REQUEST, orjson.dumps(request)))
 
     async def stop(self) -> None:
-        """Have the candidate resign and end; after this it is gone."""
+        """Stop the controller's process and wait for its end."""
         self._is_stopping = True
         self._tell(MessageKind.STOP)
         if self._serving is not None:

@@ -107,7 +107,7 @@ class ControllerProcess:
         self._requests = ControllerRequests(self.controller, store, self._topics)
 
     async def run(self) -> None:
-        """Serve the broker until it says stop or goes away."""
+        """Serve the broker's process until it sends STOP or ends."""
         session = asyncio.create_task(self.controller.follow_session())
         loop = asyncio.create_task(self.controller.run())
         link = asyncio.create_task(self._link.serve(self._on_message))
@@ -139,7 +139,7 @@ class ControllerProcess:
                 (self._tied_to,) = _EPOCH.unpack(body)
                 self._start(self.controller.enter_election())
             case MessageKind.SESSION_LOST:
-                # Unless the own session went first.
+                # Unless this process lost its own session first.
                 if self._tied_to == _EPOCH.unpack(body)[0]:
                     self._tied_to = -1
                     self._start(self.controller.expire("the broker's ZooKeeper session is lost"))
@@ -164,7 +164,7 @@ class ControllerProcess:
         try:
             answer = await self._requests.handle(frame[start:])
         except ProtocolError as error:
-            log.warning("a request for the controller cannot be answered: %s", error)
+            log.warning("a request for the controller cannot be handled: %s", error)
         except Exception:
             log.exception("a request for the controller failed")
         self._link.tell(MessageKind.ANSWER, answer, number)
@@ -208,7 +208,7 @@ async def _main(fd: int) -> None:
 
 
 async def run_candidate(link: ProcessLink) -> None:
-    """Be the candidate of the broker at the other end, from its first message to its last."""
+    """Run the controller for the broker at the other end of the link, until it stops."""
     kind, _, hello = await link.receive()
     if kind is MessageKind.STOP:
         return  # The broker gave up before it knew what to run with.
@@ -228,12 +228,13 @@ async def run_candidate(link: ProcessLink) -> None:
 
 
 class _NoPandas(MetaPathFinder):
-    """pyarrow imports pandas, if there is one, only to know that what it is given is none of its:
-    half a second of an election, and memory that nobody uses."""
+    """Keeps pyarrow from importing pandas, which takes half a second and memory during a failover,
+    only to check that no value is a pandas object.
+    """
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("A controller has no use for pandas.", name=fullname)
+            raise ModuleNotFoundError("A controller does not use pandas.", name=fullname)
 
 
 def main() -> None:
@@ -241,7 +242,7 @@ def main() -> None:
     fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent_pid)
     follow_parent(parent_pid)
-    # A signal to the group is the broker's to act on; it says when to stop.
+    # The broker's process handles signals to the group and sends STOP.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(
@@ -250,7 +251,7 @@ def main() -> None:
         stream=sys.stdout,
     )
     sys.meta_path.insert(0, _NoPandas())
-    # A failover makes and drops millions of objects without a single cycle among them.
+    # A failover creates and drops millions of objects, none of them in a reference cycle.
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

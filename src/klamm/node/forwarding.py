@@ -1,4 +1,4 @@
-"""Requests that only a controller answers, handed to the candidate's process as they came."""
+"""Forwards requests that only the controller serves to the controller's process, unchanged."""
 
 import asyncio
 from collections import Counter
@@ -28,15 +28,15 @@ _PAUSE_S: Final = 0.5
 
 
 class ForwardingManager:
-    """Passes frames on and answers back."""
+    """Forwards request frames and returns the response frames."""
 
     def __init__(self, candidate: ControllerLink) -> None:
         self._candidate = candidate
-        #: Requests that wait for their answer, by API.
+        #: Requests that wait for their response, by API.
         self.under_way: Counter[ApiKey] = Counter()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handler of each API."""
         return dict.fromkeys(CONTROLLER_APIS, self._forward)
 
     async def _forward(self, call: Call) -> Result:

@@ -32,7 +32,7 @@ _REQUEST_TIMEOUT_S: Final = 10
 
 
 class MetricsEndpoint:
-    """A web server with one page, which is made when it is asked for."""
+    """An HTTP server for the metrics page, which is rendered for each request."""
 
     def __init__(self, broker: BrokerServer, candidate: ControllerLink) -> None:
         self._broker = broker
@@ -76,7 +76,7 @@ class MetricsEndpoint:
         candidates = ""
         errors = self._broker.meters.requests.errors()
         with contextlib.suppress(UnavailableError):
-            # Requests that were relayed are answered over there.
+            # Forwarded requests are counted by the controller's process.
             answered = await self._candidate.request({"errors": True}) or []
             errors += Counter({(name, code): count for name, code, count in answered})
             candidates = str(await self._candidate.request({"metrics": True}) or "")
@@ -117,7 +117,7 @@ _RELAYED: Final = {
 
 
 def render_broker(page: Page, broker: BrokerServer, errors: Mapping[tuple[str, int], int]) -> None:
-    """What every node has; `errors` are those of all answers, by API and code."""
+    """The metrics of every node; `errors` counts error codes of responses, by API and code."""
     page.gauge("kafka.server:type=KafkaServer,name=BrokerState", broker.state)
     page.gauges(
         "kafka.server:type=KafkaServer,name=ClusterId",
@@ -202,7 +202,7 @@ def _render_waiting(page: Page, broker: BrokerServer) -> None:
 
 def _by_topic(topics: dict[str, TopicMeters], field: str) -> Iterator[tuple[str, int]]:
     for topic, meters in sorted(topics.items()):
-        if topic:  # what is left of topics that are gone is in the total alone
+        if topic:  # deleted topics are counted in the total only
             yield f'topic="{topic}"', getattr(meters, field)
 
 

@@ -1,7 +1,7 @@
 """One node, from its first connection to ZooKeeper to its controlled shutdown (section 3).
 
-The order of starting matters: logs are loaded before anybody hears of the broker, and the listeners
-are open before it is registered, so that the controller's first request finds both.
+The order of starting matters: logs are loaded and listeners are open before the broker registers,
+because the controller sends its first requests right after the registration.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Node:
         self._registration: znodes.BrokerRegistration
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
@@ -206,7 +206,7 @@ class Node:
                 except SessionLostError:
                     continue
                 except ConfigError as error:
-                    # Without a registration a broker is of no use to anybody.
+                    # A broker without a registration gets no partitions, so the node stops.
                     self._failure = error
                     self._stopped.set()
                 return
@@ -270,7 +270,7 @@ def run(config: BrokerConfig) -> None:
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
         stream=sys.stdout,
     )
-    # What is loaded by now stays: nothing for the collector to look at again and again.
+    # Objects that are loaded by now stay: the garbage collector need not visit them again.
     gc.freeze()
 
     async def main() -> None:

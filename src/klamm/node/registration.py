@@ -33,13 +33,13 @@ _GRACE_MS = 2000
 
 
 async def create_persistent_paths(store: Store) -> None:
-    """Create what is missing of the paths that every broker relies on (ZK-2)."""
+    """Create the missing ones of the paths that every broker needs (ZK-2)."""
     for path in znodes.PERSISTENT_PATHS:
         await store.ensure_path(path)
 
 
 async def cluster_id(store: Store) -> str:
-    """The cluster's id, drawn by whoever comes first (LIFE-2)."""
+    """The cluster id; the first broker creates it (LIFE-2)."""
     path = znodes.CLUSTER_ID
     try:
         return znodes.decode_cluster_id((await store.get(path)).data)

@@ -61,7 +61,7 @@ class ApiKey(enum.IntEnum):
     ALLOCATE_PRODUCER_IDS = 67
 
 
-#: Stands for "in no version" where a first version is asked for.
+#: Stands for "in no version" in a field that holds a first version.
 NEVER: Final = 1 << 15
 
 
@@ -70,9 +70,9 @@ class Api(NamedTuple):
 
     key: ApiKey
     name: str
-    min_version: int  # what ApiVersions tells
+    min_version: int  # in ApiVersions responses
     max_version: int
-    first_flexible: int  # of requests and answers alike
+    first_flexible: int  # of requests and responses
     first_decoded: int  # versions from min_version up to here are refused
 
     def decodes(self, version: int) -> bool:
@@ -146,10 +146,10 @@ _TABLE: Final = (
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )
 
-#: Answered when asked for, but not offered: features belong to what klamm does not have yet.
+#: Served but not advertised in ApiVersions.
 UNADVERTISED: Final = frozenset({ApiKey.UPDATE_FEATURES})
 
-#: By key, in ascending order; ApiVersions answers with these, but for the unadvertised.
+#: By key, in ascending order; ApiVersions responses have these without the unadvertised ones.
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _TABLE})
 
 

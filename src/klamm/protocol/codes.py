@@ -1,7 +1,7 @@
 """Kafka's error codes, and the exception that carries one.
 
-What a code means for a client is carried by the code itself: whether asking again can help, and
-the sentence that Kafka's own clients show when an answer has no message of its own.
+Each code knows whether it is retriable, and the message that Kafka's clients show when a response
+has none of its own.
 """
 
 import enum

@@ -14,7 +14,7 @@ from klamm.protocol.codec.primitives import Buffer
 
 DecompressInto: TypeAlias = Callable[[Buffer, bytearray | mmap], int]
 
-#: Where decompression stops: more than any batch of sensible size becomes.
+#: The limit of decompression, which is larger than any sensible batch.
 DECOMPRESSED_BYTES_MAX: Final = 128 << 20
 
 _SMALL: Final = 16 << 10
@@ -37,7 +37,7 @@ _ZLIB_LEVEL_DEFAULT: Final = 6
 #: The default of `compression.lz4.level`: at this level Kafka uses LZ4's fast compressor, at any
 #: other one its high compressor.
 LZ4_LEVEL_DEFAULT: Final = 9
-#: The levels that the high compressor tells apart.
+#: The range of levels of the high compressor; others are clamped.
 _LZ4_HIGH_MIN: Final = 3
 _LZ4_HIGH_MAX: Final = 12
 ZSTD_LEVEL_DEFAULT: Final = 3
@@ -80,7 +80,7 @@ def _zlib_level(level: int) -> int:
 
 
 def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
-    """What was compressed; raises CompressionError rather than grow beyond `limit` bytes."""
+    """Decompress the records of one batch; raises CompressionError beyond `limit` bytes."""
     match codec:
         case Codec.NONE:
             return data
@@ -101,8 +101,8 @@ def _decompress(decompress_into: DecompressInto, data: Buffer, limit: int) -> Bu
         size = decompress_into(data, output)
         return memoryview(output)[:size].toreadonly()
 
-    # The size is not written down. What is small is probably small decompressed; otherwise all
-    # that is allowed is made available, as memory that costs nothing until it is touched.
+    # The decompressed size is unknown. Small data gets a small buffer first; otherwise the buffer
+    # has the size of the limit, as mapped memory that costs nothing until it is touched.
     if len(data) <= _SMALL:
         with suppress(cramjam.DecompressionError):
             return into(bytearray(min(_SMALL_DECOMPRESSED, limit)))

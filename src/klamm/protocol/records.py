@@ -40,7 +40,7 @@ _CHECKED: Final = struct.Struct(">hiqqqhii")  # the header from the first checke
 
 
 class BatchHeader(NamedTuple):
-    """What a batch says about itself, in the order of the wire."""
+    """The header of a batch, in the order of the wire."""
 
     base_offset: int
     batch_length: int
@@ -134,7 +134,7 @@ def encode_batch_header(header: BatchHeader) -> bytes:
 def iterate_batches(buffer: Buffer, *, may_end_early: bool = False) -> Iterator[Batch]:
     """The batches that lie one after the other in `buffer`.
 
-    A Fetch answer may end in the middle of a batch, which is then left out. Anywhere else that is
+    A Fetch response may end in the middle of a batch, which is then left out. Anywhere else that is
     an error, as is a length that no batch can have.
     """
     view = memoryview(buffer).toreadonly()
@@ -191,7 +191,7 @@ def records_data(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
 
 
 def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """The records of a batch, of which the header says how many there are."""
+    """The records of a batch; their number is in the header."""
     header = batch.header
     data = bytes(records_data(batch, limit))
     at = 0

@@ -1,4 +1,4 @@
 """ZooKeeper: the store that klamm builds on, Kafka's znodes in it, and a server to run.
 
-The only package that knows kazoo. Start with `store.py`, which says what callers may rely on.
+The only package that knows kazoo. Start with `store.py`, which defines the interface.
 """

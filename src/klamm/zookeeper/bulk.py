@@ -1,11 +1,11 @@
-"""Bulk writes: many rows in few transactions, and a loser costs little more than itself.
+"""Bulk writes: many rows in few transactions, with an outcome for each row.
 
-ZooKeeper carries out a transaction as a whole or not at all, and names the first operation that
-failed. So rows are packed into large transactions, several of which are under way at a time; when
-one fails, the row to blame is taken out and the rest goes out again, cut up into smaller ones, so
-that a transaction with many losers is not sent again for each of them.
+ZooKeeper performs a transaction as a whole or not at all, and names the first operation that
+failed. So rows are packed into large transactions, several of which are in flight at a time; when
+one fails, the failed row is removed and the others are sent again in smaller transactions, so that
+a transaction with many failing rows is not sent again for each of them.
 
-Nothing here knows how a transaction is carried out: the simulation packs and retries in the same
+This module does not know how a transaction is sent: the simulation packs and retries in the same
 way as the real store.
 """
 
@@ -39,12 +39,12 @@ _OVERHEAD_BYTES: Final = 64
 
 #: Transactions under way at a time.
 _WINDOW: Final = 8
-#: What remains of a failed transaction goes out in this many pieces.
+#: The remaining rows of a failed transaction are sent in this many transactions.
 _PIECES: Final = 8
 
 
 class WrittenBatch(NamedTuple):
-    """What became of a transaction, as far as bulk writes want to know."""
+    """The result of a transaction, reduced to what bulk writes need."""
 
     code: ZooKeeperCode
     failed: int | None  # index of the operation that made it fail
@@ -66,9 +66,9 @@ _T = TypeVar("_T")
 
 
 def start(request: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
-    """Set one of several requests going, of which the caller awaits the oldest.
+    """Start one of several requests; the caller awaits the oldest.
 
-    When the session is lost, all of them fail, and the caller hears of it from the first.
+    When the session is lost all of them fail, and the caller gets the error from the first.
     """
     task = asyncio.create_task(request)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -91,7 +91,8 @@ class _Batch:
         self.index = index
         self.rows = rows
         self.nodes = {op.path for row in rows for op in row}
-        #: Of nodes that come or go: to others it does not matter what is above and below.
+        #: Paths that are created or deleted; only for these the order of parents and children
+        #: matters.
         self.parents = {
             op.path[: op.path.rindex("/")]
             for row in rows
@@ -109,10 +110,10 @@ class _Writer:
         self._fence = [] if fence is None else [Check(fence.path, fence.version)]
         self._transact = transact
         self._outcomes: list[RowOutcome] = []
-        #: To be sent next, before anything new: what is left of failed transactions.
+        #: The remaining rows of failed transactions, which are sent before new rows.
         self._again: deque[_Batch] = deque()
         self._under_way: deque[tuple[_Batch, asyncio.Task[WrittenBatch]]] = deque()
-        #: The nodes of what is under way, each of which is there once.
+        #: The paths of the transactions in flight; no path is in two of them.
         self._busy: set[str] = set()
         #: By row, the places of operations that were left out because they may fail.
         self._left_out: dict[int, list[int]] = {}
@@ -243,7 +244,7 @@ async def delete_subtrees(store: Store, roots: Iterable[str], fence: Fence | Non
             levels.append(await _children_of(store, levels[-1]))
         deletes = (Delete(path, missing_ok=True) for level in reversed(levels) for path in level)
         outcomes = await store.write_many(([delete] for delete in deletes), fence)
-        # Somebody may have put new children below nodes that had been listed already.
+        # New children may have been created below nodes that had been listed already.
         root_outcomes = outcomes[len(outcomes) - len(remaining) :]
         remaining = [
             root for root, outcome in zip(remaining, root_outcomes, strict=True) if not outcome.ok

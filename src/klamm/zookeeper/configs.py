@@ -22,7 +22,7 @@ async def read_config(store: Store, entity_path: str) -> dict[str, str]:
 
 
 async def write_config(store: Store, entity_path: str, settings: dict[str, str]) -> None:
-    """Write the settings of an entity and tell every broker (CFG-2)."""
+    """Write the settings of an entity and notify every broker (CFG-2)."""
     path = znodes.config_path(entity_path)
     data = znodes.encode_config(settings)
     try:

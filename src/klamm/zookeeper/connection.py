@@ -52,10 +52,10 @@ _SET_WATCHES_BYTES: Final = 512 * 1024
 
 
 class ZooKeeperConnection:
-    """A session from its first connection to its end; there is no life after that.
+    """One session from its first connection to its end; it cannot be opened again.
 
     `on_event` is called on the event loop. The last event of a session that was not closed by us
-    is `SessionExpired`. `on_answer` is told how many seconds each request took.
+    is `SessionExpired`. `on_answer` is called with the seconds that each request took.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class ZooKeeperConnection:
     # --- on the event loop ---
 
     async def open(self) -> None:
-        """Connect; waits for as long as nobody answers."""
+        """Connect, and wait until a server responds."""
         self._client.start_async()
         await self._usable.wait()
         if self._ended:
             raise self._lost()
 
     async def close(self) -> None:
-        """End the session and fail what has not been answered."""
+        """End the session and fail all pending requests."""
         self._end()
         # kazoo waits for its thread, which waits for the server's farewell.
         await asyncio.to_thread(self._close_client)
@@ -106,9 +106,10 @@ class ZooKeeperConnection:
     async def request(
         self, opcode: Opcode, payload: bytes, path: str = "", *, watch: EventKind | None = None
     ) -> bytes | None:
-        """Send a request until it is answered; None is the answer to `exists` about no node.
+        """Send a request until it gets a response; `exists` returns None for a missing node.
 
-        `watch` names what the request arms a watch for: CHILDREN of `path`, or else its data.
+        `watch` is the kind of watch that the request sets: on the CHILDREN of `path`, or on its
+        data.
         """
         if len(payload) > wire.REQUEST_BYTES_MAX - 8:
             # The server would cut the connection, and sending it again would end in the same way.
@@ -144,7 +145,7 @@ class ZooKeeperConnection:
         """Arm data watches with as few requests as the size limit allows."""
         full = [wire.full_path(self.chroot, path) for path in paths]
         for batch in _batches(full):
-            # Before sending: what fires at once does so before the request is answered.
+            # Registered before sending: a watch may fire before the response arrives.
             self._watches.add_data(batch)
             await self.request(
                 Opcode.SET_WATCHES, wire.encode_set_watches(since_zxid, batch, (), ())
@@ -196,7 +197,7 @@ class ZooKeeperConnection:
     # --- in kazoo's thread ---
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
-        # The loop may have been closed by one who forgot about us: then nobody is there to tell.
+        # The event loop may be closed already; then there is no consumer for the event.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -250,7 +251,7 @@ class _Watches:
         self._data: set[str] = set()
         self._exist: set[str] = set()
         self._children: set[str] = set()
-        #: Since when changes are to be reported, while arming them again has not been answered.
+        #: The zxid from which changes are reported, until setting the watches again has succeeded.
         self._since_zxid: int | None = None
 
     def add(self, watch: EventKind, path: str, found: bool) -> None:
@@ -280,7 +281,7 @@ class _Watches:
             data, exist, children = list(self._data), list(self._exist), list(self._children)
             if not (data or exist or children):
                 return []
-            # What was seen while arming them was still under way says nothing about them.
+            # Changes that were seen before the watches were set again do not count for them.
             since = self._since_zxid = self._since_zxid or last_zxid
         return [
             *(wire.encode_set_watches(since, paths, (), ()) for paths in _batches(data)),
@@ -289,7 +290,7 @@ class _Watches:
         ]
 
     def armed(self) -> None:
-        """All of them are armed again: from here on, what was seen last counts."""
+        """All watches are set again; from now on the last zxid that was seen counts."""
         with self._lock:
             self._since_zxid = None
 
@@ -322,13 +323,13 @@ class _Request:
         return self._payload
 
     def deserialize(self, reply: bytes, offset: int) -> tuple[bytes]:
-        # A tuple, because kazoo goes through the results of transactions in search of paths.
+        # A tuple, because kazoo searches the results of transactions for paths.
         # Decoding is left to the event loop: this thread has the next reply to receive.
         return (reply,)
 
 
 class _Reply:
-    """Where kazoo's thread puts the answer to a request."""
+    """Receives the response to a request from kazoo's thread."""
 
     def __init__(
         self,
@@ -355,7 +356,7 @@ class _Reply:
 
 
 class _Rearmed:
-    """The answer to a setWatches request after a reconnection."""
+    """Receives the response to a setWatches request after a reconnection."""
 
     def __init__(self, watches: _Watches | None) -> None:
         self._watches = watches
@@ -428,7 +429,9 @@ class _KazooConnection(ConnectionHandler):  # type: ignore[misc]
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's view of threads. It needs none besides its connection's: nobody is called back."""
+    """kazoo's handler of threads. It starts only the connection's thread, since no callback is
+    used.
+    """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()

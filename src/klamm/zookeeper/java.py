@@ -42,7 +42,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def java_version(java: Path) -> int:
-    """The feature release, such as 17; 0 if it cannot be told."""
+    """The feature release, such as 17; 0 if it is unknown."""
     try:
         # Every runtime since 9 carries this file; reading it saves the start of a virtual machine.
         text = Path(java.resolve().parent.parent, "release").read_text(encoding="utf-8")

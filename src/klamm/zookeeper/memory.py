@@ -120,7 +120,7 @@ class MemoryZooKeeper:
         return MemoryStore(self, chroot, session_timeout_ms)
 
     def expire(self, store: "MemoryStore") -> None:
-        """End a session for lack of signs of life. It is told at once, or when it reconnects."""
+        """Expire a session. Its client learns it at once, or when it reconnects."""
         session_id = store.session_id
         self._end_session(session_id)
         if store.is_connected:
@@ -133,7 +133,9 @@ class MemoryZooKeeper:
             store._disconnected()
 
     def reconnect(self, store: "MemoryStore") -> None:
-        """Restore the connection, which may be the moment to hear of the end of the session."""
+        """Restore the connection; if the session has expired meanwhile, the client learns it
+        now.
+        """
         if store.is_connected or store.is_ended:
             return
         if store.session_id in self._sessions:
@@ -312,7 +314,7 @@ class MemoryStore:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the store was closed, or has heard of the end of its session."""
+        """Whether the store was closed, or knows that its session has expired."""
         return self._ended
 
     @property
@@ -370,7 +372,7 @@ class MemoryStore:
             self._changed(EventKind.CHANGED, path)
 
     def _changed(self, kind: EventKind, path: str) -> None:
-        """Report a change to the consumer, if there is a watch for it, which then is gone."""
+        """Report a change to the consumer if there is a watch for it, and remove the watch."""
         if self._watches.pop(kind, path):
             self._events.put_nowait(WatchEvent(kind, path[len(self._chroot) :] or "/"))
 
@@ -501,6 +503,6 @@ class MemoryStore:
             raise SessionLostError(f"ZooKeeper session {self._session_id:#x} is gone.")
 
     async def _answer(self, value: _T) -> _T:
-        """An answer takes its time, and so does not overtake events that were sent before it."""
+        """Delay a response, so that it does not overtake events that were sent before it."""
         await asyncio.sleep(0)
         return value

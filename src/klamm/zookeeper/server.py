@@ -50,7 +50,7 @@ _JVM_OPTIONS: Final = (
 )
 
 _SETTINGS: Final = {
-    # The shortest session timeout is two ticks, unless told otherwise.
+    # The shortest session timeout is two ticks by default.
     "tickTime": "500",
     "minSessionTimeout": "1000",
     "maxSessionTimeout": "120000",
@@ -114,10 +114,10 @@ class ZooKeeperTls:
 
 
 class ZooKeeperServer:
-    """One server. Ready, when `start` returns, means that it answered.
+    """One ZooKeeper server process. It serves requests when `start` returns.
 
-    Without a data directory it gets a temporary one, does without syncing to the disk, and leaves
-    nothing behind. With port 0 it takes any free one, and keeps it over a restart.
+    Without a data directory it uses a temporary one, which is removed in the end, and does not sync
+    to the disk. With port 0 it takes any free port and keeps it when it is restarted.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ZooKeeperServer:
             except UnavailableError:
                 if last_attempt or not chooses_port:
                     raise
-                # Somebody may have taken the port between our choice and the server's start.
+                # Another process may have taken the port before the server started.
                 self.port = 0
         return self
 
@@ -194,7 +194,7 @@ class ZooKeeperServer:
             self._write_configuration(self.data_dir)
         except OSError as error:
             raise ConfigError(
-                f"The data directory {self.data_dir} is of no use: {error}."
+                f"The data directory {self.data_dir} cannot be used: {error}."
             ) from None
         self._process = Child(
             tied_command(*self._command(java, jars, self.data_dir)), self._output_path, "zookeeper"
@@ -202,7 +202,9 @@ class ZooKeeperServer:
         atexit.register(self.stop)
 
     def wait_until_serving(self, timeout_s: float = 30.0) -> None:
-        """Wait until the server answers; if it never does, stop it and say what it said last."""
+        """Wait until the server serves requests; if it does not, stop it and raise with its last
+        output.
+        """
         deadline = time.monotonic() + timeout_s
         while self._process is not None and time.monotonic() < deadline:
             if self._process.ended.wait(_POLL_SECONDS):
@@ -214,7 +216,7 @@ class ZooKeeperServer:
         raise UnavailableError(f"ZooKeeper did not start at {self.address}: {said}")
 
     def stop(self) -> None:
-        """Stop the server; what was in a temporary directory is gone."""
+        """Stop the server; a temporary data directory is removed."""
         atexit.unregister(self.stop)
         # Nothing that a clean shutdown would save outlives a temporary directory.
         self._end(signal.SIGKILL if self._is_temporary else signal.SIGTERM)
@@ -281,7 +283,7 @@ class ZooKeeperServer:
         return self.data_dir / "zookeeper.out"
 
     def last_words(self) -> str:
-        """The end of what the process printed, which is where it says why it ended."""
+        """The end of the process's output, which has the reason of its end."""
         return last_words(self._output_path)
 
 
@@ -332,7 +334,7 @@ class ZooKeeperEnsemble:
     def start(self, timeout_s: float = 60.0) -> Self:
         """Start all members and wait until each of them serves."""
         try:
-            # None of them serves before a majority is there.
+            # No member serves requests before a majority runs.
             for member in self.members:
                 member.launch()
             for member in self.members:
@@ -444,12 +446,12 @@ def _run_ensemble(ensemble: ZooKeeperEnsemble, stopping: threading.Event) -> Non
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     return free_ports(host, 1)[0]
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Distinct ports that nobody listens on at the moment."""
+    """Distinct ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -470,7 +472,9 @@ def _check_port_is_free(host: str, port: int) -> None:
 
 
 def _serves(host: str, port: int, tls: ZooKeeperTls | None = None) -> bool:
-    """Whether a server takes requests; an answer to `ruok` would only mean that it is alive."""
+    """Whether a server serves requests; a response to `ruok` would only mean that the process
+    runs.
+    """
     try:
         connected = socket.create_connection((host, port), timeout=1)
         if tls is not None:

@@ -68,8 +68,8 @@ async def open_store(
 ) -> "ZooKeeperStore":
     """Connect to `host:port,host:port/chroot`, and create the chroot if it is missing (ZK-1).
 
-    Raises `UnavailableError` when no server answers within `connect_timeout_s`. At most
-    `max_in_flight` requests are unanswered at a time (ZK-23).
+    Raises `UnavailableError` if no server responds within `connect_timeout_s`. At most
+    `max_in_flight` requests are pending at a time (ZK-23).
     """
     hosts, chroot = split_connect_string(connect)
     store = ZooKeeperStore(hosts, chroot, session_timeout_ms, max_in_flight, access)
@@ -108,7 +108,7 @@ class ZooKeeperStore:
         access: ZooKeeperAccess = OPEN_ACCESS,
     ) -> None:
         self._sets_acls = access.sets_acls
-        #: Told how many seconds each answer took.
+        #: Called with the seconds that each response took.
         self.on_answer: Callable[[float], None] | None = None
         self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
         self._chroot = chroot
@@ -286,7 +286,7 @@ class ZooKeeperStore:
         self, opcode: Opcode, request: bytes, path: str = "", watch: EventKind | None = None
     ) -> bytes:
         reply = await self._connection.request(opcode, request, path, watch=watch)
-        assert reply is not None, "only `exists` is answered by nothing"
+        assert reply is not None, "only `exists` has an empty response"
         return reply
 
 

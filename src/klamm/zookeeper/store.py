@@ -1,20 +1,20 @@
-"""What klamm asks of ZooKeeper, and nothing about how it is carried out.
+"""The interface to ZooKeeper: operations, results, events and errors.
 
 `Store` is one client of one ensemble, below one chroot. `klamm.zookeeper.session.open_store` gives
 the real one, `klamm.zookeeper.memory.MemoryZooKeeper` the one for simulations; the same contract
-tests run on both, so what is written here holds for either.
+tests run on both.
 
-Three promises that callers build on:
+Three guarantees:
 
 * *One order.* Results and events reach the event loop in the order in which ZooKeeper produced
-  them: whoever has seen the new data of a node has been handed the event about its change before.
+  them: the event about a change of a node arrives before a read returns its new data.
 * *Watches are armed by reads* (`watch=True`, `watch_data`), fire once, and survive a reconnection.
   Only a new session begins without any. After a reconnection a watch may fire although nothing
   changed since the last read; the consumer reads again in either case.
 * *Connection loss is not seen by callers.* Every request is sent again after reconnecting until it
-  is answered, or the session is lost and it fails with `SessionLostError`. A write whose answer was
-  lost may therefore come back as NODE_EXISTS, NO_NODE or BAD_VERSION although it was carried out;
-  callers resolve this by reading, which is what they do about a true conflict too.
+  gets a response, or the session is lost and it fails with `SessionLostError`. A write whose
+  response was lost may therefore fail with NODE_EXISTS, NO_NODE or BAD_VERSION although it took
+  effect; callers read the node, as they do after a true conflict.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -60,7 +60,7 @@ class ZooKeeperCode(IntEnum):
 
 
 class NodeError(KlammError):
-    """A single operation was refused; `code` says why, `path` about which node."""
+    """A single operation failed, with `code`, on the node at `path`."""
 
     def __init__(self, code: ZooKeeperCode, path: str) -> None:
         super().__init__(f"{path}: {code.name}")
@@ -131,7 +131,7 @@ class Created(NamedTuple):
 
 
 class Create(NamedTuple):
-    """Create a node. With `exist_ok`, `write_many` goes on without this one if it is there."""
+    """Create a node. With `exist_ok`, `write_many` skips it if the node exists."""
 
     path: str
     data: bytes | None = None
@@ -149,7 +149,7 @@ class SetData(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Delete a node. With `missing_ok`, `write_many` goes on without this one if it is gone."""
+    """Delete a node. With `missing_ok`, `write_many` skips it if the node is missing."""
 
     path: str
     version: int = ANY_VERSION
@@ -168,7 +168,7 @@ Row: TypeAlias = Sequence[Op]
 
 
 class OpResult(NamedTuple):
-    """What became of one operation of a transaction.
+    """The result of one operation of a transaction.
 
     `path` is set by a create, `stat` by a set. When the transaction failed, `code` is OK for the
     operations before the failed one (they were undone) and RUNTIME_INCONSISTENCY for those after.
@@ -204,7 +204,7 @@ class Fence(NamedTuple):
 
 
 class RowOutcome(NamedTuple):
-    """What became of one row of a bulk write.
+    """The result of one row of a bulk write.
 
     `version` is the data version that the row's last operation left behind (NO_VERSION after a
     delete, or when the row lost); `failed` is the index in the row of the operation that lost.
@@ -224,7 +224,7 @@ class RowOutcome(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some of the nodes of a bulk read, as columns in the order of the paths asked for.
+    """Some of the nodes of a bulk read, as columns in the order of the given paths.
 
     A node that does not exist has version NO_VERSION and data None (an existing one may have data
     None too). Everything in the chunk was true at `zxid`, which is what `watch_data` wants.
@@ -237,7 +237,7 @@ class Chunk(NamedTuple):
 
 
 class ChildrenChunk(NamedTuple):
-    """Some of the answers of a bulk listing: the children's names, None for a missing parent."""
+    """Some of the results of a bulk listing: the children's names, None for a missing parent."""
 
     path: list[str]
     children: list[list[str] | None]
@@ -258,7 +258,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """A watch fired and is gone."""
+    """A watch has fired, which removes it."""
 
     kind: EventKind
     path: str
@@ -283,7 +283,7 @@ class SessionResumed:
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired:
-    """The session is gone, and its ephemeral nodes with it. Nothing more until `renew`."""
+    """The session has expired, with its ephemeral nodes. No further event comes until `renew`."""
 
     session_id: int
 
@@ -310,7 +310,7 @@ class Store(Protocol):
 
     @property
     def session_timeout_ms(self) -> int:
-        """How long a session that shows no sign of life was asked to last."""
+        """The session timeout that was requested."""
         ...
 
     def events(self) -> AsyncIterator[StoreEvent]:
@@ -398,5 +398,5 @@ class Store(Protocol):
         ...
 
     async def delete_recursive(self, roots: Iterable[str], fence: Fence | None = None) -> None:
-        """Delete nodes with everything below them; what is gone already is fine."""
+        """Delete nodes with everything below them; missing ones are ignored."""
         ...

@@ -297,7 +297,7 @@ def decode_multi(reply: bytes, chroot: str) -> TransactionResult:
             else:
                 failed = len(results)
                 results.append(OpResult(ZooKeeperCode(error)))
-        else:  # delete and check have nothing to tell
+        else:  # delete and check have no result
             results.append(_DONE)
     return TransactionResult(results, failed)
 

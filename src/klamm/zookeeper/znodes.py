@@ -2,8 +2,8 @@
 
 Encoders write the newest version of each znode, with the keys in the order that Kafka 3.9 uses.
 Decoders accept every version that Kafka has written, ignore unknown keys and key order (ZK-4), and
-raise `MalformedZnodeError`, which names the path, on anything else. Where a rule wants leniency
-(ZK-6, ZK-13, ZK-16, REASG-1), the decoder says so and returns the value that the rule names.
+raise `MalformedZnodeError`, which names the path, on anything else. Where a rule requires leniency
+(ZK-6, ZK-13, ZK-16, REASG-1), the decoder returns the value that the rule names.
 """
 
 import base64
@@ -130,7 +130,7 @@ Partition: TypeAlias = tuple[str, int]
 
 
 def encode_controller(broker: int, timestamp_ms: int) -> bytes:
-    """Who the controller is (ZK-5)."""
+    """Encode `/controller` (ZK-5)."""
     return b'{"version":2,"brokerid":%d,"timestamp":"%d","kraftControllerEpoch":-1}' % (
         broker,
         timestamp_ms,
@@ -175,7 +175,7 @@ class FeatureRange(NamedTuple):
 
 
 class BrokerRegistration(NamedTuple):
-    """What a broker says about itself."""
+    """The registration of a broker."""
 
     broker: int
     endpoints: tuple[RegisteredEndpoint, ...]
@@ -348,7 +348,7 @@ def new_topic_id(random_bytes: Callable[[int], bytes]) -> uuid.UUID:
 
 
 class StateZnode(NamedTuple):
-    """Who leads a partition, as decided by the controller of `controller_epoch` (ZK-17)."""
+    """Leader and ISR of a partition, as written by the controller of `controller_epoch` (ZK-17)."""
 
     leader: int
     leader_epoch: int
@@ -407,7 +407,7 @@ def decode_state(path: str, data: bytes | None) -> StateZnode | None:
 
 
 class StateZnodes(NamedTuple):
-    """Many states as columns; `at` says which of the given rows have leadership info."""
+    """Many states as columns; `at` are the positions of the rows that could be decoded."""
 
     at: list[int]
     leader: list[int]
@@ -491,7 +491,7 @@ def encode_reassignment(targets: Mapping[Partition, Sequence[int]]) -> bytes:
 
 
 def decode_reassignment(data: bytes | None) -> dict[Partition, list[int]]:
-    """The reassignments asked for by znode; none for data that is not JSON (REASG-1)."""
+    """The requested reassignments; none if the data is not JSON (REASG-1)."""
     path = REASSIGN_PARTITIONS
     json = object_if_json(path, data)
     if json is None:

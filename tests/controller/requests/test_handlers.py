@@ -402,7 +402,7 @@ def test_features_are_updated_as_far_as_this_broker_knows_them(lab: Lab):
     finalized = {"version": 2, "status": 1, "features": {"f": {"max_version_level": 3}}}
     lab.zk.create("/feature", json.dumps(finalized).encode())
     node = lab.add_node(100)
-    wait_until(lambda: "in office" in node.log)
+    wait_until(lambda: "controller of" in node.log)
     # Nobody here supports f, so nobody counts: not even the node itself.
     assert "broker 100 is ignored: it does not support the finalized features" in node.log
 

@@ -300,5 +300,5 @@ def test_records_of_an_answer_are_not_copied():
 
 def test_a_topic_without_a_name_cannot_be_answered_where_names_are_used():
     response = FetchResponse([FetchTopicResponse(None, None, [])])
-    with pytest.raises(LocalProtocolError, match="without a topic's name"):
+    with pytest.raises(LocalProtocolError, match="needs topic names"):
         encode_fetch_response(RequestHeader(ApiKey.FETCH, 12, 5, ""), response)

@@ -1,4 +1,4 @@
-"""Reading for a fetch: what each partition gives, and whether that is worth a response."""
+"""The reader of fetch requests: it reads each partition and decides whether to respond at once."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -34,12 +34,12 @@ _HINTED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_L
 
 
 class FetchParams(NamedTuple):
-    """On what params somebody fetches."""
+    """The parameters of a fetch request that do not depend on a partition."""
 
     reader: Reader
     version: int
     listener: str
-    #: Where the consumer is; empty if it does not say, or if nobody wants to know.
+    #: The consumer's rack; empty if it is unknown or the replica selector does not use it.
     rack: str
     min_bytes: int
     max_bytes: int
@@ -48,16 +48,16 @@ class FetchParams(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """What reading has brought."""
+    """What one read of all partitions has found."""
 
     fetched: Fetched
     size: int
-    #: There is something to tell, however little was read: an error, a divergence, a better place.
+    #: The response must not be delayed: it has an error, a divergence or a preferred replica.
     is_urgent: bool
 
 
 class FetchReader:
-    """Reads the partitions of a fetch, in their order."""
+    """Reads the partitions of a fetch in the order of the request."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class FetchReader:
     def read(
         self, params: FetchParams, partitions: Iterable[RequestedPartition], *, is_first: bool
     ) -> FetchResult:
-        """Read what there is; `is_first` the first time, when a follower's progress is noted."""
+        """Read all partitions; on the first read of a request, record a follower's progress."""
         fetched: Fetched = []
         size, left, is_urgent = 0, params.max_bytes, False
         for requested in partitions:
@@ -89,7 +89,7 @@ class FetchReader:
         return FetchResult(fetched, size, is_urgent)
 
     def count(self, params: FetchParams, fetched: Fetched) -> None:
-        """Note what is about to be sent."""
+        """Count the bytes that are about to be sent."""
         for requested, entry in fetched:
             if isinstance(entry.records, Slice) and requested.name is not None:
                 size = entry.records.size
@@ -170,19 +170,19 @@ class FetchReader:
         except StorageError:
             return self._failed(params, name, ErrorCode.KAFKA_STORAGE_ERROR, partition)
         except CorruptLogError as error:
-            # As in Kafka, what any client may run into is no failure; this is.
+            # As in Kafka, this counts as a failed fetch, unlike the errors that clients cause.
             log.error("%s cannot be read: %s", name, error)
             self._meters.topic(name.topic).failed_fetch_requests += 1
             return self._failed(params, name, ErrorCode.CORRUPT_MESSAGE, partition)
 
     def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
-        """The name behind an id that was not known when it was first met."""
+        """The name of a topic id that was unknown when the session was opened."""
         if requested.topic_id is None:
             return None
         topic = self._metadata.snapshot.topic_name(requested.topic_id)
         if topic is None and reader.is_follower:
-            # A topic that is to be deleted leaves the metadata at once, but a move that its
-            # deletion waits for has to come to its end.
+            # A topic that is queued for deletion leaves the metadata at once, but a reassignment
+            # that its deletion waits for has to be completed.
             topic = self._replicas.topic_name(requested.topic_id)
         if topic is not None:
             requested.name = TopicPartition(topic, requested.partition)
@@ -275,7 +275,7 @@ class FetchReader:
 def leader_hint(
     metadata: MetadataCache, name: TopicPartition, partition: Partition | None
 ) -> LeaderHint:
-    """Who leads a partition: as it is known here, else as the cache has it (EPOCH-2)."""
+    """The leader of a partition as the hosted replica or else the cache knows it (EPOCH-2)."""
     if partition is not None and partition.leader >= 0:
         return LeaderHint(partition.leader, partition.leader_epoch)
     known = metadata.snapshot.partition(name)
@@ -289,7 +289,7 @@ def _entry(
     diverging_epoch: EpochEndOffset | None = None,
     preferred_read_replica: int = -1,
 ) -> FetchPartitionResponse:
-    """A response without records."""
+    """A partition's entry without records."""
     return FetchPartitionResponse(
         name.partition,
         ErrorCode.NONE,

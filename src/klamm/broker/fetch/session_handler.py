@@ -1,8 +1,7 @@
-"""Fetch sessions (KIP-227), the follower's side.
+"""Fetch sessions (KIP-227) on the follower's side.
 
-A follower says what it wants whenever that changes. The first request names all of it; as long as
-the leader keeps a session, the following ones name only what is different from what the leader
-remembers.
+The fetcher declares which partitions it fetches and from where. The first request names all of
+them. While the leader keeps the session, later requests name only what has changed.
 """
 
 import uuid
@@ -19,16 +18,16 @@ _FIRST_INCREMENTAL: Final = 1
 
 
 class PartitionToFetch(NamedTuple):
-    """What is asked of one partition."""
+    """The fetch position of one partition."""
 
     topic_id: uuid.UUID | None
     position: FetchPosition
-    #: The follower's own log start, which a DeleteRecords at the leader may be waiting for.
+    #: The follower's log start offset; a DeleteRecords at the leader may wait for it.
     start_offset: int
 
 
 class ForgottenPartition(NamedTuple):
-    """A partition that the leader is to forget, under the id by which it knows it."""
+    """A partition that leaves the session, with the topic id under which the leader knows it."""
 
     name: TopicPartition
     topic_id: uuid.UUID | None
@@ -50,11 +49,11 @@ class FetchRequestData(NamedTuple):
 
 
 class FetchSessionHandler:
-    """What is wanted, and what of that the leader knows."""
+    """The partitions to fetch, and the partitions that the leader's session has."""
 
     def __init__(self) -> None:
         self.wanted: dict[TopicPartition, PartitionToFetch] = {}
-        #: What the leader takes this follower to want as of the last request.
+        #: The partitions of the leader's session after the last request.
         self.remembered: dict[TopicPartition, PartitionToFetch] = {}
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
@@ -63,7 +62,7 @@ class FetchSessionHandler:
         self._without_id = 0
 
     def want(self, name: TopicPartition, wanted: PartitionToFetch) -> None:
-        """Ask for a partition from now on, or for something else of it than before."""
+        """Add a partition to the next request, or change its position."""
         before = self.wanted.get(name)
         if before == wanted:
             return
@@ -74,21 +73,22 @@ class FetchSessionHandler:
         self._changed[name] = None
 
     def drop(self, name: TopicPartition) -> None:
-        """Ask for a partition no longer."""
+        """Remove a partition from the next request and from the session."""
         before = self.wanted.pop(name, None)
         if before:
             self._without_id -= before.topic_id is None
             self._changed[name] = None
 
     def rotate(self, name: TopicPartition) -> None:
-        """Let a partition that has just had its share come last in the next full request."""
+        """Move a partition that has just returned records to the end of the next full request."""
         self.wanted[name] = self.wanted.pop(name)
 
     def next_request(self) -> FetchRequestData:
-        """What to send now; one request at a time is under way."""
+        """The next request. There is at most one request in flight."""
         by_id = not self._without_id
         if by_id != self._by_id:
-            # A session is about names or about ids. Naming it in a full request closes it.
+            # A session uses names or ids, not both. A full request with its id closes the old
+            # session.
             self._by_id = by_id
             self._epoch = INITIAL_EPOCH
         if self._epoch == INITIAL_EPOCH:
@@ -110,10 +110,10 @@ class FetchSessionHandler:
     def on_response(
         self, error: int, session_id: int, answered: Iterable[TopicPartition], *, throttled: bool
     ) -> bool:
-        """Take in how a response begins; whether its partitions may be used.
+        """Apply the session part of a response; return whether its partitions may be used.
 
-        A full request has to be answered with exactly what it named. An incremental one may be
-        answered with anything that the session holds.
+        The response to a full request must have exactly the requested partitions. The response to
+        an incremental request may have any partitions of the session.
         """
         if error:
             if error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
@@ -136,5 +136,8 @@ class FetchSessionHandler:
         return True
 
     def on_failure(self) -> None:
-        """The response is lost; the next request closes the session, if there is one left."""
+        """Note that the response is lost.
+
+        The next request closes the session if it still exists.
+        """
         self._epoch = INITIAL_EPOCH

@@ -1,11 +1,10 @@
-"""Fetch sessions (KIP-227), the server's side.
+"""Fetch sessions (KIP-227) on the leader's side.
 
-A client that fetches many partitions names them once; afterwards it names only what it changes,
-and is answered only what has changed. A session is this memory. It is never needed: a broker that
-has no room declines, and a client whose session is gone starts over with a full request.
+A session remembers the partitions that a client fetches, so that later requests and responses have
+only what has changed. Sessions are optional: a broker without a free slot creates none, and a
+client whose session is evicted starts again with a full request.
 
-A request becomes a `FetchContext`: which partitions to fetch, and, once they have been fetched,
-which of them belong into the response.
+`FetchContext` tells which partitions a request reads, and which results its response contains.
 """
 
 import uuid
@@ -19,13 +18,13 @@ from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FetchPartitionResponse
 
 NO_SESSION: Final = 0
-#: The epoch of a full request that asks for a session.
+#: The epoch of a full request that opens a session.
 INITIAL_EPOCH: Final = 0
-#: The epoch of a full request that wants none.
+#: The epoch of a full request without a session.
 FINAL_EPOCH: Final = -1
 _LAST_EPOCH: Final = 2**31 - 1
 _FIRST_INCREMENTAL: Final = 1
-#: How long an unused session keeps its place when others want it.
+#: A session that was unused for this long may be evicted for any other.
 EVICTION_MS: Final = 120_000
 
 #: A topic, by id or by name as in the request, and a partition.
@@ -34,15 +33,15 @@ SessionKey = tuple[uuid.UUID | str, int]
 
 @dataclass(slots=True)
 class RequestedPartition:
-    """One partition as a fetch names it."""
+    """One partition of a fetch request."""
 
-    #: None for an id that this broker has not heard of; whoever fetches may find out later.
+    #: None for a topic id that is unknown so far; the reader resolves it later.
     name: TopicPartition | None
     topic_id: uuid.UUID | None
     partition: int
     position: FetchPosition
     max_bytes: int
-    #: The follower's own log start; -1 from consumers.
+    #: The follower's log start offset; -1 from consumers.
     start_offset: int = UNKNOWN_OFFSET
 
     @property
@@ -50,12 +49,12 @@ class RequestedPartition:
         return self.topic_id or (self.name.topic if self.name else ""), self.partition
 
 
-#: What was fetched, in the order in which it was asked for.
+#: The requested partitions with their results, in the order of the request.
 Fetched = list[tuple[RequestedPartition, FetchPartitionResponse]]
 
 
 class SessionRequest(NamedTuple):
-    """The part of a fetch request that sessions are about."""
+    """The part of a fetch request that concerns sessions."""
 
     session_id: int
     epoch: int
@@ -67,7 +66,7 @@ class SessionRequest(NamedTuple):
 
 
 class _Cached:
-    """A partition of a session: what is asked of it, and what was last answered."""
+    """A partition of a session: its last request and the offsets of its last response."""
 
     __slots__ = ("high_watermark", "requested", "start_offset")
 
@@ -78,11 +77,11 @@ class _Cached:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch under which the client asks."""
+        """The leader epoch that the client knows."""
         return self.requested.position.current_leader_epoch
 
     def remember(self, response: FetchPartitionResponse) -> bool:
-        """Take in a result; whether it is news to the client."""
+        """Remember a result; return whether the response has to contain it."""
         is_news = (
             has_records(response)
             or response.error_code != ErrorCode.NONE
@@ -91,9 +90,9 @@ class _Cached:
             or response.diverging_epoch is not None
             or response.preferred_read_replica >= 0
         )
-        # An error leaves a watermark that no response has, so that the partition is in the next
-        # response too and the client learns that the error is over. Divergence does the same: the
-        # follower truncates first and takes no watermark from such a response.
+        # After an error the remembered watermark is one that no result has, so that the partition
+        # is in the next response too and the client learns that the error is over. The same after
+        # a divergence: the follower truncates and takes no watermark from such a response.
         was_of_use = not response.error_code and response.diverging_epoch is None
         self.high_watermark = response.high_watermark if was_of_use else UNKNOWN_OFFSET
         self.start_offset = response.log_start_offset
@@ -101,7 +100,7 @@ class _Cached:
 
 
 def has_records(response: FetchPartitionResponse) -> bool:
-    """Whether a partition's response carries any record data."""
+    """Whether a partition's result has records."""
     records = response.records
     if isinstance(records, bytes | memoryview):
         return len(records) > 0
@@ -109,7 +108,7 @@ def has_records(response: FetchPartitionResponse) -> bool:
 
 
 class FetchSession:
-    """What one client fetches, and the epoch that its next request has to carry."""
+    """The partitions that one client fetches, and the epoch that its next request must have."""
 
     __slots__ = ("by_id", "created_ms", "epoch", "id", "is_follower", "last_used_ms", "partitions")
 
@@ -124,7 +123,7 @@ class FetchSession:
 
     @property
     def value(self) -> tuple[bool, int, int]:
-        """What the session is worth when there is not room for all: followers, then large ones."""
+        """Eviction priority: followers first, then by partition count."""
         return self.is_follower, len(self.partitions), self.id
 
     def update(self, request: SessionRequest) -> None:
@@ -132,8 +131,8 @@ class FetchSession:
             cached = self.partitions.get(requested.key)
             if cached:
                 if requested.position.current_leader_epoch != cached.leader_epoch:
-                    # A follower drops the response that meets it under another epoch. Without this
-                    # it would not hear of the high watermark again before that moves on.
+                    # A follower ignores a response of another leader epoch. Without this reset it
+                    # would not be sent the high watermark again before that rises.
                     cached.high_watermark = UNKNOWN_OFFSET
                 cached.requested = requested
             else:
@@ -142,7 +141,7 @@ class FetchSession:
             self.partitions.pop(key, None)
 
     def response(self, fetched: Fetched) -> Fetched:
-        """Those results that are news; partitions with data go to the end of the line."""
+        """The results that have changed; partitions with records are read last next time."""
         news: Fetched = []
         for requested, result in fetched:
             cached = self.partitions.get(requested.key)
@@ -154,7 +153,7 @@ class FetchSession:
 
 
 class SessionResponse(NamedTuple):
-    """How the response to a fetch begins; its partitions are returned beside it."""
+    """The error and session id of a fetch response; its partitions are returned separately."""
 
     error: ErrorCode
     session_id: int
@@ -178,11 +177,11 @@ class FetchContext:
         return iter(self._request.partitions)
 
     def response(self, fetched: Fetched, now_ms: int) -> tuple[SessionResponse, Fetched]:
-        """What to tell the client of what was fetched."""
+        """The session part of the response, and the results that it contains."""
         session = self._session
         if session:
             if session.epoch != self._epoch:
-                # The client has not waited for this response, and could not make sense of it.
+                # The client has sent another request of the session without waiting for this one.
                 return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
             return SessionResponse(ErrorCode.NONE, session.id), session.response(fetched)
         if self._request.epoch != INITIAL_EPOCH:
@@ -195,7 +194,7 @@ class FetchSessions:
     """The sessions of a broker."""
 
     def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
-        """`new_id` draws a random positive id, again if it is taken."""
+        """`new_id` draws a random positive id; it is called again if the id is taken."""
         self._slots = slots
         self._new_id = new_id
         self._sessions: dict[int, FetchSession] = {}
@@ -208,7 +207,7 @@ class FetchSessions:
         return sum(len(session.partitions) for session in self._sessions.values())
 
     def open(self, request: SessionRequest, now_ms: int) -> FetchContext | ErrorCode:
-        """What to do about a request; an error ends it, with no partitions and no session."""
+        """The context of a request, or the error of its session."""
         if request.epoch <= INITIAL_EPOCH:
             self._sessions.pop(request.session_id, None)
             return FetchContext(self, request, None)
@@ -230,7 +229,7 @@ class FetchSessions:
         return FetchContext(self, request, session)
 
     def create(self, request: SessionRequest, fetched: Fetched, now_ms: int) -> int:
-        """Begin a session with what was just answered; its id, 0 if there is no room."""
+        """Create a session from the results of a full request; return its id, 0 without a slot."""
         if len(self._sessions) >= self._slots and not self._make_room(request, now_ms):
             return NO_SESSION
         session_id = self._new_id()
@@ -246,10 +245,10 @@ class FetchSessions:
         return session_id
 
     def _make_room(self, request: SessionRequest, now_ms: int) -> bool:
-        """Evict a session that is stale, or else one that is worth less than the new one.
+        """Evict a stale session, or else one of lower priority than the new one.
 
-        A young session is safe from consumers, so that two clients cannot keep evicting each
-        other; a follower may take the place of any consumer.
+        A consumer cannot evict a young session, so that two clients do not keep evicting each
+        other. A follower can evict any consumer's session.
         """
         stalest = next(iter(self._sessions.values()), None)
         if stalest is None:

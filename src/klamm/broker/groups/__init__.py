@@ -1,5 +1,6 @@
 """Consumer groups and their offsets (the classic protocol), as state machines.
 
-Nothing here opens a socket or a file, looks at a clock or rolls a die: time comes in with each
-call, and what has to be written or answered comes out as data (`effects.py`).
+The state machines open no sockets or files and read no clock: each call is given the time, and
+returns records to write and responses to send as effects (`effects.py`). `service.py` performs
+them.
 """

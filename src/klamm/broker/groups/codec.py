@@ -1,4 +1,4 @@
-"""The messages of groups and offsets, translated to what the coordinator is asked and back.
+"""Translates group and offset requests for the coordinator, and its results into response bodies.
 
 `<api>_request` reads the decoded request of any version, where older versions lack fields.
 `<api>_body` builds a response body with the fields of all versions; the encoder takes those
@@ -146,7 +146,7 @@ def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
 def leave_body(header: RequestHeader, response: LeaveResponse) -> Values:
     error = response.error
     if header.api_version < FIRST_LEAVE_IN_BATCHES and not error:
-        # There is one member, and no other place for what became of it.
+        # These versions have one member, whose error stands at the top level.
         ((_, error),) = response.members
     return {
         "error_code": error,
@@ -165,7 +165,7 @@ def leave_body(header: RequestHeader, response: LeaveResponse) -> Values:
 
 
 def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
-    """What there is to commit, of partitions that exist."""
+    """The offsets to commit, for partitions that exist."""
     retention = getattr(body, "retention_time", -_MILLISECOND)
     offsets = {
         TopicPartition(topic.name, each.partition_index): OffsetToCommit(
@@ -187,12 +187,12 @@ def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
 
 
 def offset_commit_body(body: Any, response: OffsetCommitResponse) -> Values:
-    """In the order of the request; what the coordinator was not asked about does not exist."""
+    """The errors in the order of the request; partitions without a result do not exist."""
     return {"topics": _partition_errors(body.topics, response.errors)}
 
 
 def offset_fetch_requests(header: RequestHeader, body: Any) -> list[OffsetFetchRequest]:
-    """One for each group that is asked about."""
+    """One request for each group."""
     require_stable = getattr(body, "require_stable", False)
     groups = body.groups if header.api_version >= FIRST_FETCH_OF_SEVERAL_GROUPS else (body,)
     return [
@@ -224,7 +224,7 @@ def offset_fetch_body(
         }
         for request, response in zip(requests, responses, strict=True)
     ]
-    # Versions that ask about one group have its fields at the top.
+    # Versions about a single group have its fields at the top level.
     return {**(groups[0] if groups else {}), "groups": groups}
 
 
@@ -282,7 +282,7 @@ def describe_groups_body(
 
 
 def list_groups_filters(body: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """The states and the types that are asked for; empty means all."""
+    """The states and types to filter by; empty means all."""
     return getattr(body, "states_filter", ()), getattr(body, "types_filter", ())
 
 
@@ -314,7 +314,7 @@ def delete_groups_body(response: DeleteGroupsResponse) -> Values:
 
 
 class FoundCoordinator(NamedTuple):
-    """Who coordinates the group `key`, or why nobody is named."""
+    """The coordinator of `key`, or the error."""
 
     key: str
     error: ErrorCode = ErrorCode.NONE
@@ -332,7 +332,8 @@ def find_coordinator_keys(header: RequestHeader, body: Any) -> tuple[int, Sequen
 
 
 def find_coordinator_body(header: RequestHeader, found: Sequence[FoundCoordinator]) -> Values:
-    # Where nothing went wrong, Kafka says so in words in old versions and says nothing in new ones.
+    # Without an error, old versions have the message NONE and new ones an empty message, as in
+    # Kafka.
     well = "" if header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS else ErrorCode.NONE.name
     coordinators = [
         {
@@ -354,7 +355,7 @@ def find_coordinator_body(header: RequestHeader, found: Sequence[FoundCoordinato
 def _partition_errors(
     topics: Iterable[Any], errors: Mapping[TopicPartition, ErrorCode]
 ) -> list[Values]:
-    """An error for each partition named in a request, in its order."""
+    """The error of each partition, in the order of the request."""
     return [
         {
             "name": topic.name,

@@ -49,12 +49,12 @@ from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
-#: `offsets.topic.num.partitions`, which counts as long as there is no `__consumer_offsets`.
+#: `offsets.topic.num.partitions`, used until `__consumer_offsets` exists.
 DEFAULT_PARTITION_COUNT: Final = 50
-#: The one type of groups there is here, as ListGroups names it.
+#: The type of all groups, as ListGroups names it.
 GROUP_TYPE: Final = "classic"
 
-#: What a client is told when the log refuses its offsets.
+#: The errors for clients when an append of offsets fails.
 _COMMIT_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -71,7 +71,7 @@ _RETENTION: Final = GroupTimer(TimerKind.RETENTION)
 
 
 class Loaded(NamedTuple):
-    """What a partition was found to hold."""
+    """What the replay of a partition has loaded."""
 
     groups: int
     offsets: int
@@ -79,13 +79,13 @@ class Loaded(NamedTuple):
 
 
 class GroupCounts(NamedTuple):
-    """How many groups are in which state, how many offsets they hold, and what is waited for."""
+    """Counts for the metrics: groups by state, offsets, and pending deadlines."""
 
     groups: Mapping[GroupState, int]
     offsets: int
-    #: Members that have to be heard of before their time is up.
+    #: Members with a session timeout.
     heartbeats: int
-    #: Groups whose members have to join, or to fetch their assignments, before their time is up.
+    #: Groups in a join or sync phase.
     rebalances: int
 
 
@@ -122,7 +122,7 @@ class GroupCoordinator:
     # Partitions
 
     def begin_load(self, partition: int, epoch: int) -> bool:
-        """This broker leads `partition` now; returns whether its log has to be replayed."""
+        """Note that this broker leads `partition`; return whether its log has to be replayed."""
         if not self._is_current(partition, epoch) or partition in self._owned:
             return False
         loading = self._loading.get(partition)
@@ -132,7 +132,7 @@ class GroupCoordinator:
         return True
 
     def load(self, partition: int, epoch: int, batches: Iterable[ReplayBatch]) -> bool:
-        """Take in more of the log; False says that the partition has moved on, so stop reading."""
+        """Replay more of the log; return False if the partition has another leader by now."""
         replay = self._replay(partition, epoch)
         if replay is None:
             return False
@@ -141,7 +141,7 @@ class GroupCoordinator:
         return True
 
     def finish_load(self, partition: int, epoch: int, now_ms: int) -> Loaded | None:
-        """The end of the log is reached: serve. None if the partition has moved on."""
+        """Serve the groups of a replayed partition; None if it has another leader by now."""
         replay = self._replay(partition, epoch)
         if replay is None:
             return None
@@ -163,7 +163,10 @@ class GroupCoordinator:
         return Loaded(groups, offsets, replay.ignored)
 
     def unload(self, partition: int, epoch: int | None, now_ms: int) -> list[Effect]:
-        """Another broker leads `partition` now, or none; no epoch: the replica goes away."""
+        """Drop the groups of a partition that this broker no longer leads.
+
+        Without a leader epoch the replica itself is removed.
+        """
         if epoch is not None and not self._is_current(partition, epoch):
             return []
         self._loading.pop(partition, None)
@@ -175,7 +178,7 @@ class GroupCoordinator:
             self._timers.cancel(_RETENTION)
         return self._outbox.drain()
 
-    # Requests that may be parked or that change what is stored
+    # Requests that may be delayed or that write records
 
     def join(self, ticket: Ticket, request: JoinRequest, now_ms: int) -> list[Effect]:
         error = self._check_join(request)
@@ -262,13 +265,13 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def delete_groups(self, ticket: Ticket, group_ids: Iterable[str], now_ms: int) -> list[Effect]:
-        # Who is named twice is deleted once.
+        # A group that is named twice is deleted once.
         wanted = dict.fromkeys(group_ids)
         errors = {group_id: self._delete_group(group_id, now_ms) for group_id in wanted}
         self._outbox.response(ticket, DeleteGroupsResponse(errors=errors))
         return self._outbox.drain()
 
-    # Requests that are answered at once and write nothing
+    # Requests that get their response at once and write nothing
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         error = self._check(request.group_id)
@@ -305,7 +308,7 @@ class GroupCoordinator:
         return group.describe()
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> GroupList:
-        """The groups of this broker in one of `states`, in any case of letters; none: all."""
+        """The groups in one of `states`, compared without case; all groups if it is empty."""
         wanted = {state.lower() for state in states}
         if types and GROUP_TYPE not in {name.lower() for name in types}:
             groups: tuple[GroupListing, ...] = ()
@@ -319,7 +322,7 @@ class GroupCoordinator:
         return GroupList(error=error, groups=groups)
 
     def census(self) -> GroupCounts:
-        """For the metrics."""
+        """The counts for the metrics."""
         states = Counter(group.state for group in self._groups.values())
         return GroupCounts(
             {state: states[state] for state in GroupState},
@@ -328,7 +331,7 @@ class GroupCoordinator:
             self._timers.count(TimerKind.JOIN, TimerKind.SYNC),
         )
 
-    # What else happens
+    # Other events
 
     def appended(self, number: int, error: ErrorCode, now_ms: int) -> list[Effect]:
         """The append `number` was acknowledged, or failed with `error`."""
@@ -338,17 +341,17 @@ class GroupCoordinator:
     def partitions_deleted(
         self, partitions: Collection[TopicPartition], now_ms: int
     ) -> list[Effect]:
-        """These partitions are no more, and nor are the offsets of anyone in them."""
+        """Delete the offsets of partitions that were deleted."""
         for group in list(self._groups.values()):
             self._forget(group, partitions, now_ms)
         return self._outbox.drain()
 
     def next_deadline_ms(self) -> int | None:
-        """When to call `tick` next; None: not before something else happens."""
+        """When to call `tick` next; None if no deadline is pending."""
         return self._timers.next_deadline_ms()
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         for timer in self._timers.due(now_ms):
             if timer == _RETENTION:
                 self._expire_offsets(now_ms)
@@ -399,12 +402,12 @@ class GroupCoordinator:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         error = self._check(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            # Whatever was being agreed on is lost, so the member should start over, and here.
+            # The rebalance under way is lost, so the member should rejoin at this coordinator.
             return ErrorCode.REBALANCE_IN_PROGRESS
         return error
 
     def _is_current(self, partition: int, epoch: int) -> bool:
-        """Whether this is the latest news about `partition`; remembers it if so."""
+        """Remember a leader epoch of `partition`; return whether it is the latest."""
         if epoch < self._epochs.get(partition, epoch):
             return False
         self._epochs[partition] = epoch
@@ -477,7 +480,7 @@ class GroupCoordinator:
     def _forget(
         self, group: GroupMetadata, partitions: Iterable[TopicPartition], now_ms: int
     ) -> None:
-        """Drop offsets, and the group with them if nothing else is left of it."""
+        """Delete offsets, and the group if it has no members and no other offsets."""
         removed = group.offsets.remove(partitions)
         if group.is_forgettable():
             self._bury(group, removed, now_ms)

@@ -1,4 +1,4 @@
-"""One group: who is in it, which generation it is, and what its members agreed on.
+"""The state of one group: its members, its generation, and its protocol.
 
 `GroupMetadata` holds the state and keeps its counts consistent. `membership.py` decides when the
 group changes its state and which members are told.
@@ -58,7 +58,7 @@ ENTERED_FROM: Final[Mapping[GroupState, Collection[GroupState]]] = {
 
 @dataclass(slots=True, eq=False)
 class MemberMetadata:
-    """A member of a group, and the request of its that waits for a response, if any."""
+    """A member of a group, and its delayed request if there is one."""
 
     id: str
     instance_id: str | None
@@ -82,26 +82,26 @@ class MemberMetadata:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for a response, and so cannot send heartbeats."""
+        """Whether a request of the member is delayed, so that it cannot send heartbeats."""
         return self.join_ticket is not None or self.sync_ticket is not None
 
     def take_sync(self) -> Ticket | None:
-        """The ticket of its waiting SyncGroup, which waits no longer."""
+        """Take the ticket of the member's delayed SyncGroup."""
         ticket, self.sync_ticket = self.sync_ticket, None
         return ticket
 
     def metadata(self, protocol: str | None) -> bytes:
-        """What it says about itself under this protocol."""
+        """The member's metadata for this protocol."""
         return next((p.metadata for p in self.protocols if p.name == protocol), b"")
 
     def vote(self, candidates: Collection[str]) -> str:
-        """The candidate it likes best."""
+        """The first of the member's protocols that is a candidate."""
         return next(p.name for p in self.protocols if p.name in candidates)
 
 
 @dataclass(slots=True, eq=False)
 class GroupMetadata:
-    """The state of one group. Members stand in the order in which they came."""
+    """The state of one group. Members are in the order in which they joined."""
 
     id: str
     partition: int
@@ -126,7 +126,7 @@ class GroupMetadata:
 
     @classmethod
     def load(cls, group_id: str, partition: int, stored: StoredGroup) -> GroupMetadata:
-        """The group as its last coordinator stored it."""
+        """Make the group from the record of its last coordinator."""
         group = cls(
             id=group_id,
             partition=partition,
@@ -156,7 +156,7 @@ class GroupMetadata:
         return group
 
     def stored(self, assignments: Mapping[str, bytes]) -> StoredGroup:
-        """The group as its next coordinator should find it."""
+        """The group as it is stored for its next coordinator."""
         return StoredGroup(
             protocol_type=self.protocol_type or "",
             generation=self.generation,
@@ -192,21 +192,21 @@ class GroupMetadata:
 
     @property
     def joined(self) -> int:
-        """How many members wait in JoinGroup."""
+        """The number of members with a delayed JoinGroup."""
         return self._joined
 
     @property
     def everyone_joined(self) -> bool:
-        """Whether all members wait in JoinGroup, and nobody is on the way with a fresh id."""
+        """Whether all members have joined, and no new member id is pending."""
         return self._joined == len(self.members) and not self.pending_ids
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """As long as the slowest member asks for."""
+        """The largest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Whether the sender of a request is who it says it is."""
+        """The error if the request's member id and instance id do not belong together."""
         if instance_id is not None:
             holder = self.instances.get(instance_id)
             if holder is None:
@@ -216,7 +216,7 @@ class GroupMetadata:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def add(self, member: MemberMetadata) -> None:
-        """Let `member` in; the first one leads."""
+        """Add `member`; the first member becomes the leader."""
         self.members[member.id] = member
         self.pending_ids.discard(member.id)
         if member.instance_id is not None:
@@ -226,7 +226,10 @@ class GroupMetadata:
         self._supporters.update(member.protocol_names)
 
     def remove(self, member: MemberMetadata) -> None:
-        """Let `member` go, whose requests have been answered; someone else leads if it did."""
+        """Remove `member`, which has no delayed request.
+
+        Another member becomes leader if it was.
+        """
         del self.members[member.id]
         self.unsynced.discard(member.id)
         if member.instance_id is not None:
@@ -236,7 +239,7 @@ class GroupMetadata:
         self._supporters.subtract(member.protocol_names)
 
     def rename(self, member: MemberMetadata, member_id: str) -> None:
-        """Give a static member another id, with everything that hung on the old one."""
+        """Give a static member another member id, and keep the rest of its state."""
         assert member.instance_id is not None
         self.members = {
             member_id if known.id == member.id else known.id: known
@@ -257,7 +260,7 @@ class GroupMetadata:
         rebalance_timeout_ms: int,
         session_timeout_ms: int,
     ) -> None:
-        """Take over what a member says when it joins again."""
+        """Update a member that joins again."""
         self._supporters.subtract(member.protocol_names)
         member.protocols = protocols
         self._supporters.update(member.protocol_names)
@@ -265,13 +268,13 @@ class GroupMetadata:
         member.session_timeout_ms = session_timeout_ms
 
     def park_join(self, member: MemberMetadata, ticket: Ticket) -> None:
-        """The member's JoinGroup waits; it has none waiting."""
+        """Delay the member's JoinGroup; it has no other delayed."""
         assert member.join_ticket is None
         member.join_ticket = ticket
         self._joined += 1
 
     def take_join(self, member: MemberMetadata) -> Ticket | None:
-        """The ticket of the member's waiting JoinGroup, which waits no longer."""
+        """Take the ticket of the member's delayed JoinGroup."""
         ticket, member.join_ticket = member.join_ticket, None
         if ticket is not None:
             self._joined -= 1
@@ -280,7 +283,7 @@ class GroupMetadata:
     # Protocols
 
     def supports(self, protocol_type: str, protocols: Collection[GroupProtocol]) -> bool:
-        """Whether someone who speaks these could be let in."""
+        """Whether a member with these protocols can join."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
         return protocol_type == self.protocol_type and any(
@@ -288,7 +291,7 @@ class GroupMetadata:
         )
 
     def choose_protocol(self) -> str:
-        """By vote, among those that all members support; the first to reach the most votes."""
+        """Choose the protocol with the most votes among those that all members support."""
         candidates = {
             protocol for protocol, count in self._supporters.items() if count == len(self.members)
         }
@@ -296,7 +299,7 @@ class GroupMetadata:
         return votes.most_common(1)[0][0]
 
     def compute_subscribed(self) -> frozenset[str] | None:
-        """The topics that members of a consumer group subscribe to; None if there is no telling."""
+        """The topics that members of a consumer group subscribe to; None if unknown."""
         if self.protocol_type != CONSUMER or (self.members and self.protocol is None):
             return None
         try:
@@ -309,7 +312,7 @@ class GroupMetadata:
     # Phases
 
     def elect_joined_leader(self) -> bool:
-        """See to it that the leader is someone who joined; False if nobody did."""
+        """Make a member that has joined the leader; return False if no member has joined."""
         if self.leader is None:
             return False
         if self.members[self.leader].join_ticket is not None:
@@ -319,7 +322,7 @@ class GroupMetadata:
         return self._joined > 0
 
     def begin_generation(self, now_ms: int) -> None:
-        """Leave the join phase: with members to assign partitions to, or empty."""
+        """End the join phase: begin the sync phase, or become empty without members."""
         self.generation += 1
         self.initial_delay_left_ms = None
         self.more_may_come = False
@@ -331,12 +334,12 @@ class GroupMetadata:
             now_ms,
         )
 
-    # Answers
+    # Responses
 
     def join_response(
         self, member: MemberMetadata, *, skip_assignment: bool = False
     ) -> JoinResponse:
-        """The current generation, as this member is told about it."""
+        """The JoinGroup response of this member for the current generation."""
         assert self.leader is not None
         leads = member.id == self.leader
         return JoinResponse(
@@ -356,7 +359,7 @@ class GroupMetadata:
         )
 
     def sync_response(self, member: MemberMetadata) -> SyncResponse:
-        """The member's part of the assignment."""
+        """The SyncGroup response of this member: its part of the assignment."""
         return SyncResponse(
             error=ErrorCode.NONE,
             protocol_type=self.protocol_type,
@@ -365,7 +368,7 @@ class GroupMetadata:
         )
 
     def describe(self) -> GroupDescription:
-        """As administrators see it; what members exchange is settled only in Stable."""
+        """The group for DescribeGroups; members have metadata and assignments only in Stable."""
         is_stable = self.state is GroupState.STABLE
         return GroupDescription(
             error=ErrorCode.NONE,
@@ -389,7 +392,7 @@ class GroupMetadata:
     # Offsets
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Whether the sender may commit now."""
+        """The error if the sender may not commit offsets now."""
         if generation < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE  # an administrator, or a consumer that does without membership
         if generation < 0 and member_id == UNKNOWN_MEMBER and instance_id is None:
@@ -399,20 +402,20 @@ class GroupMetadata:
         if generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
         if self.state is GroupState.COMPLETING_REBALANCE:
-            # The partitions are being handed out anew: the sender should join in first.
+            # A rebalance is under way: the sender should rejoin first.
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
     def has_deletable_offsets(self) -> bool:
-        """Whether it is known which topics the group does without, or there is nobody in it."""
+        """Whether the group is empty, or its subscribed topics are known."""
         return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER
 
     def may_delete_offsets(self, topic: str) -> bool:
-        """Whether nobody in the group reads this topic."""
+        """Whether no member subscribes to this topic."""
         return self.state is GroupState.EMPTY or topic not in (self.subscribed or ())
 
     def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicPartition]:
-        """Partitions whose offsets nobody has needed for longer than they are kept."""
+        """Partitions whose offsets have expired."""
         if self.protocol_type is None:
             return self.offsets.expired(now_ms, retention_ms, lambda o: o.commit_timestamp_ms)
         if self.state is GroupState.EMPTY:
@@ -429,5 +432,5 @@ class GroupMetadata:
         return []
 
     def is_forgettable(self) -> bool:
-        """Whether nothing would be lost with the group."""
+        """Whether the group has no members and no offsets."""
         return self.state is GroupState.EMPTY and self.offsets.is_empty() and not self.pending_ids

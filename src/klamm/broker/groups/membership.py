@@ -1,9 +1,9 @@
-"""How members come, agree and go: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and their timeouts.
+"""The membership of groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and their timeouts.
 
-A rebalance has two phases. In the join phase (PreparingRebalance) every member has to send
-JoinGroup and waits; when all have, or time is up, a generation begins and all are answered at
-once. In the sync phase (CompletingRebalance) they wait in SyncGroup until the leader's assignment
-is in the log.
+A rebalance has two phases. In the join phase (PreparingRebalance) every member sends a JoinGroup,
+which is delayed; when all members have joined or the phase times out, a new generation begins and
+all responses are sent. In the sync phase (CompletingRebalance) each SyncGroup is delayed until the
+leader's assignment is in the log.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,19 +28,19 @@ from klamm.broker.groups.records import group_record
 from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 from klamm.protocol.codes import ErrorCode
 
-#: A client that gave up on a long join phase asks again under a new id, and nothing tells the
-#: broker that the first attempt is void. So a first JoinGroup is not kept waiting for ever.
+#: The timeout of a new member's first JoinGroup. A client that gives up on a long join phase joins
+#: again under a new id, and the broker cannot know that the first attempt is abandoned.
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60_000
 
-#: From this version of JoinGroup on, a new member is told its id before it is let in (KIP-394).
+#: From this version of JoinGroup on, a new member is sent its id and has to join with it (KIP-394).
 FIRST_JOIN_WITH_KNOWN_ID: Final = 4
-#: From this version on, a leader can be told to leave the assignment alone (KIP-814).
+#: From this version on, a leader can be told to skip the assignment (KIP-814).
 FIRST_JOIN_WITH_SKIP: Final = 9
 FIRST_JOIN_WITH_REBALANCE_TIMEOUT: Final = 1
 #: From this version on, SyncGroup has to name the protocol that it is about (KIP-559).
 FIRST_SYNC_WITH_PROTOCOL: Final = 5
 
-#: What members are told when the log refuses the record of their generation.
+#: The errors for members when the append of their generation fails.
 _STORE_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -57,7 +57,7 @@ _S = GroupState
 
 
 class Membership:
-    """Moves groups through their states, and tells everyone concerned."""
+    """Moves groups through their states, and responds to their members."""
 
     def __init__(
         self, config: GroupConfig, outbox: Outbox, timers: GroupTimers, new_uuid: Callable[[], str]
@@ -70,7 +70,7 @@ class Membership:
     # JoinGroup
 
     def join(self, group: GroupMetadata, ticket: Ticket, request: JoinRequest, now_ms: int) -> None:
-        """Let a member in, or in again; it waits for the end of the join phase."""
+        """Add or update a member, and delay its response until the join phase ends."""
         member = group.members.get(request.member_id)
         if not self._has_room(group, member):
             if member is not None:
@@ -94,8 +94,8 @@ class Membership:
         if group.state is _S.EMPTY:
             return True
         if group.state is _S.PREPARING_REBALANCE:
-            # Counting those who wait, rather than all, sheds the last to rejoin where a group has
-            # become larger than it may be.
+            # If the group has become larger than the limit, counting the members that have joined
+            # refuses the last ones to rejoin.
             is_waiting = member is not None and member.join_ticket is not None
             return is_waiting or group.joined < self._config.max_size
         return member is not None or len(group.members) < self._config.max_size
@@ -152,10 +152,10 @@ class Membership:
         is_unchanged = member.protocols == request.protocols
         if is_unchanged and (
             group.state is _S.COMPLETING_REBALANCE
-            # A leader that joins again wants the partitions divided anew: only it watches topics.
+            # A leader that rejoins wants a new assignment: it alone watches the topics' metadata.
             or (group.state is _S.STABLE and group.leader != member.id)
         ):
-            # It may have missed its response.
+            # The member may not have received its response.
             self._outbox.response(ticket, group.join_response(member))
             self._restart_session(group, member, now_ms)
             return
@@ -174,7 +174,7 @@ class Membership:
         member_id: str,
         now_ms: int,
     ) -> None:
-        """A static member is back without its id, after a restart: it takes its old place."""
+        """Replace a static member that joins without a member id after a restart."""
         assert request.instance_id is not None
         member = group.members[group.instances[request.instance_id]]
         old_leader = group.leader
@@ -202,7 +202,7 @@ class Membership:
         old_leader: str,
         now_ms: int,
     ) -> None:
-        """Let a replaced member go on with its assignment, once the log knows its new id."""
+        """Let a replaced member keep its assignment, once its new id is in the log."""
         group.subscribed = group.compute_subscribed()
         ticket = member.join_ticket
 
@@ -214,8 +214,8 @@ class Membership:
             elif version >= FIRST_JOIN_WITH_SKIP:
                 response = group.join_response(member, skip_assignment=True)
             else:
-                # It would divide the partitions if it heard that it leads, and nobody would
-                # listen, for the group is stable. Under its old id it takes itself for a follower.
+                # A leader would compute an assignment that the stable group ignores. With the old
+                # leader's id in the response the member considers itself a follower.
                 response = replace(group.join_response(member), leader=old_leader, members=())
             self._respond_to_join(group, member, response)
             self._restart_session(group, member, stored_ms)
@@ -226,7 +226,7 @@ class Membership:
     # SyncGroup
 
     def sync(self, group: GroupMetadata, ticket: Ticket, request: SyncRequest, now_ms: int) -> None:
-        """Give a member its assignment, as soon as there is one."""
+        """Send a member its assignment; delay the response until there is one."""
         error = self._check_sync(group, request)
         if error:
             self._outbox.response(ticket, SyncResponse(error=error))
@@ -295,7 +295,7 @@ class Membership:
     # Heartbeat and LeaveGroup
 
     def heartbeat(self, group: GroupMetadata, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
-        """Note that a member lives, and tell it to join again if the others are doing so."""
+        """Renew a member's session; tell it to rejoin if a rebalance is under way."""
         if error := group.check_member(request.member_id, request.instance_id):
             return error
         if request.generation != group.generation:
@@ -306,13 +306,13 @@ class Membership:
         return ErrorCode.NONE
 
     def touch(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
-        """A member was heard of, in whatever way."""
+        """Renew the session of a member that has sent any request."""
         self._restart_session(group, group.members[member_id], now_ms)
 
     def leave(
         self, group: GroupMetadata, ticket: Ticket, request: LeaveRequest, now_ms: int
     ) -> None:
-        """Let members go at their own wish, or at an administrator's."""
+        """Remove members that leave, or that an administrator removes."""
         results = tuple(
             (identity, self._leave(group, identity, now_ms)) for identity in request.members
         )
@@ -333,18 +333,18 @@ class Membership:
     # Time
 
     def on_session_timeout(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
-        """A member has been silent for too long."""
+        """Remove a member whose session has timed out."""
         member = group.members[member_id]
-        # One that waits for us cannot send heartbeats; its session starts anew with the response.
+        # A member with a delayed request cannot send heartbeats; the response renews its session.
         if member.is_new or not member.is_parked:
             self._remove(group, member, now_ms)
 
     def on_pending_timeout(self, group: GroupMetadata, member_id: str, now_ms: int) -> None:
-        """A member id was handed out, and its owner never came back."""
+        """Forget a new member id whose client did not join with it."""
         self._drop_pending(group, member_id, now_ms)
 
     def on_join_timeout(self, group: GroupMetadata, now_ms: int) -> None:
-        """The join phase has lasted long enough, unless members are still pouring in."""
+        """End the join phase; extend the initial one if members are still joining."""
         left_ms = group.initial_delay_left_ms
         if left_ms and group.more_may_come:
             delay_ms = min(self._config.initial_rebalance_delay_ms, left_ms)
@@ -355,15 +355,15 @@ class Membership:
             self._end_join_phase(group, now_ms)
 
     def on_sync_timeout(self, group: GroupMetadata, now_ms: int) -> None:
-        """Some members were given a generation and did not ask for their part in it."""
+        """Remove the members that did not send SyncGroup in time."""
         for member_id in sorted(group.unsynced):
             self._discard(group, group.members[member_id])
         self._rebalance(group, now_ms)
 
-    # From one phase to the next
+    # Phases
 
     def start_sessions(self, group: GroupMetadata, now_ms: int) -> None:
-        """Watch over the members of a group that was loaded from the log."""
+        """Start the sessions of the members of a group that was loaded from the log."""
         for member in group.members.values():
             self._restart_session(group, member, now_ms)
         if len(group.members) > self._config.max_size:
@@ -371,7 +371,7 @@ class Membership:
             self._rebalance(group, now_ms)
 
     def end(self, group: GroupMetadata, error: ErrorCode, now_ms: int) -> None:
-        """The group is not ours any more: whoever waits has to ask elsewhere."""
+        """Fail the delayed requests of a group that has moved to another coordinator."""
         for member in group.members.values():
             self._respond_to_delayed(group, member, member.id, error)
             self._timers.cancel(_session_timer(group, member))
@@ -382,7 +382,7 @@ class Membership:
         group.enter(_S.DEAD, now_ms)
 
     def _rebalance(self, group: GroupMetadata, now_ms: int) -> None:
-        """Begin the join phase, if it has not begun."""
+        """Begin a join phase, unless one is under way."""
         if group.state is _S.PREPARING_REBALANCE:
             self._end_join_phase_if_complete(group, now_ms)
             return
@@ -391,7 +391,7 @@ class Membership:
         self._timers.cancel(GroupTimer(TimerKind.SYNC, group.id))
         wait_ms = group.rebalance_timeout_ms
         if group.state is _S.EMPTY:
-            # Consumers are often started together. Waiting a little saves a rebalance for each.
+            # Consumers are often started together: an initial delay saves a rebalance for each.
             delay_ms = self._config.initial_rebalance_delay_ms
             group.initial_delay_left_ms = max(wait_ms - delay_ms, 0)
             wait_ms = delay_ms
@@ -418,7 +418,7 @@ class Membership:
             if member.join_ticket is None and not member.is_static:
                 self._discard(group, member)
         if group.members and not group.elect_joined_leader():
-            # Static members may be restarting. They have until their sessions end.
+            # Static members may be restarting: they stay until their sessions end.
             group.initial_delay_left_ms = None
             self._timers.arm(
                 GroupTimer(TimerKind.JOIN, group.id), now_ms + group.rebalance_timeout_ms
@@ -427,7 +427,7 @@ class Membership:
         self._timers.cancel(GroupTimer(TimerKind.JOIN, group.id))
         group.begin_generation(now_ms)
         if not group.members:
-            # If this is lost, the generation before is loaded instead, whose members then time out.
+            # If the record is lost, the previous generation is loaded, and its members time out.
             self._outbox.append(
                 group.partition, [group_record(group.id, group.stored({}))], now_ms, then=None
             )
@@ -438,10 +438,10 @@ class Membership:
             self._respond_to_join(group, member, group.join_response(member))
             self._restart_session(group, member, now_ms)
 
-    # Members, one by one
+    # Single members
 
     def _remove(self, group: GroupMetadata, member: MemberMetadata, now_ms: int) -> None:
-        """Let a member go, and divide its partitions among the others."""
+        """Remove a member and start a rebalance."""
         self._discard(group, member)
         self._rebalance(group, now_ms)
 
@@ -459,10 +459,10 @@ class Membership:
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         self._timers.arm(_session_timer(group, member), now_ms + timeout_ms)
 
-    # Answers
+    # Responses
 
     def _park_join(self, group: GroupMetadata, member: MemberMetadata, ticket: Ticket) -> None:
-        # The client has given up on an earlier request, if there is one: it sent this instead.
+        # A client that sends this request has given up on an earlier one.
         self._respond_to_join(
             group, member, _join_refusal(member.id, ErrorCode.REBALANCE_IN_PROGRESS)
         )

@@ -1,7 +1,7 @@
 """Requests to the group coordinator and its responses, free of wire formats and their versions.
 
-Where the version of a request changes what the coordinator does, and not only how the response is
-written, the request carries it.
+A request carries its version where the version changes what the coordinator does, and not only how
+the response is encoded.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from klamm.protocol.codes import ErrorCode
 NO_GENERATION: Final = -1
 NO_OFFSET: Final = -1
 NO_LEADER_EPOCH: Final = -1
-#: What a client sends that has no member id yet.
+#: The member id of a client that has none yet.
 UNKNOWN_MEMBER: Final = ""
 
 
 class GroupProtocol(NamedTuple):
-    """A way to divide partitions that a member supports, with what it tells the leader about it."""
+    """An assignment strategy that a member supports, with the member's metadata for it."""
 
     name: str
     metadata: bytes
@@ -40,7 +40,7 @@ class JoinRequest:
 
 
 class JoinedMember(NamedTuple):
-    """What the leader is told about a member."""
+    """A member in the leader's JoinGroup response."""
 
     member_id: str
     instance_id: str | None
@@ -88,7 +88,7 @@ class HeartbeatRequest:
 
 
 class MemberIdentity(NamedTuple):
-    """Who leaves. An empty member id with an instance id means whoever holds that instance id."""
+    """A member that leaves. With an empty member id the instance id alone identifies it."""
 
     member_id: str
     instance_id: str | None = None
@@ -195,7 +195,7 @@ class GroupList:
     groups: tuple[GroupListing, ...] = ()
 
 
-#: What a request that may be parked, or that changes what is stored, is answered with.
+#: The responses of requests that may be delayed or that write records.
 Response = (
     JoinResponse
     | SyncResponse

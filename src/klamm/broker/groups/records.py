@@ -65,7 +65,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class StoredMember:
-    """A member as it outlives its coordinator."""
+    """A member in the stored record of a group."""
 
     member_id: str
     instance_id: str | None
@@ -79,7 +79,7 @@ class StoredMember:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A generation of a group as it outlives its coordinator."""
+    """A generation of a group in its stored record."""
 
     protocol_type: str
     generation: int
@@ -95,22 +95,22 @@ def is_storable(*texts: str | None) -> bool:
 
 
 def offset_record(key: OffsetKey, committed: CommittedOffset) -> GroupRecord:
-    """The record of a commit."""
+    """The record of a committed offset."""
     return GroupRecord(encode_offset_key(key), encode_offset_value(committed))
 
 
 def offset_tombstone(key: OffsetKey) -> GroupRecord:
-    """The record that takes a commit back."""
+    """The tombstone of a committed offset."""
     return GroupRecord(encode_offset_key(key), None)
 
 
 def group_record(group_id: str, group: StoredGroup) -> GroupRecord:
-    """The record of a generation."""
+    """The record of a group's generation."""
     return GroupRecord(encode_group_key(group_id), encode_group_value(group))
 
 
 def group_tombstone(group_id: str) -> GroupRecord:
-    """The record that ends a group."""
+    """The tombstone of a group."""
     return GroupRecord(encode_group_key(group_id), None)
 
 
@@ -178,7 +178,7 @@ def encode_group_value(group: StoredGroup) -> bytes:
 
 
 def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """What a record is about; None for kinds of keys that are newer than this code."""
+    """Decode the key of a record; None for a key version that is newer than this code."""
     reader = _Reader(key)
     version = reader.int16()
     if 0 <= version <= OFFSET_KEY_VERSION:
@@ -268,7 +268,7 @@ def _bytes(data: bytes) -> bytes:
 
 
 class _Reader:
-    """Takes fields off the front of a key or a value."""
+    """Decodes the fields of a key or a value one after the other."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

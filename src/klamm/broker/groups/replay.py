@@ -1,4 +1,4 @@
-"""Reading a partition of `__consumer_offsets` back into groups, one batch after the other."""
+"""The replay of a `__consumer_offsets` partition: it rebuilds groups from batches."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _COMMIT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ReplayBatch:
-    """One batch of the log, as far as a replay needs to know it."""
+    """The parts of a batch that a replay needs."""
 
     records: Sequence[tuple[bytes | None, bytes | None]]  # key and value
     producer_id: int = NO_PRODUCER
@@ -35,7 +35,7 @@ class ReplayBatch:
 
 @dataclass(slots=True)
 class ReplayedGroup:
-    """What the log says about one group."""
+    """The state of one group that a replay has found."""
 
     stored: StoredGroup | None = None  # None: no members ever, only offsets
     offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Replay:
         self._transactions: dict[int, dict[OffsetKey, _Placed]] = {}  # by producer id
 
     def read(self, batch: ReplayBatch) -> None:
-        """Take in one batch."""
+        """Apply one batch."""
         self._batches += 1
         if batch.is_control:
             self._end_transaction(batch)
@@ -75,7 +75,7 @@ class Replay:
             try:
                 self._read_record(key, value, offsets)
             except RemoteProtocolError:
-                # One record that cannot be read is no reason to lose the groups around it.
+                # One unreadable record must not lose the other groups.
                 self.ignored += 1
 
     def groups(self) -> Iterator[tuple[str, ReplayedGroup]]:

@@ -1,7 +1,7 @@
-"""Runs the group coordinator: gives it the time, writes what it wants written, reads its log.
+"""Runs the group coordinator: it performs the coordinator's effects and replays its log.
 
-The coordinator decides; here are the clock, the event loop, the partitions of `__consumer_offsets`
-and the futures that requests wait for.
+The coordinator decides. This module owns the clock, the timer, the partitions of
+`__consumer_offsets` and the futures of delayed requests.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from klamm.protocol.records import Record, build_batch, iterate_records
 
 log = logging.getLogger("klamm.broker.groups")
 
-#: How many bytes of the log are taken in between two looks at other work.
+#: How many bytes of the log are replayed before other tasks get a turn.
 _PORTION_BYTES: Final = 1 << 18
 _MINUTE_MS: Final = 60_000
 
@@ -53,7 +53,7 @@ def group_config(config: BrokerConfig) -> GroupConfig:
 
 
 class GroupService:
-    """One coordinator at work."""
+    """One group coordinator with its clock, its log and its pending requests."""
 
     def __init__(self, config: BrokerConfig, replicas: ReplicaManager, clock: Clock) -> None:
         self.coordinator = GroupCoordinator(
@@ -76,7 +76,7 @@ class GroupService:
 
     @property
     def now_ms(self) -> int:
-        """The time by the coordinator's clock."""
+        """The time of the coordinator's clock."""
         return self._clock.steady_ms()
 
     def submit(self, request: Callable[[Ticket, int], list[Effect]]) -> asyncio.Future[Any]:
@@ -84,36 +84,36 @@ class GroupService:
         ticket = next(self._tickets)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
-        # A client that goes away wants no response.
+        # The future is cancelled when the client disconnects.
         future.add_done_callback(lambda _: self._waiting.pop(ticket, None))
         self._carry_out(request(ticket, self.now_ms))
         return future
 
     def touched(self) -> None:
-        """Deadlines may have moved."""
+        """Set the timer again, because a call has moved deadlines."""
         self._arm()
 
     # Partitions
 
     def on_leading(self, name: TopicPartition, leader_epoch: int, replica: Log) -> None:
-        """This broker leads a partition; if it holds groups, they are read."""
+        """Load the groups of a partition that this broker leads now."""
         if name.topic == CONSUMER_OFFSETS and self.coordinator.begin_load(
             name.partition, leader_epoch
         ):
             self._start(self._load(name.partition, leader_epoch, replica))
 
     def on_following(self, name: TopicPartition, leader_epoch: int) -> None:
-        """Another broker leads the partition, and its groups."""
+        """Drop the groups of a partition that another broker leads now."""
         if name.topic == CONSUMER_OFFSETS:
             self._carry_out(self.coordinator.unload(name.partition, leader_epoch, self.now_ms))
 
     def on_removed(self, name: TopicPartition) -> None:
-        """The replica is gone."""
+        """Drop the groups of a partition whose replica is removed."""
         if name.topic == CONSUMER_OFFSETS:
             self._carry_out(self.coordinator.unload(name.partition, None, self.now_ms))
 
     def on_metadata(self, change: SnapshotChange) -> None:
-        """Topics may have gone, and `__consumer_offsets` may have come."""
+        """Apply the partition count of `__consumer_offsets`, and deletions of partitions."""
         if CONSUMER_OFFSETS in change.topics:
             topic = change.snapshot.topic(CONSUMER_OFFSETS)
             if topic is not None:
@@ -129,7 +129,7 @@ class GroupService:
                 if not coordinator.load(partition, epoch, portion):
                     return
         except KlammError:
-            # What was read so far is better than no coordinator at all.
+            # The groups that were read so far are better than no coordinator at all.
             log.exception("%s-%s cannot be read to its end", CONSUMER_OFFSETS, partition)
         loaded = coordinator.finish_load(partition, epoch, self.now_ms)
         if loaded is not None:
@@ -145,7 +145,7 @@ class GroupService:
     # Effects
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        """Do what the coordinator wants, in order; doing it may make it want more."""
+        """Perform effects in order; performing one may add others."""
         self._effects.extend(effects)
         if self._is_carrying_out:
             return
@@ -216,7 +216,7 @@ class GroupService:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Stop the clock; nothing is answered any more."""
+        """Cancel the timer and all tasks; pending requests stay unresolved."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -225,7 +225,7 @@ class GroupService:
 
 
 def _portions(replica: Log) -> Iterator[list[ReplayBatch]]:
-    """The batches of a log up to where it ends now, some at a time."""
+    """Yield the batches of a log up to its current end, in portions."""
     start, end = replica.start_offset, replica.end_offset
     portion: list[ReplayBatch] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Many deadlines, most of which are moved before they are reached."""
+"""The deadlines of groups, most of which are moved before they are reached."""
 
 import enum
 import heapq
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TimerKind(enum.Enum):
-    """What is due when the time has come."""
+    """What happens at a deadline."""
 
     SESSION = enum.auto()  # a member has been silent for too long
     PENDING_MEMBER = enum.auto()  # a member id was handed out and never used
@@ -17,7 +17,7 @@ class TimerKind(enum.Enum):
 
 
 class GroupTimer(NamedTuple):
-    """Names one deadline; arming it again moves it."""
+    """The name of one deadline; setting it again moves the deadline."""
 
     kind: TimerKind
     group_id: str = ""
@@ -27,9 +27,8 @@ class GroupTimer(NamedTuple):
 class GroupTimers:
     """Deadlines by name.
 
-    A heartbeat moves a deadline further away every few seconds, so the heap is left alone when
-    that happens: its entry comes up early, is found to be out of date, and goes back with the
-    deadline that holds by then.
+    Heartbeats move deadlines every few seconds. The heap is not changed for that: an outdated entry
+    is found when its time comes, and goes back into the heap with the current deadline.
     """
 
     def __init__(self) -> None:
@@ -39,14 +38,14 @@ class GroupTimers:
         self._sequence = 0  # timers due at the same time fire in the order of arming
 
     def arm(self, timer: GroupTimer, at_ms: int) -> None:
-        """Let `timer` be due at `at_ms`, and at no other time."""
+        """Set or move the deadline of `timer` to `at_ms`."""
         self._deadline_ms[timer] = at_ms
         queued_ms = self._queued_ms.get(timer)
         if queued_ms is None or at_ms < queued_ms:
             self._queue(timer, at_ms)
 
     def cancel(self, timer: GroupTimer) -> None:
-        """Forget `timer`, if it was armed."""
+        """Remove the deadline of `timer` if it has one."""
         self._deadline_ms.pop(timer, None)
 
     def is_armed(self, timer: GroupTimer) -> bool:
@@ -67,7 +66,7 @@ class GroupTimers:
         return None
 
     def due(self, now_ms: int) -> Iterator[GroupTimer]:
-        """Disarm and give out what is due, one by one: acting on one may move or end the others."""
+        """Yield the timers that are due, one by one, because acting on one may move others."""
         while (at_ms := self.next_deadline_ms()) is not None and at_ms <= now_ms:
             _, _, timer = heapq.heappop(self._heap)
             del self._queued_ms[timer], self._deadline_ms[timer]

@@ -1,1 +1,1 @@
-"""The broker's requests, a module for each family: messages in, messages out."""
+"""Handlers of the broker's APIs: each takes a decoded request and returns a response."""

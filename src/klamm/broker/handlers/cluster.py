@@ -41,20 +41,20 @@ _NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINTS: Final = 1
-#: With more than this, a response about all partitions is not put together on the event loop.
+#: A response about more partitions than this is encoded in another thread.
 _MANY_PARTITIONS: Final = 10_000
 
 
 class AutoCreate(Protocol):
-    """Creates a topic because a client asked for it (META-6)."""
+    """Creates a topic that a Metadata request names (META-6)."""
 
     def __call__(self, topic: str) -> Awaitable[ErrorCode]:
-        """The error that the client gets for the topic this time."""
+        """Create the topic; return the error for this response."""
         ...
 
 
 class ClusterHandlers:
-    """Answers from the metadata cache; knows nothing that the controller has not told."""
+    """Serves ApiVersions, Metadata and DescribeCluster from the metadata cache."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ClusterHandlers:
         self._auto_create = auto_create
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {
             ApiKey.API_VERSIONS: self._api_versions,
             ApiKey.METADATA: self._describe_topics,
@@ -80,7 +80,7 @@ class ClusterHandlers:
 
     def _api_versions(self, call: Call) -> Body:
         if call.body is None:
-            # From the future: the response is in version 0 and names the one API (API-5).
+            # The request's version is unknown: the response has version 0 and one API (API-5).
             return {
                 "error_code": ErrorCode.UNSUPPORTED_VERSION,
                 "api_keys": [_version_range(ApiKey.API_VERSIONS)],
@@ -140,7 +140,7 @@ class ClusterHandlers:
         )
         listener, cluster_id = call.connection.listener, self._identity.cluster_id
         frame = encode_all_topics(call.header, snapshot, listener, cluster_id, operations)
-        # Counted as one: nobody asked about a topic in particular.
+        # Counted as one error code, because the request names no topic.
         return EncodedResponse([frame], [ErrorCode.NONE])
 
     def _describe_allowed(self, call: Call, snapshot: ClusterSnapshot, access: Access) -> Body:
@@ -154,7 +154,7 @@ class ClusterHandlers:
         return self._metadata_body(call, snapshot, topics)
 
     async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
-        """A snapshot does not change, so that another thread can take its time over it."""
+        """Encode in another thread, which is safe because a snapshot does not change."""
         return await asyncio.to_thread(self._encode_all, call, snapshot)
 
     async def _metadata_after_creation(
@@ -283,7 +283,7 @@ def _version_range(key: int) -> Body:
 
 
 def _partition(call: Call, snapshot: ClusterSnapshot, partition: PartitionMetadata) -> Body:
-    """One partition; a leader that cannot be reached is not named (META-4)."""
+    """One partition of the response; a leader that clients cannot reach is left out (META-4)."""
     error, leader = ErrorCode.NONE, partition.leader
     if not snapshot.is_alive(leader):
         error, leader = ErrorCode.LEADER_NOT_AVAILABLE, -1
@@ -313,7 +313,7 @@ def _unknown_topic(name: str | None, code: ErrorCode, topic_id: uuid.UUID | None
     }
 
 
-#: A cluster without a controller has to be told about too, after a while.
+#: After this time requests are served even if there is no controller.
 _PATIENCE_S: Final = 25.0
 
 
@@ -347,7 +347,7 @@ class FirstMetadata:
             self._checking = None
 
     def hold(self, handler: Handler) -> Handler:
-        """The same handler, which waits for the first metadata."""
+        """Return a handler that delays requests until the first metadata has arrived."""
 
         def handle(call: Call) -> Result | Awaitable[Result]:
             return handler(call) if self._has_arrived.is_set() else self._later(handler, call)

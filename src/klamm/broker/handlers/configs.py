@@ -51,7 +51,7 @@ _LEVEL_NAMES: Final = {level: name for name, level in _LEVELS.items()}
 
 
 class _Refused(Exception):
-    """A resource gets this error, and nothing happens to it."""
+    """The error for one resource of the request, which is left unchanged."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -60,14 +60,17 @@ class _Refused(Exception):
 
 
 class _Resource(NamedTuple):
-    """What a request is about."""
+    """The resource that a part of a request describes or changes."""
 
     type: int
     name: str
 
 
 class ConfigHandlers:
-    """Describes and changes settings; a change goes to ZooKeeper, and comes back from there."""
+    """Describes and changes settings.
+
+    A change is written to ZooKeeper and takes effect from there.
+    """
 
     def __init__(
         self,
@@ -81,11 +84,11 @@ class ConfigHandlers:
         self._config = config
         self._metadata = metadata
         self._store = store
-        # Settings are read, changed and written: one at a time, at least on this broker.
+        # A change reads, modifies and writes settings, so changes on this broker take turns.
         self._turn = asyncio.Lock()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {
             ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
             ApiKey.ALTER_CONFIGS: self._alter_configs,

@@ -23,7 +23,7 @@ from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetada
 
 log = logging.getLogger("klamm.broker.control")
 
-#: How long the event loop may be kept from everybody else.
+#: The longest time to hold the event loop before other tasks get a turn.
 _SLICE_S: Final = 0.01
 #: More partitions than this are merged into the metadata in another thread.
 _MANY_PARTITIONS: Final = 2000
@@ -49,13 +49,13 @@ class Replicas(Protocol):
 
 
 class MetadataListener(Protocol):
-    """Whoever wants to hear of new metadata."""
+    """Is told of every change of the metadata."""
 
     def on_metadata(self, change: SnapshotChange) -> None: ...
 
 
 class ControlHandlers:
-    """Carries the controller's requests out, one at a time and in the order of their arrival."""
+    """Applies the controller's requests one at a time, in the order of their arrival."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class ControlHandlers:
         self._has_epoch = asyncio.Event()
 
     def registered(self) -> None:
-        """This broker has an epoch: from now on it can be told whom a request is meant for."""
+        """Let requests in: this broker has an epoch to compare with theirs."""
         self._has_epoch.set()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {
             ApiKey.LEADER_AND_ISR: self._leader_and_isr,
             ApiKey.STOP_REPLICA: self._stop_replica,
@@ -91,11 +91,11 @@ class ControlHandlers:
         }
 
     async def _admit(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
-        """Whether a request is current; it waits until this broker is registered.
+        """Wait until this broker is registered; return the error of an outdated request.
 
-        Before that it may be meant for who had this id until now, by a controller that has not
-        noticed yet. To refuse it would be wrong too: the controller can learn of a registration
-        before the broker does, and would not say again what was refused.
+        An earlier request may be meant for the previous incarnation of this broker, by a controller
+        that has not noticed its end. It cannot be refused at once either: the controller may know
+        of the new registration before the broker does, and would not send the request again.
         """
         await self._has_epoch.wait()
         return self._identity.admit_controller(controller_epoch, broker_epoch)
@@ -182,7 +182,7 @@ class ControlHandlers:
 
 
 def _refused(request: LeaderAndIsrRequest, error: ErrorCode) -> Body:
-    """A refusal stands at the top and on every partition (CTRL-5)."""
+    """A response with the error at the top level and on every partition (CTRL-5)."""
     return {
         "error_code": error,
         "topics": [

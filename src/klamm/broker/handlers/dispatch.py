@@ -1,4 +1,4 @@
-"""From frames to handlers and back: the one place where a request meets the code that serves it."""
+"""The dispatcher: it decodes request frames, calls their handlers and encodes the responses."""
 
 import asyncio
 import inspect
@@ -19,22 +19,23 @@ from klamm.protocol.codes import ErrorCode
 
 log = logging.getLogger("klamm.broker.requests")
 
-#: Requests of the controller that name all partitions there are, and what is large for them.
+#: The controller's requests that may name every partition, and the size from which on they are
+#: decoded in another thread.
 _MAY_BE_HUGE: Final = frozenset({ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA})
 _LARGE_BYTES: Final = 64 * 1024
-#: So many errors of a response are counted when there is time for it.
+#: Up to this many error codes of a response are counted lazily.
 _FEW: Final = 32
 
 
 class Call(NamedTuple):
-    """One request: what it says, where it came from, and its bytes for those who relay it."""
+    """A request: its header, body and frame, its connection, and when it arrived."""
 
     connection: ServerConnection
     header: RequestHeader
     body: Any
     frame: memoryview
     meter: RequestMeter
-    #: When all of it had been read from the socket, and when it had been decoded.
+    #: When the frame had been read from the socket, and when it had been decoded.
     arrived: int
     begun: int
     #: What the client may do; None without an authorizer, when it may do everything.
@@ -42,13 +43,13 @@ class Call(NamedTuple):
 
 
 class EncodedResponse(NamedTuple):
-    """A response that is encoded already, and the error codes in it as far as they are known."""
+    """A response that the handler has encoded, with the error codes in it that it knows of."""
 
     parts: Parts
     errors: Sequence[int] = ()
 
 
-#: Stands for "send nothing": a produce request without acknowledgement.
+#: Nothing is sent: the result of a produce request with acks=0.
 NO_RESPONSE: Final = EncodedResponse(None)
 
 Body: TypeAlias = Mapping[str, Any]
@@ -57,7 +58,7 @@ Handler: TypeAlias = Callable[[Call], Result | Awaitable[Result]]
 
 
 class Dispatcher:
-    """Decodes requests, calls handlers, encodes what they return, and measures all of it."""
+    """Decodes requests, calls handlers, encodes their results, and measures each step."""
 
     def __init__(self, handlers: Mapping[ApiKey, Handler], meters: RequestMeters) -> None:
         self._handlers = {
@@ -70,7 +71,7 @@ class Dispatcher:
     def __call__(
         self, connection: ServerConnection, frame: memoryview
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
-        """Serve one request; RemoteProtocolError for what cannot be read, which closes."""
+        """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
         if len(frame) > _LARGE_BYTES and frame[1] in _MAY_BE_HUGE and not frame[0]:
             return self._serve_large(connection, frame, arrived)
@@ -79,7 +80,7 @@ class Dispatcher:
     async def _serve_large(
         self, connection: ServerConnection, frame: memoryview, arrived: int
     ) -> MeasuredResponse:
-        """What says something about every partition is not read on the event loop."""
+        """Decode a request that may name every partition in another thread, then serve it."""
         request = await asyncio.to_thread(decode_request, frame)
         response = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
         return await response if inspect.isawaitable(response) else response
@@ -131,7 +132,7 @@ def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
     else:
         parts, codes = [encode_response(header, result)], list(error_codes(result))
     if len(codes) > _FEW:
-        # They would be kept for a while with all that is noted.
+        # Lazily counted codes stay in memory until they are counted.
         meter.count_errors(codes)
         codes = ()
     answered = perf_counter_ns()
@@ -139,13 +140,13 @@ def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
 
 
 def _note_closed(call: Call, handled: int) -> None:
-    """The end of the connection is the response."""
+    """Measure a request whose connection is closed in place of a response."""
     _, meter, unsent = _respond(call, NO_RESPONSE, handled)
     meter.note(unsent)
 
 
 def _failed(call: Call, handled: int) -> MeasuredResponse:
-    """A response of the request's own kind that says we failed (FRM-7)."""
+    """A response of the request's own API with UNKNOWN_SERVER_ERROR (FRM-7)."""
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)
     try:
@@ -153,5 +154,5 @@ def _failed(call: Call, handled: int) -> MeasuredResponse:
         if body is not None:
             return _respond(call, body, handled)
     except Exception:
-        log.exception("%s cannot even be told so", call.connection.peer)
+        log.exception("the error response for %s cannot be encoded", call.connection.peer)
     raise CloseConnection(f"{name} failed without a response")

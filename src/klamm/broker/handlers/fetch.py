@@ -45,7 +45,7 @@ _RACK_AWARE_SELECTORS: Final = ("org.apache.kafka.common.replica.RackAwareReplic
 
 
 class FetchHandlers:
-    """Opens a session, reads, and waits if there is too little to read."""
+    """Opens the session of a fetch, reads, and delays the response if there is too little."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class FetchHandlers:
         self._clock = clock
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {ApiKey.FETCH: self._fetch}
 
     def _fetch(self, call: Call) -> Result | Awaitable[Result]:
@@ -172,7 +172,7 @@ def _may_read(access: Access, replica_id: int) -> Callable[[str], bool]:
 
 
 def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
-    # All placeholders are slices of logs, which can be sent from where they lie.
+    # All placeholders are slices of log files, which the kernel sends without a copy.
     parts = cast(list[Part], encode_fetch_response(call.header, response))
     codes = [entry.error_code for topic in response.topics for entry in topic.partitions]
     return EncodedResponse(parts, [response.error_code, *codes])
@@ -181,7 +181,7 @@ def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
 def session_request(
     request: FetchRequest, version: int, snapshot: ClusterSnapshot
 ) -> SessionRequest:
-    """What a request says about partitions, with names for the ids that are known."""
+    """The request's partitions and session, with the names of topic ids that are known."""
     partitions = []
     for topic in request.topics:
         name, topic_id = topic.name, topic.topic_id
@@ -216,7 +216,7 @@ def session_request(
 
 
 def response_topics(shown: Fetched) -> list[FetchTopicResponse]:
-    """Entries by topic, in the order in which topics first appear."""
+    """Group the entries by topic, in the order in which topics first appear."""
     topics: dict[tuple[str | None, uuid.UUID | None], list[FetchPartitionResponse]] = {}
     for requested, entry in shown:
         name = requested.name.topic if requested.name is not None else None
@@ -229,6 +229,6 @@ def response_topics(shown: Fetched) -> list[FetchTopicResponse]:
 def node_endpoints(
     snapshot: ClusterSnapshot, brokers: Iterable[int], listener: str
 ) -> list[NodeEndpoint]:
-    """Where to find the leaders that were hinted at."""
+    """The endpoints of the leaders that a response names as hints."""
     nodes = (snapshot.node(broker, listener) for broker in brokers)
     return [NodeEndpoint(*node) for node in nodes if node is not None]

@@ -1,4 +1,4 @@
-"""Groups and their offsets, for clients (section 8)."""
+"""Handlers of the group and offset APIs, and of FindCoordinator (section 8)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +37,7 @@ class FindCoordinatorHandlers:
         self._creation = creation
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {ApiKey.FIND_COORDINATOR: self._find_coordinator}
 
     async def _find_coordinator(self, call: Call) -> Body:
@@ -61,14 +61,14 @@ class FindCoordinatorHandlers:
 
 
 class GroupHandlers:
-    """Hands requests to the coordinator and its responses back."""
+    """Translates group requests for the coordinator, and its results into responses."""
 
     def __init__(self, service: GroupService, metadata: MetadataCache) -> None:
         self._service = service
         self._metadata = metadata
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {
             ApiKey.JOIN_GROUP: self._join,
             ApiKey.SYNC_GROUP: self._sync,

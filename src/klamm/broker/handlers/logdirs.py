@@ -10,13 +10,13 @@ from klamm.protocol.codes import ErrorCode
 
 
 class LogDirHandlers:
-    """Says what lies where."""
+    """Describes the log directories and the replicas in them."""
 
     def __init__(self, logs: LogManager) -> None:
         self._logs = logs
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs}
 
     async def _describe_log_dirs(self, call: Call) -> Body:

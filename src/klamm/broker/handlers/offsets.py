@@ -1,5 +1,4 @@
-"""Where a partition begins, ends and what lies where: ListOffsets, OffsetForLeaderEpoch and
-DeleteRecords (sections 6.3, 6.10 and 11.4)."""
+"""Handlers of ListOffsets, OffsetForLeaderEpoch and DeleteRecords (sections 6.3, 6.10, 11.4)."""
 
 import asyncio
 from collections import Counter
@@ -37,7 +36,7 @@ _NOTHING: Final = TimestampedOffset(-1, -1, -1)
 
 
 class _OffsetReader(NamedTuple):
-    """Who asks for offsets, and how."""
+    """Who sends a ListOffsets request: its version, replica id and isolation level."""
 
     version: int
     replica_id: int
@@ -49,13 +48,13 @@ class _OffsetReader(NamedTuple):
 
 
 class OffsetHandlers:
-    """Answers about offsets."""
+    """Looks up offsets of partitions, and deletes records before an offset."""
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._offset_for_leader_epoch,
@@ -108,7 +107,7 @@ class OffsetHandlers:
             return _no_offset(name.partition, ErrorCode.KAFKA_STORAGE_ERROR)
         is_open_ended = timestamp == LATEST or found.offset < 0
         if reader.is_consumer and is_open_ended and partition.is_lagging_behind_predecessor():
-            # What follows may have been seen by consumers of the previous leader (HW-6).
+            # Consumers of the previous leader may have seen later offsets (HW-6).
             is_known = reader.version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
             return _no_offset(
                 name.partition,
@@ -197,7 +196,7 @@ class OffsetHandlers:
 async def _look_up(
     partition: Partition, reader: _OffsetReader, timestamp: int
 ) -> TimestampedOffset:
-    """The offset that `timestamp` stands for (LIST-1..3); -1 and -1 if there is none."""
+    """The offset and timestamp for a requested timestamp (LIST-1..3); -1 and -1 if none."""
     replica = partition.log
     assert isinstance(replica, Log), "a partition that can be read has a log on disk"
     if not reader.is_consumer:

@@ -1,4 +1,4 @@
-"""Produce (section 6.7)."""
+"""The handler of Produce (section 6.7)."""
 
 import asyncio
 import inspect
@@ -42,7 +42,7 @@ _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
 _ADMIN_CLIENT: Final = "__admin_client"
 _FIRST_WITH_LEADER_HINTS: Final = 10
-#: Where the attributes of a batch end, and what their last byte says about transactions.
+#: Where the attributes of a batch end, and the transactional bit in their last byte.
 _ATTRIBUTES_END: Final = 23
 _TRANSACTIONAL_BIT: Final = 0x10
 
@@ -68,7 +68,7 @@ class ProduceHandlers:
         self._validating = asyncio.Lock()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers by API key."""
         return {ApiKey.PRODUCE: self._produce}
 
     def _produce(self, call: Call) -> Result | Awaitable[Result]:
@@ -191,7 +191,7 @@ class ProduceHandlers:
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name.topic}"
             )
         if is_transactional(sound.data if isinstance(sound, Batch) else sound):
-            # There is no coordinator that could end the transaction.
+            # There is no coordinator to end the transaction.
             raise AppendError(ErrorCode.INVALID_TXN_STATE)
         result = self._replicas.append(name, sound, acks_all=acks == ACKS_ALL)
         if acks == ACKS_ALL:
@@ -239,7 +239,7 @@ class ProduceHandlers:
 
     @staticmethod
     def _check_unacknowledged(topics: list[ProduceTopicResponse]) -> None:
-        """A client that wants no response is told of a failure by the end of its connection."""
+        """Close the connection of a request with acks=0 that has failed: it gets no response."""
         for topic in topics:
             for entry in topic.partitions:
                 if entry.error_code:
@@ -279,16 +279,16 @@ def _may_write(call: Call, topic: str) -> bool:
 
 
 def is_transactional(records: memoryview) -> bool:
-    """Whether a batch, known to be whole, says that it is part of a transaction."""
+    """Whether a batch, which must be complete, belongs to a transaction."""
     return bool(records[_ATTRIBUTES_END - 1] & _TRANSACTIONAL_BIT)
 
 
 def _with_errors(
     topics: list[ProduceTopicResponse], errors: Mapping[TopicPartition, ErrorCode]
 ) -> list[ProduceTopicResponse]:
-    """The response once it is known what was committed (PROD-7, PROD-8).
+    """The response with the errors of the delayed produce (PROD-7, PROD-8).
 
-    Offsets stay beside an error, as with Kafka: the records have them, and may yet be committed.
+    As in Kafka, offsets stay beside an error: the records are appended and may yet be committed.
     """
     if not any(errors.values()):
         return topics

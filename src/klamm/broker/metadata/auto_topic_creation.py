@@ -21,7 +21,7 @@ class AutoTopicCreation:
         self._under_way: set[str] = set()
 
     async def create(self, topic: str) -> ErrorCode:
-        """Create a topic; the error that a client who wants its metadata gets this time."""
+        """Create a topic; return the error for the response to the client's current request."""
         if topic in self._under_way:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         self._under_way.add(topic)

@@ -1,9 +1,9 @@
-"""What this broker knows of the whole cluster: brokers, topics and who leads what.
+"""The metadata cache: the brokers, topics and leaders of the cluster as the controller sends them.
 
-All of it comes from the controller's UpdateMetadata requests; a topic that is not in here is
-unknown, whatever the disk or ZooKeeper may say. A snapshot never changes. An update makes the next
-one, which may happen in another thread and shares with the old one all that the update does not
-name, and then takes its place in one step.
+The cache is filled by UpdateMetadata requests only. A topic that is not in it is unknown to
+clients, even if it is on disk or in ZooKeeper. A snapshot never changes. An update makes the next
+snapshot, possibly in another thread, shares with the old one what the update does not name, and
+replaces the old one in one step.
 """
 
 import uuid
@@ -26,7 +26,7 @@ from klamm.protocol.fast.metadata_records import (
 _LEADER_DURING_DELETE: Final = (-2).to_bytes(4, "big", signed=True)
 NO_CONTROLLER: Final = -1
 
-#: An update copies the shards that it touches, so this many divide its cost.
+#: Topics are divided into this many dictionaries; an update copies only those that it changes.
 _SHARDS: Final = 256
 
 K = TypeVar("K")
@@ -39,7 +39,7 @@ class BrokerEndpoint(NamedTuple):
 
 
 class LiveBroker(NamedTuple):
-    """A broker that the controller holds for alive, and how it is reached on each listener."""
+    """A broker that the controller considers alive, with its endpoint on each listener."""
 
     id: int
     endpoints: Mapping[str, BrokerEndpoint]
@@ -47,7 +47,7 @@ class LiveBroker(NamedTuple):
 
 
 class BrokerNode(NamedTuple):
-    """A broker as clients of one listener see it."""
+    """A broker with its address on one listener."""
 
     id: int
     host: str
@@ -56,7 +56,7 @@ class BrokerNode(NamedTuple):
 
 
 class MetadataUpdate(NamedTuple):
-    """An UpdateMetadata request."""
+    """The contents of an UpdateMetadata request."""
 
     controller_id: int
     brokers: Iterable[LiveBroker]
@@ -64,7 +64,7 @@ class MetadataUpdate(NamedTuple):
 
 
 class TopicMetadata:
-    """One topic. Its partitions are kept packed and unpacked for whoever asks."""
+    """One topic. Its partitions are stored packed and unpacked on access."""
 
     __slots__ = ("id_bytes", "name", "records")
 
@@ -102,7 +102,7 @@ class TopicMetadata:
 
 
 class SnapshotChange(NamedTuple):
-    """The snapshot after an update, and what the update was about."""
+    """The snapshot after an update, the topics in the update, and the deleted partitions."""
 
     snapshot: "ClusterSnapshot"
     topics: frozenset[str]
@@ -160,7 +160,7 @@ class ClusterSnapshot:
         return broker in self.brokers
 
     def node(self, broker: int, listener: str) -> BrokerNode | None:
-        """How to reach a broker on a listener; None if it is not alive or has no such listener."""
+        """A broker's address on a listener; None if it is not alive or has no such listener."""
         live = self.brokers.get(broker)
         endpoint = live.endpoints.get(listener) if live else None
         return (
@@ -175,7 +175,7 @@ class ClusterSnapshot:
         return [node for node in nodes if node]
 
     def controller(self, listener: str) -> BrokerNode | None:
-        """How to reach the controller, as far as it is known to be alive."""
+        """The controller's address on a listener; None if no live controller is known."""
         return self.node(self.controller_id, listener)
 
     def racks(self, listener: str) -> dict[int, str | None]:
@@ -185,7 +185,7 @@ class ClusterSnapshot:
     # Updates
 
     def after(self, update: MetadataUpdate) -> SnapshotChange:
-        """The cluster after an update. Costs what the update names, not what the cluster has."""
+        """The snapshot after an update. The cost depends on the size of the update alone."""
         topics, names = _Shards(self._topics), _Shards(self._names)
         topic_count, partition_count = self.topic_count, self.partition_count
         touched: set[str] = set()
@@ -241,7 +241,7 @@ class _Shards(Generic[K, V]):
 def _merge(
     records: tuple[bytes, ...], news: Sequence[bytes]
 ) -> tuple[tuple[bytes, ...], list[int]]:
-    """The records of a topic with news about some partitions, and the partitions that are gone."""
+    """Merge an update into the records of a topic; return them and the deleted partitions."""
     merged = list(records)
     gone: list[int] = []
     for record in news:
@@ -263,7 +263,7 @@ def _merge(
 
 
 class MetadataCache:
-    """Holds the current snapshot. Whoever needs a consistent view takes it once and keeps it."""
+    """Holds the current snapshot. A caller that needs a consistent view reads it once."""
 
     def __init__(self) -> None:
         self.snapshot = ClusterSnapshot()
@@ -272,5 +272,5 @@ class MetadataCache:
         return broker in self.snapshot.brokers
 
     def install(self, change: SnapshotChange) -> None:
-        """Let an update take effect. Updates are prepared and installed one at a time."""
+        """Make the snapshot of an update the current one. Updates are applied one at a time."""
         self.snapshot = change.snapshot

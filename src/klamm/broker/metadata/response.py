@@ -1,8 +1,8 @@
-"""Metadata responses about all topics, put together from the records of the metadata cache.
+"""Metadata responses about all topics, encoded from the packed records of the metadata cache.
 
-A client that asks for everything gets every partition of the cluster. Nearly all of them are sent
-as the bytes that they are kept as, or cut from those for versions before 9, so that a hundred
-thousand partitions do not keep a broker from its other clients.
+Such a response has every partition of the cluster. Nearly all are sent as the bytes in the cache,
+or as parts of them for versions before 9, so that a hundred thousand partitions do not block other
+clients.
 """
 
 import struct
@@ -34,7 +34,7 @@ _pack_error: Final = struct.Struct(">h").pack
 
 
 class Operations(NamedTuple):
-    """What the client may do, in the bits of Kafka's authorized operations."""
+    """The authorized operations of the client, as Kafka's bit fields."""
 
     topic: int
     cluster: int
@@ -47,7 +47,7 @@ def encode_all_topics(
     cluster_id: str,
     operations: Operations,
 ) -> bytes:
-    """The whole frame of a response that names every topic (META-1..4)."""
+    """The frame of a Metadata response about every topic (META-1..4)."""
     version = header.api_version
     is_flexible = version >= _FIRST_FLEXIBLE
     nodes = snapshot.nodes(listener)
@@ -72,7 +72,7 @@ def encode_all_topics(
 
 
 class _Leaders:
-    """Which leaders may be named to the client, and what to say instead of the others."""
+    """The leaders that the client can reach, and the errors for partitions of other leaders."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, nodes: Iterable[BrokerNode], version: int
@@ -82,7 +82,7 @@ class _Leaders:
         self._knows_listeners = version >= _FIRST_WITH_LISTENER_ERRORS
 
     def shown(self, records: Iterable[bytes]) -> list[bytes]:
-        """The records of a topic as this client gets to see them."""
+        """The records of a topic, with an error in place of a leader that cannot be reached."""
         reachable = self._reachable
         return [
             record if record[LEADER] in reachable else self._leaderless(record)
@@ -127,7 +127,7 @@ def _encode_topic(
 
 
 def _before_flexible(record: bytes, version: int) -> bytes:
-    """A record as versions before 9 have it: with long lengths, and without newer fields."""
+    """A record in the form of versions before 9: four-byte lengths, and no newer fields."""
     head = record[:14] if version >= _FIRST_WITH_LEADER_EPOCH else record[:10]
     arrays = 3 if version >= _FIRST_WITH_OFFLINE_REPLICAS else 2
     at = 14

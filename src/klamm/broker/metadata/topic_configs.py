@@ -1,7 +1,7 @@
-"""The settings in force for each topic that has a replica here.
+"""The effective settings of each topic that has a replica on this broker.
 
-They come from ZooKeeper: read when the first replica of a topic arrives, and again whenever a
-notification says that they changed.
+Overrides are read from ZooKeeper when a topic gets its first replica here, and again when a
+notification says that they have changed.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _FIELDS: Final = tuple(field.name for field in fields(LogConfig))
 
 
 def log_config(overrides: dict[str, str], config: BrokerConfig) -> LogConfig:
-    """What a topic's own settings and the broker's come to, for a log."""
+    """The effective settings of a log: the topic's overrides, or else the broker's settings."""
     effective = TopicConfig.effective(overrides, config)
     values = {name: getattr(effective, name) for name in _FIELDS}
     values["cleanup_policy"] = frozenset(effective.cleanup_policy)
@@ -32,7 +32,7 @@ def log_config(overrides: dict[str, str], config: BrokerConfig) -> LogConfig:
 
 
 class TopicConfigs:
-    """Overrides by topic, and what they come to."""
+    """The overrides of each topic, and its effective settings."""
 
     def __init__(self, config: BrokerConfig, store: Store) -> None:
         self._config = config
@@ -49,23 +49,23 @@ class TopicConfigs:
         return self._configs.get(topic, self._default)
 
     def overrides(self, topic: str) -> dict[str, str]:
-        """What the topic itself sets."""
+        """The overrides of the topic."""
         return self._overrides.get(topic, {})
 
     async def learn(self, topics: Iterable[str]) -> None:
-        """Read the settings of topics that are new here."""
+        """Read the settings of topics that have no replica here yet."""
         reading: dict[str, dict[str, str]] = {
             name: {} for name in topics if name not in self._overrides
         }
         if not reading:
             return
-        # From now on a notification is for us; what it brings is newer than what is read here.
+        # From here on notifications are applied; they are newer than what is read below.
         self._overrides.update(reading)
         while True:
             try:
                 await self._read(reading)
             except SessionLostError:
-                # Without its settings a log could lose what it is to keep.
+                # Without its settings a log might delete records that it has to keep.
                 await asyncio.sleep(_RETRY_PAUSE_S)
             else:
                 return
@@ -80,19 +80,19 @@ class TopicConfigs:
                     self._take(name, _decode(path, data))
 
     def change(self, topic: str, overrides: dict[str, str]) -> LogConfig | None:
-        """Take in new settings; what they come to, None if the topic has no replica here."""
+        """Apply new overrides; return the effective settings, None if no replica is here."""
         if topic not in self._overrides:
             return None
         self._take(topic, overrides)
         return self.of(topic)
 
     def forget(self, topic: str) -> None:
-        """The last replica of a topic is gone."""
+        """Forget a topic whose last replica is gone."""
         self._overrides.pop(topic, None)
         self._configs.pop(topic, None)
 
     def use(self, config: BrokerConfig) -> Iterator[tuple[str, LogConfig]]:
-        """Let another configuration of the broker stand behind the topics'; each topic anew."""
+        """Apply a changed configuration of the broker; yield each topic's effective settings."""
         self._config = config
         self._default = log_config({}, config)
         for topic, overrides in list(self._overrides.items()):

@@ -1,4 +1,4 @@
-"""Asks the controller for changes of ISRs, one request after the other (BISR-6, BISR-7)."""
+"""The AlterPartition manager: it sends ISR proposals to the controller (BISR-6, BISR-7)."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ from klamm.protocol.codes import ErrorCode
 
 log = logging.getLogger("klamm.broker.replication.isr")
 
-#: With topic ids, and for topics that have none.
+#: The versions with topic ids, and with names for topics that have no id.
 _VERSION_BY_ID: Final = 3
 _VERSION_BY_NAME: Final = 1
-#: In ZooKeeper mode members of an ISR are not told apart by their incarnations.
+#: In ZooKeeper mode the members of an ISR have no broker epochs.
 _NO_EPOCH: Final = -1
 
 OnResult = Callable[[AlterPartitionItem, AlterPartitionResult], None]
 
 
 class AlterPartitionManager:
-    """Sends what is in the line until the controller has answered it."""
+    """Sends one AlterPartition request at a time, until each proposal has its result."""
 
     def __init__(
         self, identity: BrokerIdentity, controller_channel: BrokerToControllerChannel, clock: Clock
@@ -47,16 +47,16 @@ class AlterPartitionManager:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_result: OnResult) -> None:
-        """Begin; `on_result` hears what becomes of each proposal."""
+        """Start sending; `on_result` is called with each proposal and its result."""
         self._task = asyncio.create_task(self._send_all(on_result), name="ISR changes")
 
     def submit(self, proposal: AlterPartitionItem) -> None:
-        """Put a proposal into the line."""
+        """Queue a proposal."""
         self._line.submit(proposal)
         self._wanted.set()
 
     def submit_later(self, proposal: AlterPartitionItem, is_wanted: Callable[[], bool]) -> None:
-        """Put a proposal into the line again after a pause, if it still stands then."""
+        """Queue a proposal again after a pause, if `is_wanted` is true then."""
 
         def submit() -> None:
             if is_wanted():
@@ -65,11 +65,11 @@ class AlterPartitionManager:
         asyncio.get_running_loop().call_later(RETRY_BACKOFF_MS / 1000, submit)
 
     def on_metadata(self) -> None:
-        """There may be a controller now, or another one."""
+        """Try again: the metadata may name a controller now, or another one."""
         self._wanted.set()
 
     def withdraw(self, name: TopicPartition) -> None:
-        """Forget what was proposed for a partition."""
+        """Drop the proposal of a partition."""
         self._line.withdraw(name)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class AlterPartitionManager:
     async def _send(
         self, batch: AlterPartitionBatch
     ) -> dict[TopicPartition, AlterPartitionResult] | ErrorCode:
-        """The responses by partition, or the error that refuses all."""
+        """Send one request; return the results by partition, or the top-level error."""
         by_id = all(proposal.topic_id is not None for proposal in batch.proposals)
         version = _VERSION_BY_ID if by_id else _VERSION_BY_NAME
         response = await self._controller_channel.send_once(

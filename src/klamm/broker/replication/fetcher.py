@@ -1,9 +1,9 @@
-"""The follower's loop: fetch from one leader, append, and truncate where the logs have parted.
+"""The replica fetcher as a state machine: what to fetch from one leader, append and truncate.
 
-A `ReplicaFetcher` says what to ask next and takes in the responses; sending is up to its owner, as
-are truncations, since they may wait for the disk. Appending and moving the high watermark touch
-the page cache only and happen here. For every partition the log itself says where to fetch from:
-what a new leader holds differently shows in the response to the very first fetch.
+`ReplicaFetcher` decides on the next request and applies responses. Its owner sends the requests and
+truncates logs, because that may wait for the disk; appends and high watermarks touch the page cache
+only and are applied here. A partition is fetched from its log's end. The response to the first
+fetch tells where the log diverges from a new leader's.
 """
 
 import enum
@@ -29,17 +29,17 @@ from klamm.protocol.fast.fetch import FetchPartitionResponse, FetchResponse
 
 
 def fetcher_index(name: TopicPartition, fetchers: int) -> int:
-    """Which of the loops to a leader takes a partition."""
+    """The index of the fetcher that takes a partition, among those of one leader."""
     return (31 * crc32(name.topic.encode()) + name.partition) % fetchers
 
 
 class Truncation(NamedTuple):
-    """A log has to be cut before its partition is fetched again."""
+    """A truncation that a log needs before its partition is fetched again."""
 
     name: TopicPartition
     leader_epoch: int
     offset: int
-    #: Nothing of the log is left, and it starts anew at `offset`.
+    #: The whole log is deleted and starts again at `offset`.
     is_total: bool = False
 
     def carry_out(self, log: ReplicaLog, now_ms: int) -> None:
@@ -50,7 +50,7 @@ class Truncation(NamedTuple):
 
 
 class ListOffsetsQuery(NamedTuple):
-    """A ListOffsets for the partitions whose fetch offset the leader does not have."""
+    """A ListOffsets request for partitions whose fetch offset is out of the leader's range."""
 
     timestamp: int
     leader_epochs: Mapping[TopicPartition, int]
@@ -63,12 +63,12 @@ class ListOffsetsResult(NamedTuple):
 
 @dataclass(slots=True)
 class FetchEffects:
-    """What a response brought about, and what is left to do for the owner of the fetcher."""
+    """What a response has changed, and what the owner of the fetcher has to do."""
 
-    #: Consumers may be waiting for these here.
+    #: Fetches of consumers may wait for these.
     high_watermark_moved: list[TopicPartition] = field(default_factory=list)
     truncations: list[Truncation] = field(default_factory=list)
-    #: These are fetched no more: another leader is to come, or their disk is gone.
+    #: These are no longer fetched: their leader epoch is fenced, or their disk has failed.
     stopped: list[TopicPartition] = field(default_factory=list)
     appended: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -76,9 +76,9 @@ class FetchEffects:
 class _Phase(enum.Enum):
     FETCHING = enum.auto()
     TRUNCATING = enum.auto()
-    #: The leader does not have the fetch offset: is it beyond the leader's end?
+    #: The fetch offset is out of range: the leader's end offset is requested.
     ASKING_LATEST = enum.auto()
-    #: It is not: does the leader's log start later?
+    #: The fetch offset is not beyond the leader's end: the leader's start offset is requested.
     ASKING_EARLIEST = enum.auto()
 
 
@@ -89,20 +89,20 @@ class _Followed:
     leader_epoch: int
     phase: _Phase = _Phase.FETCHING
     delayed_until_ms: int = 0
-    #: How far the leader's high watermark is ahead; None until there is a response.
+    #: How far the log's end is behind the leader's high watermark; None before a response.
     lag: int | None = None
 
 
 @dataclass(slots=True)
 class _Topic:
-    """What a topic id in a response stands for, and how many partitions need to know."""
+    """The name behind a topic id, and how many fetched partitions the topic has."""
 
     name: str
     partitions: int = 0
 
 
 class ReplicaFetcher:
-    """All partitions that one loop fetches from one leader."""
+    """The state of all partitions that one fetcher fetches from one leader."""
 
     def __init__(self, *, backoff_ms: int, throttle: ReplicationThrottle | None = None) -> None:
         self._backoff_ms = backoff_ms
@@ -121,22 +121,22 @@ class ReplicaFetcher:
         return name in self._followed
 
     def lags(self) -> Iterator[tuple[TopicPartition, int]]:
-        """By how many records each partition is behind, as far as that is known."""
+        """The lag of each partition in records, for partitions that have had a response."""
         return (
             (name, followed.lag)
             for name, followed in self._followed.items()
             if followed.lag is not None
         )
 
-    # Which partitions
+    # Partitions
 
     def add(
         self, name: TopicPartition, topic_id: uuid.UUID | None, log: ReplicaLog, leader_epoch: int
     ) -> Truncation | None:
-        """Follow a partition under `leader_epoch`; what has to be cut off its log before.
+        """Fetch a partition under `leader_epoch`; return the truncation that it needs first.
 
-        A log without epochs cannot be compared with the leader's, so all that is not known to be
-        committed goes.
+        A log without leader epochs cannot be compared with the leader's, so it is truncated to its
+        high watermark.
         """
         known = self._followed.get(name)
         if known and known.leader_epoch == leader_epoch:
@@ -151,7 +151,7 @@ class ReplicaFetcher:
         return None
 
     def remove(self, name: TopicPartition) -> bool:
-        """Follow a partition no longer; whether it was followed."""
+        """Stop fetching a partition; return whether it was fetched."""
         followed = self._followed.pop(name, None)
         if not followed:
             return False
@@ -167,7 +167,7 @@ class ReplicaFetcher:
     # Fetching
 
     def next_fetch(self, now_ms: int) -> FetchRequestData | None:
-        """What to ask the leader now; None if there is nothing to fetch at the moment."""
+        """The next fetch request; None if there is nothing to fetch at the moment."""
         self._end_delays(now_ms)
         if now_ms < self._paused_until_ms:
             return None
@@ -175,7 +175,7 @@ class ReplicaFetcher:
         return self._session.next_request() if self._session.wanted else None
 
     def next_attempt_ms(self, now_ms: int) -> int | None:
-        """When `next_fetch` may have something if it has nothing now; None: not by itself."""
+        """When to call `next_fetch` again without a new event; None if there is no need to."""
         if not self._followed:
             return None
         times = [self._delayed[0][0]] if self._delayed else []
@@ -186,7 +186,7 @@ class ReplicaFetcher:
         return None
 
     def on_response(self, response: FetchResponse, now_ms: int) -> FetchEffects:
-        """Take in the response to the last fetch."""
+        """Apply the response to the last fetch."""
         effects = FetchEffects()
         entries = list(self._entries(response))
         is_usable = self._session.on_response(
@@ -200,7 +200,8 @@ class ReplicaFetcher:
         asked = self._session.remembered
         for name, entry in entries:
             followed = self._followed.get(name)
-            # The partition may have been truncated, or given to another leader, meanwhile.
+            # Since the request was sent, the partition may have been truncated or changed its
+            # leader.
             if (
                 followed
                 and followed.phase is _Phase.FETCHING
@@ -212,12 +213,12 @@ class ReplicaFetcher:
         return effects
 
     def on_disconnect(self, now_ms: int) -> None:
-        """The leader cannot be reached: nothing is asked of it for a while."""
+        """Pause: the leader cannot be reached."""
         self._paused_until_ms = now_ms + self._backoff_ms
         self._session.on_failure()
 
     def on_truncated(self, truncation: Truncation) -> None:
-        """A truncation has been carried out; the partition is fetched from its new end."""
+        """Fetch a truncated partition again, from its new end."""
         followed = self._followed.get(truncation.name)
         if followed and followed.leader_epoch == truncation.leader_epoch:
             followed.phase = _Phase.FETCHING
@@ -226,7 +227,7 @@ class ReplicaFetcher:
     # Out of range
 
     def next_list_offsets(self) -> ListOffsetsQuery | None:
-        """What to ask the leader about offsets before fetching goes on; None: nothing."""
+        """The next ListOffsets request; None if no partition is out of range."""
         for phase, timestamp in (
             (_Phase.ASKING_LATEST, LATEST),
             (_Phase.ASKING_EARLIEST, EARLIEST),
@@ -246,7 +247,7 @@ class ReplicaFetcher:
         results: Mapping[TopicPartition, ListOffsetsResult],
         now_ms: int,
     ) -> FetchEffects:
-        """Take in what the leader says to an `ListOffsetsQuery`."""
+        """Apply the leader's results for a `ListOffsetsQuery`."""
         effects = FetchEffects()
         phase = _Phase.ASKING_LATEST if query.timestamp == LATEST else _Phase.ASKING_EARLIEST
         for name, leader_epoch in query.leader_epochs.items():
@@ -288,7 +289,7 @@ class ReplicaFetcher:
             try:
                 self._append(name, followed, entry, effects, now_ms)
             except AppendError:
-                # The next response may be whole: the leader may have sent it while truncating.
+                # The leader may have truncated while it sent this response; the next may be sound.
                 self._delay(name, followed, now_ms)
             except StorageError:
                 self._stop(name, effects)
@@ -365,7 +366,7 @@ class ReplicaFetcher:
                 self._want(name, followed)
 
     def _apply_throttle(self, now_ms: int) -> None:
-        """Leave out throttled partitions that are behind while the allowance is used up."""
+        """Stop fetching throttled partitions that lag while their quota is exceeded."""
         if not self._throttle.is_exceeded(now_ms):
             for name in self._held_back:
                 self._want(name, self._followed[name])
@@ -388,11 +389,10 @@ class ReplicaFetcher:
 
 
 def truncation_offset(log: ReplicaLog, diverging: EpochEnd) -> int:
-    """Where to cut a log of which the leader says that its epoch ended elsewhere.
+    """The offset to truncate to when the leader reports a diverging epoch and its end offset.
 
-    If this log has the epoch too, both agree up to the earlier of the two ends. If it has only
-    an older one, the epoch that the leader named is not here at all and what followed the older
-    one has to go; the next fetch then compares again, one step further back.
+    If this log has the same epoch, both logs agree up to the smaller of the two end offsets. If it
+    only has an older epoch, everything after that epoch goes, and the next fetch compares again.
     """
     own = log.epochs.end_offset_for(diverging.epoch, log.end_offset)
     if own == UNDEFINED_END:

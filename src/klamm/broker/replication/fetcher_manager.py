@@ -1,4 +1,4 @@
-"""The loops in which a follower fetches: one for each leader and fetcher index (REPL-1).
+"""The replica fetcher manager: one fetcher task for each leader and fetcher index (REPL-1).
 
 `ReplicaFetcher` decides what to fetch and what follows from a response. This module owns the
 connections, the thread that truncates logs, and the waiting between fetches.
@@ -61,7 +61,7 @@ class FetcherContext(NamedTuple):
 
 
 class ReplicaFetcherManager:
-    """All loops of a broker, started when they are needed and ended when they are not."""
+    """All fetcher tasks of a broker. A task lives while it has partitions to fetch."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ReplicaFetcherManager:
         self._failed: set[TopicPartition] = set()
 
     def add(self, name: TopicPartition, replica: Log, leader: int, leader_epoch: int) -> None:
-        """Follow a partition; what it has too much is cut off first."""
+        """Fetch a partition from its leader, after a truncation if its log needs one."""
         key = leader, fetcher_index(name, self._context.config.num_replica_fetchers)
         loop = self._loops.get(key)
         if loop is None:
@@ -97,7 +97,7 @@ class ReplicaFetcherManager:
         loop.wake()
 
     def remove(self, name: TopicPartition) -> None:
-        """Follow a partition no longer."""
+        """Stop fetching a partition."""
         self._failed.discard(name)
         loop = self._loop_of.pop(name, None)
         if loop is not None:
@@ -107,32 +107,32 @@ class ReplicaFetcherManager:
                 loop.wake()
 
     async def wait_truncated(self, name: TopicPartition) -> None:
-        """Wait while a log is being cut: nobody else may touch it meanwhile."""
+        """Wait until no truncation of the partition's log is under way."""
         while (task := self._truncating.get(name)) is not None:
             await asyncio.wait([task])
 
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """By how much the partitions here are behind their leaders, and who fetches them."""
+        """The lag of each fetched partition, with its fetcher's name as Kafka spells it."""
         for (leader, index), loop in self._loops.items():
             for name, lag in loop.fetcher.lags():
                 yield f"ReplicaFetcherThread-{index}-{leader}", name, lag
 
     @property
     def failed_count(self) -> int:
-        """Partitions that are followed but not fetched, because that has failed for good."""
+        """The number of followed partitions whose fetching has failed for good."""
         return len(self._failed)
 
     @property
     def dead_count(self) -> int:
-        """Loops that have ended though there was something left to fetch."""
+        """The number of fetcher tasks that have ended although they have partitions to fetch."""
         return sum(loop.is_dead for loop in self._loops.values())
 
     def min_fetch_rate(self) -> float:
-        """Fetches in a second, over a minute, of the loop that has sent fewest; 0 without any."""
+        """The smallest one-minute rate of fetch requests among the fetchers; 0 without fetchers."""
         return min((loop.fetches.rates()[0] for loop in self._loops.values()), default=0.0)
 
     def close(self) -> None:
-        """End all loops."""
+        """Cancel all fetcher tasks."""
         for loop in self._loops.values():
             loop.close()
 
@@ -141,11 +141,11 @@ class ReplicaFetcherManager:
             self._start_truncating(loop, effects.truncations)
         self._failed.update(effects.stopped)
         for name in effects.stopped:
-            log.warning("%s is fetched no more from broker %s", name, loop.leader)
+            log.warning("%s is no longer fetched from broker %s", name, loop.leader)
         self._on_effects(effects)
 
     def _start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
-        """Cut logs in another thread; their partitions are fetched again afterwards."""
+        """Truncate logs in another thread; fetch their partitions again afterwards."""
         work = [(loop.logs[each.name], each) for each in truncations]
         task = asyncio.create_task(self._truncate(loop, work))
         for each in truncations:
@@ -183,7 +183,7 @@ class ReplicaFetcherManager:
 
 
 class _Loop:
-    """Fetches from one leader until there is nothing left to fetch."""
+    """Fetches from one leader until it has no partitions left."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _Loop:
         return self._task.done()
 
     def wake(self) -> None:
-        """Something has changed that the next fetch depends on."""
+        """Decide anew on the next fetch, because partitions have changed."""
         self._changed.set()
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class _Loop:
         self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
 
     async def _pause(self) -> None:
-        """Wait until something changes, or until it is time to look again."""
+        """Wait until partitions change, or until the next attempt is due."""
         now_ms = self._clock.steady_ms()
         at_ms = self.fetcher.next_attempt_ms(now_ms)
         timeout_s = None if at_ms is None else max(at_ms - now_ms, 1) / 1000

@@ -1,6 +1,6 @@
-"""What a leader knows of its followers, and the ISR changes that it wants the controller to make.
+"""The leader's state of its followers, and the queue of ISR changes for the controller.
 
-All of it is free of I/O: `klamm.broker.replication.alter_partition` sends the requests.
+This module does no I/O: `klamm.broker.replication.alter_partition` sends the requests.
 """
 
 import uuid
@@ -27,7 +27,7 @@ _SETTLED_BY_CONTROLLER: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlterPartitionItem:
-    """A change of the ISR that the controller is asked for. Compared by identity."""
+    """A proposed ISR of one partition in an AlterPartition request. Compared by identity."""
 
     partition: TopicPartition
     topic_id: uuid.UUID | None
@@ -38,7 +38,7 @@ class AlterPartitionItem:
 
 
 class AlterPartitionResult(NamedTuple):
-    """What the controller says to one proposal; the rest only counts without an error."""
+    """The controller's result for one partition; without an error it has the new state."""
 
     error: ErrorCode
     leader_epoch: int = NO_EPOCH
@@ -47,17 +47,17 @@ class AlterPartitionResult(NamedTuple):
 
     @property
     def refuses(self) -> bool:
-        """Without a doubt: what was committed before still is."""
+        """Whether the controller has certainly not applied the proposal."""
         return self.error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED)
 
     @property
     def awaits_leader_and_isr(self) -> bool:
-        """Whether the controller knows better, and only its next LeaderAndIsr will tell what."""
+        """Whether the leader's state is outdated and the next LeaderAndIsr will correct it."""
         return self.error in _SETTLED_BY_CONTROLLER
 
 
 class IsrOutcome(NamedTuple):
-    """What came of a proposal."""
+    """What an AlterPartition result has changed in a partition."""
 
     committed: bool = False
     high_watermark_rose: bool = False
@@ -65,17 +65,17 @@ class IsrOutcome(NamedTuple):
 
 
 class FollowerProgress(NamedTuple):
-    """What changed because a follower fetched."""
+    """What a follower's fetch has changed in a partition."""
 
     proposal: AlterPartitionItem | None
     high_watermark_rose: bool
-    #: A DeleteRecords may be waiting for it.
+    #: A DelayedDeleteRecords may wait for it.
     start_offset_rose: bool
 
 
 @dataclass(slots=True)
 class FollowerState:
-    """What a leader knows of one follower, all of it from the follower's fetches."""
+    """The leader's state of one follower, all of it taken from the follower's fetches."""
 
     end_offset: int = UNKNOWN_OFFSET
     start_offset: int = UNKNOWN_OFFSET
@@ -85,10 +85,10 @@ class FollowerState:
     broker_epoch: int = -1
 
     def record(self, offset: int, start_offset: int, leader_end_offset: int, now_ms: int) -> None:
-        """Note a fetch at `offset`, made when the leader's log ended at `leader_end_offset`.
+        """Record a fetch at `offset`, made when the leader's log ended at `leader_end_offset`.
 
-        A follower under steady load never asks for the very end. It has caught up with an
-        earlier moment if it now asks for what was the end at its previous fetch.
+        Under steady load a follower never fetches at the log's end. It was caught up at the time of
+        its previous fetch if it now fetches from what was the end then.
         """
         if offset >= leader_end_offset:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
@@ -110,49 +110,48 @@ RETRY_BACKOFF_MS: Final = 50
 
 
 class AlterPartitionBatch(NamedTuple):
-    """What goes into one AlterPartition request."""
+    """The proposals of one AlterPartition request, and the controller that it is sent to."""
 
     controller: int
     proposals: tuple[AlterPartitionItem, ...]
 
 
 class SettledItem(NamedTuple):
-    """A proposal that is settled for the line; the partition decides what that means."""
+    """A proposal with its result; it has left the queue."""
 
     proposal: AlterPartitionItem
     result: AlterPartitionResult
 
 
 class AlterPartitionQueue:
-    """Proposals in the order of their arrival, and the one request that is under way."""
+    """Unsent ISR proposals in the order of their arrival, and the one request in flight."""
 
     def __init__(self) -> None:
         self._waiting: dict[TopicPartition, AlterPartitionItem] = {}
         self._in_flight: AlterPartitionBatch | None = None
         self._not_before_ms = 0
-        #: A controller that has said that it is none, or that cannot be reached.
+        #: The broker that is not the controller any more, or that could not be reached.
         self._doubted: int | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def submit(self, proposal: AlterPartitionItem) -> None:
-        """Put a proposal into the line; it replaces an older one for the same partition.
+        """Queue a proposal; it replaces an older one of the same partition.
 
-        The older one belongs to a leadership that has ended, or the partition would not have
-        made another.
+        A partition makes a second proposal only when the leadership of the first has ended.
         """
         self._waiting[proposal.partition] = proposal
 
     def withdraw(self, partition: TopicPartition) -> None:
-        """Forget what was proposed for a partition that is led by someone else now."""
+        """Drop the proposal of a partition that another broker leads now."""
         self._waiting.pop(partition, None)
 
     def next_batch(self, controller: int | None, now_ms: int) -> AlterPartitionBatch | None:
-        """What to send now, and to whom; None while there is nothing to send or a reason to wait.
+        """The next request; None if there are no proposals, one is in flight, or a pause is due.
 
-        `controller` is the one that the metadata cache names. One that has just failed is tried
-        again after a pause; another one at once.
+        `controller` is the one of the metadata cache. A controller that has just failed is tried
+        again after a pause, another one at once.
         """
         if controller is None or not self._waiting or self._in_flight:
             return None
@@ -162,15 +161,15 @@ class AlterPartitionQueue:
         return self._in_flight
 
     def next_attempt_ms(self) -> int | None:
-        """When `next_batch` is worth another call if nothing else happens; None: not at all."""
+        """When to call `next_batch` again without a new event; None if there is no need to."""
         return self._not_before_ms if self._waiting and not self._in_flight else None
 
     def on_response(
         self, results: Mapping[TopicPartition, AlterPartitionResult], now_ms: int
     ) -> list[SettledItem]:
-        """Take in a response without an error of its own.
+        """Apply a response without a top-level error; return the proposals that have results.
 
-        A partition that the controller left out stays in the line.
+        A partition that is missing from the response stays in the queue.
         """
         sent = self._land()
         if any(result.error is ErrorCode.NOT_CONTROLLER for result in results.values()):
@@ -185,7 +184,7 @@ class AlterPartitionQueue:
         return settled
 
     def on_error(self, error: ErrorCode, now_ms: int) -> None:
-        """Take in a response that refuses the whole request."""
+        """Apply a response with a top-level error: all proposals stay in the queue."""
         sent = self._land()
         self._not_before_ms = now_ms + RETRY_BACKOFF_MS
         if error is ErrorCode.NOT_CONTROLLER:
@@ -194,7 +193,7 @@ class AlterPartitionQueue:
             self._doubted = None
 
     def on_disconnect(self, now_ms: int) -> None:
-        """The controller may or may not have acted; only asking again will tell."""
+        """Keep all proposals: the controller may or may not have applied the request."""
         self._doubt(self._land().controller, now_ms)
 
     def _land(self) -> AlterPartitionBatch:

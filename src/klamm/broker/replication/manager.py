@@ -1,8 +1,8 @@
-"""The partitions that this broker hosts: what the controller orders, what clients append.
+"""The replica manager: it applies LeaderAndIsr and StopReplica, and appends what clients produce.
 
-A `ReplicaManager` holds the state machines of all hosted partitions together with what they act
-on: logs, fetchers, the line of ISR changes and the requests that wait. It runs on the event loop
-and never waits itself; whoever calls it from a request of the controller does so one at a time.
+`ReplicaManager` holds the `Partition` of every hosted replica and connects them with the logs, the
+fetchers, the AlterPartition manager and the purgatories. It runs on the event loop and does not
+block. The controller's requests are applied one at a time.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _FOLLOWER_THROTTLE = "follower.replication.throttled"
 
 
 class RoleListener(Protocol):
-    """Hears who leads what: coordinators follow the partitions that hold their state."""
+    """Is told when this broker's role for a partition changes. Coordinators load their state so."""
 
     def on_leading(self, name: TopicPartition, leader_epoch: int, log: Log) -> None: ...
 
@@ -56,7 +56,7 @@ class RoleListener(Protocol):
 
 
 class ReplicaManager:
-    """All hosted partitions."""
+    """The partitions that this broker hosts, and the operations on them."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ReplicaManager:
         return len(self._offline)
 
     def find(self, name: TopicPartition) -> Partition | ErrorCode:
-        """A hosted partition, or why data requests cannot have it (UMD-9)."""
+        """The hosted partition, or the error for a request about a partition elsewhere (UMD-9)."""
         partition = self._partitions.get(name)
         if partition is not None:
             return partition
@@ -114,26 +114,26 @@ class ReplicaManager:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def topic_name(self, topic_id: uuid.UUID) -> str | None:
-        """The topic with this id, if a partition of it is hosted here, known to clients or not."""
+        """The name of a topic with a partition here, even if the metadata lacks the topic."""
         return self._topic_names.get(topic_id)
 
-    # Orders of the controller
+    # Requests of the controller
 
     async def prepare(self, topics: list[str]) -> None:
-        """Read the settings of topics that are new here: logs are opened with them."""
+        """Read the settings of topics that are new on this broker: their logs need them."""
         new = [topic for topic in topics if topic not in self.topics]
         await self.topics.learn(new)
         for topic in new:
             self._apply_throttles(topic)
 
     async def settle(self, name: TopicPartition) -> None:
-        """Wait until nobody is cutting the log of this partition."""
+        """Wait until no truncation of this partition's log is under way."""
         await self.fetchers.wait_truncated(name)
 
     def apply(
         self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
     ) -> ErrorCode:
-        """Carry out one partition of a LeaderAndIsr (LISR-1..13)."""
+        """Apply one partition of a LeaderAndIsr request; return its error (LISR-1..13)."""
         if name in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         try:
@@ -156,7 +156,7 @@ class ReplicaManager:
         return error
 
     def stop(self, name: TopicPartition, leader_epoch: int, *, delete: bool) -> ErrorCode:
-        """Carry out one partition of a StopReplica (STOP-1..4)."""
+        """Apply one partition of a StopReplica request; return its error (STOP-1..4)."""
         if name in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._partitions.get(name)
@@ -320,7 +320,7 @@ class ReplicaManager:
         """
         partition = self.find(name)
         if isinstance(partition, ErrorCode) or partition.role is not Role.LEADER:
-            return records  # which `append` will refuse
+            return records  # `append` refuses them
         assert isinstance(partition.log, Log), "a leader has a log on disk"
         return validate_batch(
             records,
@@ -345,7 +345,10 @@ class ReplicaManager:
     # DeleteRecords
 
     def delete_records(self, name: TopicPartition, offset: int) -> tuple[ErrorCode, int]:
-        """Raise the log start of a partition that is led here; up to where (BADM-9)."""
+        """Raise the log start of a partition led by this broker; return the error and the offset.
+
+        The offset is the one that all replicas have to reach (BADM-9).
+        """
         partition = self.find(name)
         if isinstance(partition, ErrorCode):
             return partition, -1
@@ -374,7 +377,10 @@ class ReplicaManager:
     def on_follower_fetch(
         self, partition: Partition, reader: Reader, offset: int, start_offset: int, end_offset: int
     ) -> None:
-        """Note how far a follower has come; `end_offset` is the log's before it is read."""
+        """Record a follower's fetch.
+
+        `end_offset` is the end of the leader's log before the read.
+        """
         progress = partition.record_follower_fetch(
             reader, offset, start_offset, end_offset, self._clock.steady_ms()
         )
@@ -386,7 +392,7 @@ class ReplicaManager:
             self.purgatories.on_low_watermark(partition.name)
 
     def _on_fetch_effects(self, effects: FetchEffects) -> None:
-        """Count what a fetcher has appended here, and complete requests that it concerns."""
+        """Count what a fetcher has appended, and check requests that wait for high watermarks."""
         for name, size in effects.appended.items():
             meters = self._meters.topic(name.topic)
             meters.replication_bytes_in += size
@@ -399,7 +405,7 @@ class ReplicaManager:
     def on_alter_partition_result(
         self, proposal: AlterPartitionItem, result: AlterPartitionResult
     ) -> None:
-        """Take in what the controller says to a change of an ISR (BISR-8..10)."""
+        """Apply the controller's result for one partition of an AlterPartition (BISR-8..10)."""
         partition = self._partitions.get(proposal.partition)
         if partition is None:
             return
@@ -411,11 +417,11 @@ class ReplicaManager:
         if outcome.committed:
             self._meters.on_isr_changed(is_expansion=proposal.is_expansion)
             log.info("%s: the ISR is now %s", partition.name, partition.isr)
-            # Who waits for acks may have to be told that there are too few replicas.
+            # A delayed produce may have to fail because the ISR has become too small.
             self.purgatories.on_high_watermark(partition.name)
         elif result.error:
             self._meters.failed_isr_updates += 1
-            log.info("%s: the controller says %s", partition.name, result.error.name)
+            log.info("%s: the controller refuses the ISR: %s", partition.name, result.error.name)
 
     def shrink_isrs(self) -> None:
         """Propose ISRs without the followers that have fallen behind (BISR-4)."""
@@ -431,7 +437,7 @@ class ReplicaManager:
     # Configuration and failures
 
     def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
-        """Let a topic's new settings take effect at once (CFG-4)."""
+        """Apply changed settings of a topic to its logs, throttles and partitions (CFG-4)."""
         config = self.topics.change(topic, overrides)
         if config is None:
             return
@@ -444,7 +450,7 @@ class ReplicaManager:
                     self.purgatories.on_high_watermark(partition.name)
 
     def config_changed(self, config: BrokerConfig) -> None:
-        """Let the broker's new settings take effect on the logs and on the throttles."""
+        """Apply the broker's changed settings to the logs, partitions and throttles."""
         self._config = config
         for topic, of_topic in self.topics.use(config):
             self.logs.configure(topic, of_topic)
@@ -473,7 +479,7 @@ class ReplicaManager:
         )
 
     def directory_failed(self, path: Path) -> None:
-        """Part with the replicas of a log directory that has gone offline (REC-7)."""
+        """Stop serving the replicas of a log directory that has gone offline (REC-7)."""
         for name, partition in list(self._partitions.items()):
             if isinstance(partition.log, Log) and not partition.log.directory.is_online:
                 self.fetchers.remove(name)

@@ -1,8 +1,8 @@
-"""One partition that this broker hosts: who leads it, who is in sync, what is committed.
+"""One hosted partition as a state machine: its leader, its ISR, its high watermark.
 
-A `Partition` decides and remembers; it reads no clock, opens no file and sends nothing. Whoever
-owns it opens the log, hands over the time and the fact that something happened, and carries out
-what comes back: an ISR to propose to the controller, waiting requests to look at again.
+`Partition` reads no clock, opens no file and sends nothing. The replica manager opens the log,
+reports events together with the time, and performs what the partition returns: an ISR to propose to
+the controller, a high watermark that has risen.
 
 The committed ISR comes from LeaderAndIsr and from the responses to AlterPartition. Beside it there
 is at most one proposed ISR. Until its response arrives, a replica in either of the two counts as in
@@ -32,15 +32,15 @@ from klamm.broker.replication.replica_log import (
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
-#: In StopReplica: the topic is being deleted, whatever epoch this broker knows.
+#: The leader epoch of a StopReplica that deletes a topic: it applies at any known epoch.
 EPOCH_DURING_DELETE: Final = -2
-#: In DeleteRecords: everything that is committed.
+#: The offset of a DeleteRecords that stands for the high watermark.
 UP_TO_HIGH_WATERMARK: Final = -1
 NO_LEADER: Final = -1
 
 
 class Role(enum.Enum):
-    """What this broker does for a partition; NONE until the first LeaderAndIsr."""
+    """The role of this broker for a partition; NONE until the first LeaderAndIsr."""
 
     NONE = enum.auto()
     LEADER = enum.auto()
@@ -48,7 +48,7 @@ class Role(enum.Enum):
 
 
 class LeaderAndIsrPartitionState(NamedTuple):
-    """What LeaderAndIsr says about one partition."""
+    """The state of one partition in a LeaderAndIsr request."""
 
     leader: int
     leader_epoch: int
@@ -61,7 +61,7 @@ class LeaderAndIsrPartitionState(NamedTuple):
 
 
 class Step(enum.Enum):
-    """What to do about an `LeaderAndIsrPartitionState`."""
+    """What a `LeaderAndIsrPartitionState` requires of the replica manager."""
 
     LEAD = enum.auto()  # open the log, then call become_leader
     FOLLOW = enum.auto()  # open the log, then call become_follower
@@ -71,7 +71,7 @@ class Step(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """The response to one partition of a LeaderAndIsr, and what to do before it is sent."""
+    """The error for one partition of a LeaderAndIsr, and the step to take before the response."""
 
     error: ErrorCode
     step: Step
@@ -83,7 +83,7 @@ class BecameLeader(NamedTuple):
 
 
 class DeletePlan(NamedTuple):
-    """Up to where DeleteRecords deletes."""
+    """The error of a DeleteRecords, or the offset up to which records are deleted."""
 
     error: ErrorCode
     offset: int = UNKNOWN_OFFSET
@@ -104,14 +104,14 @@ class Partition:
     ) -> None:
         self.name = name
         self.broker_id = broker_id
-        #: A change of the topic's configuration sets this anew.
+        #: Updated when the topic's configuration changes.
         self.min_insync_replicas = min_insync_replicas
         self.log = log
         self.role = Role.NONE
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.partition_epoch = -1
-        #: Where the log ended when this broker became leader; None if it is not.
+        #: The end of the log when this broker became leader; None if it is not the leader.
         self.epoch_start_offset: int | None = None
         self.replicas: tuple[int, ...] = ()
         self.adding: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class Partition:
         self.isr: tuple[int, ...] = ()
         self.pending: AlterPartitionItem | None = None
         self.maximal_isr: frozenset[int] = frozenset()
-        #: Whether somebody in the ISR is no replica any more, and about to be taken out of it.
+        #: Whether the ISR has a member that is no longer a replica and is about to be removed.
         self._isr_has_strangers = False
         self.followers: dict[int, FollowerState] = {}
         self._is_alive = is_alive
@@ -128,10 +128,10 @@ class Partition:
     def __repr__(self) -> str:
         return f"<{self.name} {self.role.name.lower()} epoch={self.leader_epoch} isr={self.isr}>"
 
-    # Orders of the controller
+    # Requests of the controller
 
     def decide(self, state: LeaderAndIsrPartitionState, topic_id: uuid.UUID | None) -> Decision:
-        """Whether `order` is news, and what has to be done about it. Changes nothing."""
+        """Compare `state` with the current one; return the error and the step. Changes nothing."""
         log_topic_id = self.log.topic_id if self.log else None
         if topic_id and log_topic_id and topic_id != log_topic_id:
             return Decision(ErrorCode.INCONSISTENT_TOPIC_ID, Step.NOTHING)
@@ -144,7 +144,7 @@ class Partition:
         if self.broker_id not in state.replicas:
             return Decision(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Step.NOTHING)
         if state.leader != self.broker_id and not self._is_alive(state.leader):
-            # Taking the epoch over would make this broker refuse the same order when it comes
+            # If the epoch were taken over, this broker would refuse the same state when it is sent
             # again, after the UpdateMetadata that names the leader.
             return Decision(ErrorCode.NONE, Step.OPEN_LOG)
         if state.partition_epoch < self.partition_epoch:
@@ -156,19 +156,19 @@ class Partition:
     def become_leader(
         self, state: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
     ) -> BecameLeader:
-        """Lead from now on. The fetcher is stopped and `log` is open with its high watermark."""
+        """Become the leader. The caller has stopped the fetcher and opened `log`."""
         is_new_leader = self.role is not Role.LEADER
         self.log = log
         self._assign(state)
-        # Only a leader has followers, so one that is new to it starts without knowing anything.
+        # Only a leader keeps the state of followers, so a new leader knows nothing about them.
         self.followers = {
             replica: self.followers.get(replica) or FollowerState()
             for replica in state.replicas
             if replica != self.broker_id
         }
         self._commit_isr(state.isr)
-        # Whoever asks about this epoch from now on has to find where it began, whether or not
-        # anything is ever written under it.
+        # A follower that asks for the end of the previous epoch needs the start of this one,
+        # whether or not anything is written under it.
         log.epochs.assign(state.leader_epoch, log.end_offset)
         self.epoch_start_offset = log.end_offset
         for replica, follower in self.followers.items():
@@ -180,7 +180,7 @@ class Partition:
         return BecameLeader(is_new_leader, self._raise_high_watermark(now_ms))
 
     def become_follower(self, state: LeaderAndIsrPartitionState, log: ReplicaLog) -> None:
-        """Follow from now on. The fetcher has to be started anew, even for the same leader."""
+        """Become a follower. The caller has to restart the fetcher, even for the same leader."""
         self.log = log
         self._assign(state)
         self.followers = {}
@@ -189,7 +189,7 @@ class Partition:
         self.role = Role.FOLLOWER
 
     def check_stop(self, leader_epoch: int) -> ErrorCode:
-        """Whether a StopReplica that was sent under `leader_epoch` is to be carried out."""
+        """The error of a StopReplica with this leader epoch; NONE if it is to be applied."""
         if leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH) or leader_epoch >= self.leader_epoch:
             return ErrorCode.NONE
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -206,7 +206,7 @@ class Partition:
 
     @property
     def effective_min_isr(self) -> int:
-        """A partition with fewer replicas than `min.insync.replicas` has to make do with them."""
+        """`min.insync.replicas`, but no more than the partition has replicas."""
         return min(self.min_insync_replicas, len(self.followers) + 1)
 
     @property
@@ -219,7 +219,7 @@ class Partition:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Replicas that are only being added are not missed yet."""
+        """Whether the ISR is smaller than the replicas, those that are being added not counted."""
         settled = sum(replica not in self.adding for replica in self.replicas)
         return self.role is Role.LEADER and settled > len(self.isr)
 
@@ -230,10 +230,10 @@ class Partition:
     def record_follower_fetch(
         self, reader: Reader, offset: int, start_offset: int, leader_end_offset: int, now_ms: int
     ) -> FollowerProgress:
-        """Note that a follower holds everything below `offset`, and what follows from that.
+        """Record that a follower has everything below `offset`; return what has changed.
 
-        Called once for each fetch that `view` found good, when it is first read;
-        `leader_end_offset` is the end of the log before that read.
+        Called once for each fetch without an error, before its first read. `leader_end_offset` is
+        the end of the leader's log before that read.
         """
         follower = self.followers[reader.replica_id]
         follower.broker_epoch = reader.broker_epoch
@@ -262,10 +262,10 @@ class Partition:
     def on_alter_partition_result(
         self, proposal: AlterPartitionItem, result: AlterPartitionResult, now_ms: int
     ) -> IsrOutcome:
-        """Take in what the controller says to `proposal`.
+        """Apply the controller's result for `proposal`.
 
-        A response to anything but the pending proposal is too late: a LeaderAndIsr has replaced
-        the state that it was about.
+        The result of any other than the pending proposal is outdated: a LeaderAndIsr has replaced
+        the state that it refers to.
         """
         if proposal is not self.pending:
             return IsrOutcome()
@@ -286,8 +286,8 @@ class Partition:
     def _expand(self, replica_id: int, follower: FollowerState) -> AlterPartitionItem | None:
         if self.pending or replica_id in self.isr or not self.log:
             return None
-        # Without the second condition a follower could join that still lacks what the previous
-        # leader had committed: the high watermark of a new leader may lag behind that.
+        # Without the second condition a follower could join the ISR without records that the
+        # previous leader had committed: the high watermark of a new leader may lag behind.
         if follower.end_offset < self.log.high_watermark or follower.end_offset < (
             self.epoch_start_offset or 0
         ):
@@ -320,11 +320,11 @@ class Partition:
     # High and low watermark
 
     def on_append(self, now_ms: int) -> bool:
-        """Note that this leader has appended; whether that alone raised the high watermark."""
+        """Record an append of this leader; return whether it raised the high watermark."""
         return self._raise_high_watermark(now_ms)
 
     def low_watermark(self) -> int:
-        """The smallest log start over this leader and its live followers."""
+        """The smallest log start offset of this leader and its live followers."""
         if not self.log:
             return UNKNOWN_OFFSET
         low = self.log.start_offset
@@ -337,14 +337,14 @@ class Partition:
         log = self.log
         if self.role is not Role.LEADER or not log or len(self.isr) < self.effective_min_isr:
             return False
-        # Stricter than the reference: at the end of a reassignment a replica that goes is in the
-        # ISR for a moment longer than it may fetch, and could still be elected.
+        # Stricter than Apache Kafka: at the end of a reassignment a removed replica stays in the
+        # ISR for a moment after it has stopped fetching, and could still be elected.
         if self._isr_has_strangers:
             return False
         end_offset = candidate = log.end_offset
         for replica, follower in self.followers.items():
-            # A replica that is about to join the ISR is waited for, or it could never catch up
-            # with a high watermark that moves on at the same pace.
+            # The high watermark waits for a replica that is about to join the ISR. Otherwise the
+            # replica might never catch up under steady load.
             if follower.end_offset < candidate and (
                 replica in self.maximal_isr
                 or (
@@ -361,7 +361,7 @@ class Partition:
     # Produce
 
     def check_append(self, *, acks_all: bool) -> ErrorCode:
-        """Whether a client may append here now."""
+        """The error for an append now; NONE if it is allowed."""
         if self.role is not Role.LEADER:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if acks_all and self.is_under_min_isr:
@@ -369,7 +369,10 @@ class Partition:
         return ErrorCode.NONE
 
     def check_committed(self, required_offset: int) -> ErrorCode | None:
-        """The error of an acks=all append that ends before `required_offset`; None: not yet."""
+        """The error of an acks=all append up to `required_offset`.
+
+        None while it is not committed.
+        """
         if self.role is not Role.LEADER or not self.log:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.log.high_watermark < required_offset:
@@ -381,7 +384,7 @@ class Partition:
     # Fetch
 
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
-        """Whether a request was made under the leader epoch that is in force here."""
+        """The error of a request with this leader epoch; NONE if it is the current one."""
         if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
             return ErrorCode.NONE
         if current_leader_epoch < self.leader_epoch:
@@ -389,26 +392,26 @@ class Partition:
         return ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def check_reader(self, reader: Reader, current_leader_epoch: int) -> ErrorCode:
-        """Whether this broker may serve the reader."""
+        """The error if this broker may not serve the reader; NONE if it may."""
         if error := self.check_epoch(current_leader_epoch):
             return error
         is_leader = self.role is Role.LEADER
         if not self.log or (not is_leader and (reader.leader_only or reader.is_follower)):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if reader.is_follower and reader.replica_id not in self.followers:
-            # The follower may know of a reassignment that this leader has yet to hear of.
+            # The follower may have learned of a reassignment before this leader.
             if current_leader_epoch >= 0:
                 return ErrorCode.UNKNOWN_LEADER_EPOCH
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if reader.broker_epoch >= 0 and (
             self.followers[reader.replica_id].broker_epoch > reader.broker_epoch
         ):
-            # Sent before the follower restarted: what it held then, it may hold no longer.
+            # Sent before the follower restarted: it may have lost what it had then.
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.NONE
 
     def view(self, reader: Reader, position: FetchPosition) -> ReadView:
-        """What a fetch at `position` may read."""
+        """The error, divergence or offsets for a fetch at `position`."""
         error = self.check_reader(reader, position.current_leader_epoch)
         log = self.log
         if error or not log:
@@ -434,11 +437,11 @@ class Partition:
         )
 
     def readable_bytes(self, reader: Reader, position: FetchPosition, *, enough: int) -> int | None:
-        """How much a waiting fetch could read now; None if it has to be answered at once.
+        """The bytes that a delayed fetch could read now; None if it has to be completed at once.
 
-        That is so after any error or divergence, and when the readable end has moved on to a
-        later segment than the position. If a single byte is `enough`, as it is for nearly every
-        fetch, nothing is measured.
+        It has to be after an error or a divergence, and when the readable end is in a later segment
+        than the position. If one byte is `enough`, as for nearly every fetch, sizes are not
+        measured.
         """
         view = self.view(reader, position)
         if view.error or view.diverging or not self.log:
@@ -455,10 +458,10 @@ class Partition:
     def preferred_read_replica(
         self, offset: int, rack: str, rack_of: Mapping[int, str | None]
     ) -> int | None:
-        """The in-sync follower in the consumer's rack that should serve `offset`; None: nobody.
+        """The in-sync follower in the consumer's rack that should serve `offset`, or None.
 
-        `rack_of` names the brokers that the consumer can reach. A leader in the same rack is the
-        best choice of all and is never named.
+        `rack_of` has the brokers that the consumer can reach. None means that the leader serves the
+        fetch, which is always so when the leader is in the consumer's rack.
         """
         if self.role is not Role.LEADER or not rack or rack_of.get(self.broker_id) == rack:
             return None
@@ -475,16 +478,16 @@ class Partition:
     # Other requests
 
     def end_of_epoch(self, epoch: int, current_leader_epoch: int) -> tuple[ErrorCode, EpochEnd]:
-        """The end offset for OffsetForLeaderEpoch, which only a leader gives."""
+        """The error and the epoch's end offset for OffsetForLeaderEpoch; only a leader has it."""
         error = self.check_reader(Reader(leader_only=True), current_leader_epoch)
         if error or not self.log:
             return error, UNDEFINED_END
         return ErrorCode.NONE, self.log.epochs.end_offset_for(epoch, self.log.end_offset)
 
     def is_lagging_behind_predecessor(self) -> bool:
-        """Whether consumers may have seen more from the previous leader than this one can show.
+        """Whether the high watermark may still lag behind the previous leader's.
 
-        Until that is made up for, no offset may be called the latest.
+        Until it has caught up, ListOffsets cannot return a latest offset.
         """
         return (
             self.log is not None
@@ -504,7 +507,10 @@ class Partition:
         return DeletePlan(ErrorCode.NONE, target)
 
     def check_deleted(self, offset: int) -> ErrorCode | None:
-        """The error of a DeleteRecords up to `offset`; None while a live replica is behind."""
+        """The error of a DeleteRecords up to `offset`.
+
+        None while a live replica has not deleted.
+        """
         if self.role is not Role.LEADER:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.NONE if self.low_watermark() >= offset else None

@@ -1,7 +1,7 @@
-"""The log as replication sees it: `ReplicaLog`, who reads from it, and what a reader may see.
+"""The interface of a log for replication, the readers of a log, and what a reader may see.
 
-The log on disk and the logs in memory of the tests and the simulator all satisfy `ReplicaLog`,
-so the state machines of replication run unchanged on each of them.
+The log on disk and the in-memory logs of tests satisfy `ReplicaLog`, so that the state machines of
+replication run unchanged on both.
 """
 
 import uuid
@@ -23,10 +23,10 @@ class ReplicaEpochs(Protocol):
         """The latest epoch, -1 if there is none."""
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Note that `epoch` writes from `start_offset` on."""
+        """Record that `epoch` starts at `start_offset`."""
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """Where `epoch`, or failing that the one before it, ended; undefined as -1 and -1."""
+        """The end offset of `epoch`, or of the latest epoch before it; -1 and -1 if undefined."""
 
 
 class ReplicaLog(Protocol):
@@ -34,11 +34,11 @@ class ReplicaLog(Protocol):
 
     @property
     def topic_id(self) -> uuid.UUID | None:
-        """The id of the topic, None if it has not been given one yet."""
+        """The id of the topic; None before one is assigned."""
 
     @property
     def epochs(self) -> ReplicaEpochs:
-        """The leader epochs of what the log holds."""
+        """The leader epochs of the log's records."""
 
     @property
     def start_offset(self) -> int:
@@ -63,27 +63,30 @@ class ReplicaLog(Protocol):
         """Set the high watermark as near to `offset` as start and end allow, and return it."""
 
     def raise_start_offset(self, offset: int) -> bool:
-        """Hide what lies before `offset`, which must be committed; whether anything did."""
+        """Delete records before `offset`, which must be committed.
+
+        Return whether there were any.
+        """
 
     def append_as_follower(self, records: Buffer, *, now_ms: int) -> int:
-        """Append the leader's batches as they are and return the number of bytes taken."""
+        """Append the leader's batches unchanged; return the number of bytes appended."""
 
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
-        """Remove every batch that holds `offset` or a later one; whether there was any."""
+        """Remove all batches with `offset` or later ones; return whether there were any."""
 
     def truncate_fully_and_start_at(self, offset: int, *, now_ms: int) -> None:
         """Remove everything; the next record to be appended gets `offset`."""
 
 
-#: The replica id of whoever is not a broker.
+#: The replica id of a consumer.
 CONSUMER: Final = -1
 
 
 class Reader(NamedTuple):
-    """Who fetches, and what that entitles to."""
+    """Who fetches: a consumer or a follower, and which records it may read."""
 
     replica_id: int = CONSUMER
-    #: Which incarnation of the follower asks; -1 if it does not say.
+    #: The broker epoch of the follower; -1 if the request has none.
     broker_epoch: int = -1
     read_committed: bool = False
     #: Consumers that may be sent to another replica (Fetch v11+) may also read from any.
@@ -95,7 +98,7 @@ class Reader(NamedTuple):
 
 
 class FetchPosition(NamedTuple):
-    """Where a reader is in a partition, and what it believes about the leader."""
+    """The offset of a fetch, and the leader epochs that the reader knows."""
 
     offset: int
     current_leader_epoch: int = NO_EPOCH
@@ -103,14 +106,14 @@ class FetchPosition(NamedTuple):
 
 
 class ReadView(NamedTuple):
-    """What a fetch may read, and the offsets that go with it, taken before anything is read."""
+    """The result of checking a fetch: an error, a divergence, or the offsets before the read."""
 
     error: ErrorCode
     high_watermark: int = UNKNOWN_OFFSET
     last_stable_offset: int = UNKNOWN_OFFSET
     start_offset: int = UNKNOWN_OFFSET
     end_offset: int = UNKNOWN_OFFSET
-    #: Nothing at or beyond this offset may be shown to the reader.
+    #: The reader may read up to this offset.
     readable_end: int = UNKNOWN_OFFSET
-    #: Set if the reader's log and this one parted: it has to truncate before anything is read.
+    #: Set if the reader's log has diverged from this one: the reader has to truncate first.
     diverging: EpochEnd | None = None

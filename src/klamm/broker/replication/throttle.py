@@ -1,8 +1,7 @@
-"""Replication throttles: how much of the network the catching up of replicas may take.
+"""Replication throttles: a quota for the traffic of replicas that catch up.
 
-An operator sets a rate for the broker and names the replicas that it is for, usually those that
-a reassignment moves. Followers that are in sync are never held back, or a throttle could take
-partitions out of service.
+An operator sets a rate for the broker and names the throttled replicas, usually those that a
+reassignment moves. In-sync followers are never throttled, because that could shrink the ISR.
 """
 
 from collections.abc import Iterable
@@ -12,10 +11,10 @@ EVERY_REPLICA: Final = "*"
 
 
 def parse_throttled_replicas(value: str, broker_id: int) -> frozenset[int] | None:
-    """The partitions of a topic for which `broker_id` is throttled; None stands for all of them.
+    """The partitions of a topic that are throttled on `broker_id`; None means all partitions.
 
-    The value is that of `leader.replication.throttled.replicas` or its twin for followers: a `*`
-    or pairs of partition and broker, `0:101,0:102,1:103`.
+    `value` is that of `leader.replication.throttled.replicas`, or of the same key for followers:
+    `*`, or pairs of partition and broker such as `0:101,0:102,1:103`.
     """
     if value.strip() == EVERY_REPLICA:
         return None
@@ -24,10 +23,10 @@ def parse_throttled_replicas(value: str, broker_id: int) -> frozenset[int] | Non
 
 
 class ReplicationThrottle:
-    """A bucket that fills at the allowed rate, and the partitions that draw from it.
+    """A token bucket with the allowed rate, and the partitions that it applies to.
 
-    The bucket holds one second's worth. What is moved is counted afterwards and may overdraw it;
-    then the throttled replicas wait until the debt is paid.
+    The bucket holds the bytes of one second. Bytes are recorded after they were sent and may
+    overdraw the bucket; throttled replicas then wait until it is positive again.
     """
 
     def __init__(self) -> None:
@@ -37,13 +36,13 @@ class ReplicationThrottle:
         self._partitions: dict[str, frozenset[int] | None] = {}
 
     def set_rate(self, bytes_per_second: int | None, now_ms: int) -> None:
-        """Allow this much from now on; None lifts the throttle."""
+        """Set the rate in bytes per second; None removes the throttle."""
         self._rate = bytes_per_second
         self._balance = float(bytes_per_second or 0)
         self._counted_ms = now_ms
 
     def set_partitions(self, topic: str, partitions: frozenset[int] | None) -> None:
-        """Throttle these partitions of a topic, or all of them; an empty set lifts it."""
+        """Throttle these partitions of a topic, or all for None; an empty set throttles none."""
         if partitions is None or partitions:
             self._partitions[topic] = partitions
         else:
@@ -54,14 +53,14 @@ class ReplicationThrottle:
             self._partitions.pop(topic, None)
 
     def covers(self, topic: str, partition: int) -> bool:
-        """Whether the replica here of this partition is one of those to be held back."""
+        """Whether this broker's replica of the partition is throttled."""
         if topic not in self._partitions:
             return False
         partitions = self._partitions[topic]
         return partitions is None or partition in partitions
 
     def record(self, size: int, now_ms: int) -> None:
-        """Count bytes of throttled partitions that were moved."""
+        """Record bytes that were replicated for throttled partitions."""
         if self._rate is not None:
             self._fill(self._rate, now_ms)
             self._balance -= size
@@ -73,7 +72,7 @@ class ReplicationThrottle:
         return self._balance <= 0
 
     def open_again_ms(self, now_ms: int) -> int:
-        """When the debt will be paid; `now_ms` if there is none."""
+        """When the bucket will be positive again; `now_ms` if it is."""
         if self._rate is None or not self.is_exceeded(now_ms):
             return now_ms
         return now_ms + int(-self._balance * 1000 / max(self._rate, 1)) + 1

@@ -1,4 +1,5 @@
-"""The controller's requests: bytes to events, and answers back to bytes (section 20).
+"""Requests to the controller: decode them, put events into the queue, encode the responses (section
+20).
 
 Requests about topics are handled by `TopicAdmin`; the others become events of the queue. On a node
 that is not controller each gets its own form of NOT_CONTROLLER.
@@ -45,13 +46,13 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 
 class ControllerRequests:
-    """Answers the requests that only a controller can answer."""
+    """Handles the requests that only the controller can serve."""
 
     def __init__(self, controller: Controller, store: Store, topics: TopicAdmin) -> None:
         self._controller = controller
         self._store = store
         self._topics = topics
-        #: How often which API was answered with which error code; 0 is success.
+        #: How often each API responded with each error code; 0 is success.
         self.errors: Counter[tuple[str, int]] = Counter()
         self._handlers: dict[int, Callable[[Request], Awaitable[Body]]] = {
             ApiKey.CONTROLLED_SHUTDOWN: self._controlled_shutdown,
@@ -67,7 +68,7 @@ class ControllerRequests:
         }
 
     async def handle(self, frame: bytes) -> bytes:
-        """The whole answer to a request frame."""
+        """Handle a request frame; returns the response frame."""
         request = decode_request(frame)
         try:
             body: Mapping[str, Any] = await self._handlers[request.header.api_key](request)
@@ -78,8 +79,9 @@ class ControllerRequests:
         return encode_response(request.header, body)
 
     def _failed(self, request: Request, error: Exception) -> Mapping[str, Any]:
-        """An answer that says so: a part may have been carried out, so nobody is to try it again
-        on the client's behalf."""
+        """The response to a request that failed. Part of it may have taken effect, so the error is
+        not one that clients retry.
+        """
         name = APIS[request.header.api_key].name
         # A lost session is an event like any other, and no reason to show where it was noticed.
         trace = None if isinstance(error, SessionLostError) else error
@@ -89,7 +91,7 @@ class ControllerRequests:
         return body
 
     async def _ask(self, event: Event, request: Request) -> Any:
-        """Queue the event and wait for its answer."""
+        """Queue the event and wait for its response."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def respond(value: Any) -> None:
@@ -350,7 +352,7 @@ def _proposal_result(result: ProposalResult) -> Body:
         "partition_epoch": result.partition_epoch,
     }
     if result.error != ErrorCode.NONE:
-        # Kafka leaves these as they are in a message nobody filled in.
+        # Kafka leaves these fields at the defaults of an empty message.
         body |= {"leader_id": 0, "leader_epoch": 0, "partition_epoch": 0}
     return body
 

@@ -1,4 +1,4 @@
-"""What a request about topics must not ask for: each check refuses with Kafka's code and words."""
+"""Checks of requests about topics; each one fails with Kafka's error code and message."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def check_name(name: str) -> None:
 
 
 def check_collision(name: str, existing: Sequence[str]) -> None:
-    """Refuse a name that metrics could not tell from an existing one (ADM-9)."""
+    """Refuse a name that has the same metric name as an existing topic (ADM-9)."""
     if "." not in name and "_" not in name:
         return
     flat = name.replace(".", "_")

@@ -1,7 +1,8 @@
 """Creating, expanding and deleting topics on request (sections 9, 10 and 20; ADM-1..28).
 
-A request is checked, written to ZooKeeper, and answered when the controller has done its part and
-this node's own broker has been told. What was written goes on even if nobody waits any more.
+A request is checked and written to ZooKeeper. Its response is sent after the controller has handled
+the change and this node's own broker has the new metadata. After a timeout the change still takes
+effect.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ class TopicAdmin:
     # CreateTopics
 
     async def create_topics(self, request: Request) -> Body:
-        """Answer a CreateTopics request."""
+        """Handle a CreateTopics request."""
         body = request.body
         deadline = self._deadline(body)
         validate_only = bool(getattr(body, "validate_only", False))
@@ -126,7 +127,7 @@ class TopicAdmin:
 
     async def _check_new_topic(self, cluster: ClusterState, topic: Any) -> TopicToCreate:
         name = str(topic.name)
-        # What brokers were told to forget is in nobody's cache: only ZooKeeper knows of it still.
+        # A topic whose deletion has begun is in no broker's cache; only ZooKeeper still has it.
         if not _is_gone(cluster, name):
             raise TopicRefusedError(
                 ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
@@ -237,7 +238,7 @@ class TopicAdmin:
     async def auto_create(
         self, name: str, count: int, factor: int, config: Mapping[str, str]
     ) -> ErrorCode:
-        """Create a topic for a broker of which a client asked it (META-6); any node may do this."""
+        """Create a topic that a client's Metadata request named (META-6); any node may do this."""
         try:
             check_name(name)
             await self._check_absent(name)
@@ -251,7 +252,9 @@ class TopicAdmin:
         return ErrorCode.NONE if outcome.ok else ErrorCode.UNKNOWN_SERVER_ERROR
 
     async def _registered_racks(self) -> dict[int, str | None]:
-        """Brokers that take replicas as ZooKeeper knows them; what it cannot say is left out."""
+        """Brokers in ZooKeeper that hold replicas, with their racks; unreadable ones are left
+        out.
+        """
         names = await self._store.children(znodes.BROKER_IDS)
         ids = sorted(int(name) for name in names if name.isdecimal())
         racks = {}
@@ -266,7 +269,7 @@ class TopicAdmin:
     # CreatePartitions
 
     async def create_partitions(self, request: Request) -> Body:
-        """Answer a CreatePartitions request."""
+        """Handle a CreatePartitions request."""
         body = request.body
         deadline = self._deadline(body)
         results: dict[str, Body] = {}
@@ -374,7 +377,7 @@ class TopicAdmin:
     # DeleteTopics
 
     async def delete_topics(self, request: Request) -> Body:
-        """Answer a DeleteTopics request."""
+        """Handle a DeleteTopics request."""
         body = request.body
         version = request.header.api_version
         deadline = self._deadline(body)
@@ -484,7 +487,7 @@ class TopicAdmin:
         self._waiting = still
 
     async def wait_announced(self, deadline: float) -> bool:
-        """Whether the own broker has by the deadline heard all that was announced until now."""
+        """Whether the own broker has, by the deadline, all metadata that was sent until now."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._announcer.wait_own_broker_updated()
@@ -502,7 +505,7 @@ def _all_led(cluster: ClusterState, name: str) -> bool:
 
 
 def _is_gone(cluster: ClusterState, name: str) -> bool:
-    """Whether brokers have been told to forget the topic."""
+    """Whether brokers have removed the topic from their metadata."""
     return (
         name not in cluster.topics
         or name in cluster.deletion_started

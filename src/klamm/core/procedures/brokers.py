@@ -81,7 +81,7 @@ def fit_brokers(ctx: Context, brokers: Iterable[RegisteredBroker]) -> dict[int, 
 
 
 def on_brokers_started(ctx: Context, started: Collection[int]) -> Procedure[None]:
-    """Tell brokers that have joined all they need to know, and use them (BRK-7..12)."""
+    """Send joined brokers the metadata and their replicas, then elect and resume (BRK-7..12)."""
     cluster = ctx.cluster
     for id in started:
         cluster.offline_dirs.pop(id, None)
@@ -98,7 +98,9 @@ def on_brokers_started(ctx: Context, started: Collection[int]) -> Procedure[None
 
 
 def on_brokers_failed(ctx: Context, failed: Collection[int]) -> Procedure[None]:
-    """Let go of brokers that have gone: others take over what they led (BRK-13)."""
+    """Elect new leaders for what the failed brokers led, then take their replicas offline
+    (BRK-13).
+    """
     cluster = ctx.cluster
     failed = set(failed)
     for id in failed:
@@ -109,7 +111,7 @@ def on_brokers_failed(ctx: Context, failed: Collection[int]) -> Procedure[None]:
 
 
 def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
-    """Deal with replicas that were lost, with their brokers or with a log directory (BRK-14..18).
+    """Handle replicas that went offline with their broker or their log directory (BRK-14..18).
 
     Leaders are elected before the replicas leave the ISR, so that a partition that has another
     in-sync replica is written once (BRK-19).
@@ -125,12 +127,12 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     yield from change_replica_states(ctx, row[~is_queued], broker[~is_queued], ReplicaState.OFFLINE)
     yield from fail_deletion(ctx, row[is_queued], broker[is_queued])
     if is_queued.all() and not len(results.elected):
-        # Nothing went out so far, and the brokers have to learn who is gone.
+        # No request was sent so far, and the brokers have to learn which brokers failed.
         yield from send_metadata(ctx, _NO_ROWS)
 
 
 def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
-    """Pass on what a broker has changed about its endpoints or features (BRK-20..22)."""
+    """Send all brokers the endpoints that a broker has changed (BRK-20..22)."""
     cluster = ctx.cluster
     changed: RegisteredBroker | None = yield ReadBroker(id)
     known = cluster.brokers.get(id)
@@ -146,14 +148,16 @@ def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
 def send_metadata(
     ctx: Context, rows: I32, brokers: Collection[int] | None = None
 ) -> Procedure[None]:
-    """Send one UpdateMetadata by itself, to the brokers given or to all."""
+    """Send an UpdateMetadata alone, to the given brokers or to all."""
     batch = BrokerRequestBatch(ctx.cluster)
     batch.update_metadata(rows, brokers)
     yield from batch.send()
 
 
 def on_log_dir_notification(ctx: Context) -> Procedure[None]:
-    """Send brokers that lost a directory all their partitions: the answers say which are gone."""
+    """Send brokers that lost a log directory all their partitions; the responses name the lost
+    ones.
+    """
     names, brokers = yield ReadLogDirNotifications()
     if not names:
         return
@@ -175,10 +179,10 @@ def on_log_dir_notification(ctx: Context) -> Procedure[None]:
 def on_leader_and_isr_response(
     ctx: Context, event: LeaderAndIsrResponseReceived
 ) -> Procedure[None]:
-    """Take note of partitions that are on a lost directory, or no longer (LOGDIR-4..9)."""
+    """Record which partitions are on a failed log directory, or are not any more (LOGDIR-4..9)."""
     cluster = ctx.cluster
     if event.error != ControllerError.NONE:
-        text = f"broker {event.broker} answered LeaderAndIsr with error {event.error}"
+        text = f"broker {event.broker} responded to LeaderAndIsr with error {event.error}"
         ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
         return
     if event.broker not in cluster.brokers:
@@ -211,7 +215,7 @@ _ANY_EPOCH = -1
 
 
 def on_controlled_shutdown(ctx: Context, event: ControlledShutdown) -> Procedure[None]:
-    """Move leadership off the broker and answer with what it still leads."""
+    """Move leadership off the broker; the response names the partitions that it still leads."""
     refusal = _refusal(ctx, event)
     if refusal is None:
         remaining = yield from _empty(ctx, event.broker)
@@ -230,12 +234,12 @@ def _refusal(ctx: Context, event: ControlledShutdown) -> ControllerError | None:
 
 
 def _empty(ctx: Context, broker: int) -> Procedure[list[TopicPartition]]:
-    """Take the broker out of the lead and out of the ISRs; returns what could not be moved."""
+    """Take the broker out of leadership and ISRs; returns the partitions that it still leads."""
     cluster = ctx.cluster
     cluster.shutting_down.add(broker)
     ctx.say(LoggerName.CONTROLLER, Level.INFO, f"shutting down {sorted(cluster.shutting_down)}")
     rows, _ = cluster.hosted_by([broker])
-    # A partition without another replica has nowhere to go; it is neither moved nor reported.
+    # A partition without another replica cannot get another leader; it is not reported either.
     rows = rows[count(cluster.replicas[rows]) > 1]
     rows = rows[cluster.has_leadership[rows] & ~cluster.is_queued(rows)]
     leads = cluster.leader[rows] == broker
@@ -244,7 +248,7 @@ def _empty(ctx: Context, broker: int) -> Procedure[list[TopicPartition]]:
     )
     followed = rows[~leads]
     brokers = np.full(len(followed), broker, np.int32)
-    # It stops fetching first, so that leaders do not take it back.
+    # It stops fetching first, so that leaders do not add it to the ISR again.
     batch = BrokerRequestBatch(cluster)
     batch.stop_replica(followed, brokers, delete=False)
     yield from batch.send()

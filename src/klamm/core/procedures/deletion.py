@@ -1,8 +1,8 @@
 """Deleting topics: accepting requests, stopping and deleting replicas, retrying, finishing.
 
-A topic that is queued goes through `resume_deletions`, which looks at the states of its replicas
-and does what can be done. It runs again after everything that may have changed them. A topic that
-is ineligible waits: a replica of it is offline or failed, or a partition is being reassigned.
+`resume_deletions` takes each queued topic as far as the states of its replicas allow. It runs again
+after every change of those states. An ineligible topic waits: one of its replicas is offline or
+could not be deleted, or one of its partitions is being reassigned.
 """
 
 from collections.abc import Collection
@@ -47,7 +47,7 @@ def on_topic_deletion(ctx: Context) -> Procedure[None]:
 
 
 def on_stop_replica_response(ctx: Context, event: StopReplicaResponseReceived) -> Procedure[None]:
-    """Take note of which replicas a broker has deleted and which it could not (DEL-20..24)."""
+    """Record which replicas a broker has deleted and which it could not delete (DEL-20..24)."""
     cluster = ctx.cluster
     deleted: list[int] = []
     failed: list[int] = []
@@ -60,7 +60,7 @@ def on_stop_replica_response(ctx: Context, event: StopReplicaResponseReceived) -
         yield from fail_deletion(ctx, *_on(failed, event.broker))
     if deleted:
         row_of, broker = _on(deleted, event.broker)
-        # What failed may have finished or dropped a topic meanwhile.
+        # `fail_deletion` may have completed or dropped a topic meanwhile.
         is_queued = cluster.is_queued(row_of)
         yield from change_replica_states(
             ctx, row_of[is_queued], broker[is_queued], ReplicaState.DELETION_SUCCESSFUL
@@ -92,7 +92,7 @@ def mark_ineligible(ctx: Context, names: Collection[str], why: str) -> None:
 
 
 def resume_deletion_of(ctx: Context, names: Collection[str]) -> Procedure[None]:
-    """Let paused topics go on, since what they waited for has happened (DEL-27, DEL-28)."""
+    """Resume the deletion of paused topics, since their reason to wait is over (DEL-27, DEL-28)."""
     resumed = ctx.cluster.queued_for_deletion & set(names)
     if resumed:
         ctx.cluster.ineligible_for_deletion -= resumed

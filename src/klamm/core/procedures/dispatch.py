@@ -75,7 +75,7 @@ def _on_update_metadata_response(
 ) -> Procedure[None]:
     """Log an error of the response; nothing else depends on it (CHAN-33)."""
     if event.error != ControllerError.NONE:
-        text = f"broker {event.broker} answered UpdateMetadata with error {event.error}"
+        text = f"broker {event.broker} responded to UpdateMetadata with error {event.error}"
         ctx.say(LoggerName.STATE_CHANGE, Level.ERROR, text)
     yield from ()
 

@@ -1,4 +1,4 @@
-"""Taking office: read everything, tell the brokers, and pick up what was left unfinished."""
+"""The controller failover: read everything, inform the brokers, resume what was unfinished."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -39,15 +39,15 @@ from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
 
-#: Topics read at a time: what was read of them is let go before the next ones are.
+#: Topics read at a time, to bound the memory for what was read and not yet put into columns.
 _TOPICS_AT_A_TIME: Final = 500
 _NO_ROWS: Final = np.empty(0, np.int32)
 
 
 def on_controller_failover(ctx: Context) -> Procedure[None]:
-    """Become controller, with an empty cluster whose controller id and epoch are set.
+    """Load the state of a new controller, into an empty cluster with its controller id and epoch.
 
-    The steps follow section 5 in its order. Watches are armed by the reads, and before them.
+    The steps have the order of section 5. Each read sets its watch before it reads.
     """
     cluster = ctx.cluster
     cluster.finalized_features = yield SetUpFeatures()
@@ -60,13 +60,13 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
     _say(ctx, f"found {len(cluster.topics)} topics with {len(cluster.all_rows())} partitions")
     yield ChangeChannels(open=[cluster.brokers[id] for id in cluster.live_or_shutting_down])
     yield from _read_deletions(ctx)
-    _say(ctx, f"telling brokers {cluster.live_or_shutting_down}")
-    # Brokers need to know each other before they are told of partitions.
+    _say(ctx, f"sending metadata to brokers {cluster.live_or_shutting_down}")
+    # Brokers need to know each other before they get partitions.
     yield from send_metadata(ctx, _NO_ROWS)
     yield from _place_new_partitions(ctx)
     yield from start_replica_machine(ctx)
     yield from start_partition_machine(ctx)
-    _say(ctx, "the machines have started; taking up what was left unfinished")
+    _say(ctx, "the state machines have started; resuming unfinished reassignments and deletions")
     handled = yield from on_zk_reassignment(ctx)
     yield from resume_reassignments(ctx, lambda _: True, handled)
     yield from resume_deletions(ctx)
@@ -75,7 +75,7 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
         yield Schedule(AutoRebalance(), FIRST_REBALANCE_DELAY_S)
     _say(
         ctx,
-        f"in office with {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
+        f"controller of {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
     )
 
 
@@ -97,7 +97,7 @@ def _read_topics(ctx: Context) -> Procedure[None]:
         yield from add_topics(ctx, reads)
     left_out = names - cluster.topics.keys()
     if left_out:
-        # Which of two topics an id means cannot be decided here, nor by a successor.
+        # No controller can decide which of the two topics owns the id.
         raise KlammError(f"topics have the id of another topic: {sorted(left_out)}")
     cluster.being_reassigned.update(cluster.adding.keys() | cluster.removing.keys())
 
@@ -131,13 +131,13 @@ def _read_deletions(ctx: Context) -> Procedure[None]:
     moving = rows[np.isin(rows, list(cluster.being_reassigned))]
     is_led = cluster.has_leadership[moving] & (cluster.leader[moving] != NO_BROKER)
     mark_ineligible(ctx, cluster.topic_names_of(moving[is_led]), "reassignment in progress")
-    # A deletion had begun here. It leaves nobody to learn from, and no leader is elected any more
-    # (DEL-7): such a move would never end, and if resumed bring back what is deleted already.
+    # The deletion of these topics has begun: no leader is elected any more (DEL-7) and no replica
+    # can catch up. The reassignment would never end, and would restore deleted replicas if resumed.
     drop_reassignments(cluster, moving[~is_led])
 
 
 def _place_new_partitions(ctx: Context) -> Procedure[None]:
-    """Partitions that were created while nobody was in office get brokers that hold data."""
+    """Give partitions that were created while there was no controller brokers that hold data."""
     cluster = ctx.cluster
     rows = cluster.all_rows()
     rows = rows[~cluster.has_leadership[rows]]
@@ -145,7 +145,7 @@ def _place_new_partitions(ctx: Context) -> Procedure[None]:
 
 
 def _elect_preferred(ctx: Context) -> Procedure[None]:
-    """Run the preferred elections that were asked for, as far as they make sense (FAILOVER-20)."""
+    """Run the preferred elections that are requested in ZooKeeper (FAILOVER-20)."""
     requested: set[TopicPartition] | None = yield ReadPreferredRequest()
     if requested is not None:
         yield from elect_requested(ctx, requested)

@@ -12,7 +12,7 @@ Verdict = tuple[int, str | None]
 
 
 def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
-    """Judge each update by itself and write those that are right together (ADM-40..42)."""
+    """Check each update on its own and write the valid ones together (ADM-40..42)."""
     cluster = ctx.cluster
     levels = dict(cluster.finalized_features)
     verdicts: dict[str, Verdict] = {}
@@ -45,7 +45,7 @@ def on_update_features(ctx: Context, event: UpdateFeatures) -> Procedure[None]:
 
 
 def _flaw(ctx: Context, update: FeatureUpdate, finalized: Mapping[str, int]) -> str | None:
-    """What is wrong with an update, in the order of Kafka's checks; None: nothing."""
+    """The first of Kafka's checks that an update fails, as an error; None if it is valid."""
     present = finalized.get(update.feature)
     if not update.feature:
         return "Feature name can not be empty."

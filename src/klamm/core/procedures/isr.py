@@ -25,7 +25,7 @@ from klamm.errors import FencedError
 
 
 def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:
-    """Write the ISRs that a leader proposes, tell everybody, and answer it (ISR-8..22)."""
+    """Write the ISRs that a leader proposes, update all brokers, and respond (ISR-8..22)."""
     cluster = ctx.cluster
     broker = cluster.brokers.get(event.broker)
     if broker is None or broker.epoch != event.broker_epoch:
@@ -72,7 +72,7 @@ def _row_of(ctx: Context, proposal: PartitionProposal) -> tuple[int | None, Cont
 def _judge(
     ctx: Context, row: int, proposal: PartitionProposal, event: AlterPartition
 ) -> ControllerError | None:
-    """Compare a proposal with what is known: an error, NONE if it is no news, None if it is."""
+    """Check a proposal: an error, NONE if nothing changes, or None if it has to be written."""
     cluster = ctx.cluster
     leader_epoch = int(cluster.leader_epoch[row])
     partition_epoch = int(cluster.partition_epoch[row])
@@ -81,7 +81,7 @@ def _judge(
     if not cluster.has_leadership[row]:
         return ControllerError.UNKNOWN_TOPIC_OR_PARTITION
     if proposal.partition_epoch > partition_epoch or proposal.leader_epoch > leader_epoch:
-        # Somebody knows more than this controller, which is probably none any more.
+        # The leader knows a newer epoch: another controller has probably been elected.
         return ControllerError.NOT_CONTROLLER
     if proposal.leader_epoch < leader_epoch:
         return ControllerError.FENCED_LEADER_EPOCH
@@ -140,7 +140,7 @@ _CODE = {
 
 
 def _result(ctx: Context, row: int, proposal: PartitionProposal) -> ProposalResult:
-    """What is true now of a partition whose proposal was accepted."""
+    """The state of a partition whose proposal was accepted."""
     cluster = ctx.cluster
     return ProposalResult(
         proposal,

@@ -1,4 +1,4 @@
-"""Elections that somebody asks for, or that keep leaders where they are preferred."""
+"""Elections on request, and the automatic rebalance of leaders."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -33,7 +33,7 @@ from klamm.core.procedures.partitions import (
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError
 
-#: What became of a request about one partition: Kafka's code, a message if it has its own, and
+#: The result of a request about one partition: Kafka's code, a message if it has its own, and
 #: the new leader or -1.
 Result = tuple[int, str | None, int]
 
@@ -54,7 +54,7 @@ _STRATEGY_NAME: Final = {
 
 
 def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
-    """Elect leaders on request, and answer for each partition (PREF-1..12)."""
+    """Elect leaders on request; the response has a result for each partition (PREF-1..12)."""
     if event.partitions is not None:
         results = yield from _elect_named(ctx, event.partitions, event.kind)
         yield Respond(results)
@@ -68,14 +68,14 @@ def on_elect_leaders(ctx: Context, event: ElectLeaders) -> Procedure[None]:
 
 
 def on_zk_preferred_election(ctx: Context) -> Procedure[None]:
-    """Act on `/admin/preferred_replica_election` and take it away, whatever came of it."""
+    """Run the elections of `/admin/preferred_replica_election` and delete it in any case."""
     requested: set[TopicPartition] | None = yield ReadPreferredRequest()
     if requested is not None:
         yield from elect_requested(ctx, requested)
 
 
 def elect_requested(ctx: Context, requested: Iterable[TopicPartition]) -> Procedure[None]:
-    """Run the preferred elections that a znode asks for, and remove the znode (PREF-9)."""
+    """Run the preferred elections that a znode requests, and delete the znode (PREF-9)."""
     results = yield from _elect_named(ctx, sorted(requested), RequestedElection.PREFERRED)
     for (topic, partition), (code, _, _) in results.items():
         if code not in (ControllerError.NONE, ControllerError.ELECTION_NOT_NEEDED):
@@ -125,7 +125,7 @@ def on_unclean_election_enabled(ctx: Context, topic: str | None = None) -> Proce
 def _elect_named(
     ctx: Context, partitions: Iterable[TopicPartition], kind: RequestedElection
 ) -> Procedure[dict[TopicPartition, Result]]:
-    """Sort out the partitions that are not to be elected, elect the others, and say it of each."""
+    """Elect leaders for the partitions that need it; returns a result for each partition."""
     cluster = ctx.cluster
     results: dict[TopicPartition, Result] = {}
     found: list[int] = []
@@ -141,7 +141,7 @@ def _elect_named(
                 -1,
             )
         elif not cluster.has_leadership[row]:
-            # The reference would not answer at all (PREF-12).
+            # Kafka would not respond at all (PREF-12).
             results[tp] = (_NOT_ELECTED[kind], "The partition has never had a leader.", -1)
         else:
             found.append(row)

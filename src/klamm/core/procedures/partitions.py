@@ -1,7 +1,8 @@
-"""The partition state machine: moving partitions, creating their state, electing their leaders.
+"""The partition state machine: changes states, creates `state` znodes and elects leaders.
 
-Decisions are taken from the cache. Each write is conditional on the version that the cache knows,
-and a row whose znode has moved on is read and decided again, as often as it takes (PSM-16, PSM-20).
+Decisions are made from the cached state. Each write is conditional on the cached version; a row
+whose znode has another version is read and decided again, until the write succeeds (PSM-16,
+PSM-20).
 """
 
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class Failure(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElectionResults:
-    """What an election came to, for each row that took part in one (PSM-9)."""
+    """The result of an election, for each row that took part (PSM-9)."""
 
     row: I32
     failure: I8
@@ -79,9 +80,9 @@ NOBODY_ELECTED = ElectionResults(np.empty(0, np.int32), np.empty(0, np.int8))
 def change_partition_states(
     ctx: Context, rows: I32, target: PartitionState, strategy: Strategy | None = None
 ) -> Procedure[ElectionResults]:
-    """Move partitions to a state, tell the brokers once, and say how the elections went.
+    """Change the state of partitions, send one batch, and return the results of the elections.
 
-    Rows that may not make the move are named in the log and left alone (PSM-6).
+    Partitions for which the transition is not valid are logged and skipped (PSM-6).
     """
     cluster = ctx.cluster
     if not len(rows):
@@ -107,7 +108,7 @@ def change_partition_states(
     except (FencedError, SessionLostError):
         raise
     except Exception as error:
-        # Whatever else went wrong concerns this call only; the event goes on (PSM-22).
+        # Any other error concerns only this call; the event continues (PSM-22).
         ctx.say(LoggerName.PARTITION_MACHINE, Level.ERROR, f"moving partitions failed: {error!r}")
         failed = rows[~is_new]
         results = ElectionResults(failed, np.full(len(failed), Failure.STORE, np.int8))
@@ -118,7 +119,7 @@ def change_partition_states(
 def trigger_elections(ctx: Context, rows: I32 | None = None) -> Procedure[ElectionResults]:
     """Bring partitions in New and Offline online if that is possible (PSM-3, PSM-4).
 
-    All of the cluster's, unless rows are given; topics queued for deletion are left in peace.
+    All partitions, unless rows are given; topics queued for deletion are skipped.
     """
     cluster = ctx.cluster
     rows = cluster.all_rows() if rows is None else rows
@@ -132,7 +133,9 @@ def trigger_elections(ctx: Context, rows: I32 | None = None) -> Procedure[Electi
 
 
 def start_partition_machine(ctx: Context) -> Procedure[None]:
-    """Give every partition its state, then bring online what is not (PSM-2, PSM-3)."""
+    """Set the initial state of every partition, then elect leaders for those without (PSM-2,
+    PSM-3).
+    """
     cluster = ctx.cluster
     rows = cluster.all_rows()
     cluster.state[rows] = np.select(
@@ -186,16 +189,16 @@ def _initialise(ctx: Context, rows: I32, batch: BrokerRequestBatch) -> Procedure
 def _elect(
     ctx: Context, rows: I32, strategy: Strategy, batch: BrokerRequestBatch
 ) -> Procedure[ElectionResults]:
-    """Choose leaders and write them; what the cache had wrong is read and chosen again.
+    """Choose leaders and write them; where the cache is outdated, read and choose again.
 
-    The cache is believed where it offers an in-sync leader, since the write then tells whether it
-    was right. Nobody stays leaderless, or loses records, on the cache's word alone.
+    The cached state is used where it offers an in-sync leader, since the conditional write fails if
+    it is outdated. Before a partition stays leaderless or is elected unclean, its znode is read.
     """
     if not len(rows):
         return NOBODY_ELECTED
     cluster = ctx.cluster
     failure = np.full(len(rows), Failure.STATE_CHANGE_FAILED, np.int8)
-    # `at` are positions in `rows`, and `known` is what is known of those.
+    # `at` are positions in `rows`, and `known` are the states of those rows.
     at = np.flatnonzero(cluster.has_leadership[rows])
     known = cluster.leadership(rows[at])
     is_fresh = False
@@ -211,7 +214,8 @@ def _elect(
             isr=chosen.isr[won],
             recovery=chosen.recovery[won],
         )
-        # To be read: what the cache gives no leader, and what is no longer as it was known.
+        # To be read again: rows that get no leader from the cache, and rows whose version has
+        # changed.
         doubtful = np.full(len(rows), not is_fresh)
         doubtful[at[won]] = False
         if len(decided):

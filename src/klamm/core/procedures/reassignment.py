@@ -1,11 +1,12 @@
-"""Partition reassignment: replicas move in stages, from one list of brokers to another.
+"""Partition reassignment: replicas move in phases, from one list of brokers to another.
 
-Phase U writes down what is wanted, phase A tells the replicas that join, and phase B, once all of
-the target is in sync, hands over and retires the replicas that leave. Only the topic's znode
-records a move, so it is written first when one begins and last when it is over.
+Phase U writes the new assignment, phase A starts the replicas that are added, and phase B, once all
+of the target is in sync, elects a leader from the target and deletes the replicas that are removed.
+Only the topic's znode records a reassignment, so it is written first when one begins and last when
+it ends.
 
 Many partitions go through a phase together. For each of them the order of steps is the one of
-section 11, and the epochs and versions that come of it are the same as one by one.
+section 11, with the same epochs and versions as one by one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,16 +49,16 @@ from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
 
-#: What became of a request about one partition: Kafka's code, and a message if it has its own.
+#: The result of a request about one partition: Kafka's code, and a message if it has its own.
 Verdict = tuple[int, str | None]
 _ACCEPTED: Final[Verdict] = (ControllerError.NONE, None)
 _NO_SUCH_PARTITION: Final[Verdict] = (
     ControllerError.UNKNOWN_TOPIC_OR_PARTITION,
     "The partition does not exist.",
 )
-#: Moves that go through the phases together: as many as a bulk write and an announcement take well.
+#: Reassignments that go through the phases together, as one bulk write and one request batch.
 _TOGETHER: Final = 2048
-#: So many moves of one topic are each written by themselves.
+#: Up to this many reassignments of one topic are written one by one.
 _ONE_BY_ONE: Final = 16
 
 
@@ -65,9 +66,10 @@ _ONE_BY_ONE: Final = 16
 
 
 def on_zk_reassignment(ctx: Context) -> Procedure[set[int]]:
-    """Begin the moves that `/admin/reassign_partitions` asks for; returns their rows.
+    """Begin the reassignments that `/admin/reassign_partitions` requests; returns their rows.
 
-    What cannot be done is taken out of it; the rest stays until it is complete (REASG-1..4).
+    Invalid entries are removed from the znode; the others stay until they are complete
+    (REASG-1..4).
     """
     requested: dict[TopicPartition, list[int]] | None = yield ReadReassignRequest()
     if requested is None:
@@ -92,7 +94,7 @@ def on_zk_reassignment(ctx: Context) -> Procedure[set[int]]:
 
 
 def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]:
-    """Begin, replace or cancel moves, and answer once they have begun (REASG-5..13)."""
+    """Begin, replace or cancel reassignments, and respond once they have begun (REASG-5..13)."""
     verdicts: dict[TopicPartition, Verdict] = {}
     targets: dict[TopicPartition, Sequence[int]] = {}
     for tp, replicas in event.targets.items():
@@ -116,7 +118,7 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
 
 
 def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[None]:
-    """Answer with the assignments of partitions that are moving (REASG-32)."""
+    """Respond with the assignments of partitions that are being reassigned (REASG-32)."""
     cluster = ctx.cluster
     wanted = event.partitions
     if wanted is None:
@@ -133,7 +135,7 @@ def _current(ctx: Context, tp: TopicPartition) -> Assignment:
 
 
 def _flaw(replicas: Sequence[int]) -> Verdict | None:
-    """What is wrong with a list of replicas as such (REASG-6)."""
+    """The error of an invalid list of replicas; None if it is valid (REASG-6)."""
     text = None
     if not replicas:
         text = "Empty replica list specified in partition reassignment."
@@ -145,9 +147,9 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
 
 
 def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
-    """Replicas that would be added need live brokers; those that are there already do not.
+    """Added replicas need live brokers; replicas that exist already do not.
 
-    A node that only competes for the controller's role would never catch up.
+    A node without the broker role would never catch up.
     """
     brokers = ctx.cluster.brokers
     live = {broker for broker in ctx.cluster.live if not brokers[broker].controller_only}
@@ -163,7 +165,7 @@ def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
 def _reassign_to(
     ctx: Context, targets: Mapping[TopicPartition, Sequence[int]]
 ) -> Procedure[dict[TopicPartition, Verdict]]:
-    """Move known partitions to new lists of replicas; says for each whether it went well."""
+    """Reassign known partitions to new lists of replicas; returns a result for each."""
     cluster = ctx.cluster
     verdicts = {}
     moves: dict[int, Assignment] = {}
@@ -181,7 +183,7 @@ def _reassign_to(
     return verdicts
 
 
-# What makes a move go on
+# What continues a reassignment
 
 
 def resume_reassignments(
@@ -189,19 +191,19 @@ def resume_reassignments(
     chosen: Callable[[Assignment], bool],
     handled: Iterable[int] = (),
 ) -> Procedure[None]:
-    """Run moves under way again from the top: those chosen, and not handled just now."""
+    """Run unfinished reassignments again from the first phase: those chosen, without `handled`."""
     cluster = ctx.cluster
     rows = sorted(cluster.being_reassigned.difference(handled))
     moves = {row: move for row in rows if chosen(move := cluster.assignment(row))}
     failed = yield from run_reassignments(ctx, moves)
-    text = "moves that could not be resumed"
+    text = "reassignments that could not be resumed"
     ctx.say_of(LoggerName.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
 
 
 def drop_reassignments(cluster: ClusterState, rows: I32) -> None:
-    """Leave moves where they are: all replicas, old and new, count as the partition's own.
+    """Drop reassignments: all replicas, old and new, become the partition's assignment.
 
-    ZooKeeper is not told, since these go with their topic.
+    ZooKeeper is not changed, since the topics are being deleted.
     """
     replicas = {row: cluster.assignment(row).replicas for row in rows.tolist()}
     cluster.set_assignments({row: Assignment(each) for row, each in replicas.items()})
@@ -209,7 +211,7 @@ def drop_reassignments(cluster: ClusterState, rows: I32) -> None:
 
 
 def complete_reassignments(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
-    """The ISRs of these rows have changed: finish the moves that this completes (REASG-25..27)."""
+    """Finish the reassignments that a change of these rows' ISRs has completed (REASG-25..27)."""
     cluster = ctx.cluster
     moving = np.array(sorted(cluster.being_reassigned.intersection(rows)), np.int32)
     if len(moving):
@@ -219,7 +221,7 @@ def complete_reassignments(ctx: Context, rows: Iterable[int]) -> Procedure[None]
 
 
 def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Procedure[None]:
-    """A leader has written its state itself: see whether that completes its move (REASG-30)."""
+    """Check whether a state that a leader wrote itself completes its reassignment (REASG-30)."""
     row = ctx.cluster.row(event.topic, event.partition)
     if row is not None and row in ctx.cluster.being_reassigned:
         yield WatchStates(np.array([row], np.int32))
@@ -230,7 +232,7 @@ def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Pr
 
 
 def run_reassignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[set[int]]:
-    """Run moves as far as they go now, from the top; returns the rows for which that failed."""
+    """Run reassignments from the first phase as far as possible; returns the rows that failed."""
     failed: set[int] = set()
     for together in _chunks(moves):
         written = yield from _update_assignments(ctx, together)
@@ -249,9 +251,9 @@ def _chunks(moves: Mapping[int, Assignment]) -> Iterator[dict[int, Assignment]]:
 
 
 def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[list[int]]:
-    """Phase U: ZooKeeper first, then memory; returns the rows that were written or need not be.
+    """Phase U: write the assignments, then record them; returns the rows that are up to date.
 
-    Replicas that a replaced or cancelled move no longer needs are retired.
+    Replicas that a replaced or cancelled reassignment no longer needs are deleted.
     """
     cluster = ctx.cluster
     rows = np.array(list(moves), np.int32)
@@ -276,8 +278,8 @@ def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Proced
 def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> Procedure[set[int]]:
     """Write topics' znodes; returns the rows that were accepted.
 
-    Kafka writes a topic as a whole once for each row. That is followed while it costs little; with
-    ten thousand partitions it would be gigabytes, and the end of a ZooKeeper.
+    Kafka writes the whole topic once for each row. klamm does the same for few rows; for ten
+    thousand partitions it would write gigabytes, so all rows of a topic are written at once.
     """
     cluster = ctx.cluster
     if not assignments:
@@ -304,7 +306,7 @@ def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> P
 
 
 def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
-    """Which moves have nothing left to wait for, by the ISRs in ZooKeeper (REASG-20)."""
+    """Which reassignments are complete, by the ISRs in ZooKeeper (REASG-20)."""
     cluster = ctx.cluster
     moves = [cluster.assignment(row) for row in rows.tolist()]
     done = np.array([not move.is_being_reassigned for move in moves], np.bool_)
@@ -317,11 +319,11 @@ def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
 
 
 def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
-    """Phase A: a new epoch with the new list, told to all of it; returns the rows it went to."""
+    """Phase A: write a new epoch and send the new list to all its replicas; returns those rows."""
     cluster = ctx.cluster
     batch = BrokerRequestBatch(cluster)
-    # The replica that a replaced move no longer needs may have been the leader. Kafka leaves such a
-    # partition without one until its next failure (KAFKA-14808).
+    # A replica that a replaced reassignment no longer needs may have been the leader. Kafka leaves
+    # such a partition without one until its next failure (KAFKA-14808).
     is_orphaned = cluster.state[rows] == PartitionState.ONLINE
     is_orphaned &= cluster.has_leadership[rows] & (cluster.leader[rows] == NO_BROKER)
     yield from change_partition_states(
@@ -333,13 +335,15 @@ def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
     batch.leader_and_isr(*_pairs((row, broker) for row, move in moves for broker in move.origin))
     batch.leader_and_isr(*joining, is_new=True)
     yield from batch.send()
-    # One that was added before, by a move that is resumed or replaced, needs no second start.
+    # A replica that a resumed or replaced reassignment has added before is not started again.
     yield from change_replica_states(ctx, *joining, ReplicaState.NEW)
     return set(rows.tolist())
 
 
 def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
-    """Phase B: leave leadership with the target and retire the rest; returns completed rows."""
+    """Phase B: elect a leader from the target and delete the other replicas; returns completed
+    rows.
+    """
     cluster = ctx.cluster
     if not len(rows):
         return set()
@@ -398,7 +402,7 @@ def _raise_epoch(ctx: Context, rows: I32) -> Procedure[I32]:
 
 
 def _retire(ctx: Context, replicas: Sequence[tuple[int, int]]) -> Procedure[None]:
-    """Stop replicas and have them deleted, without waiting for it (REASG-B4, B5)."""
+    """Stop and delete replicas without waiting for the responses (REASG-B4, B5)."""
     row, broker = _pairs(replicas)
     for state in (
         ReplicaState.OFFLINE,
@@ -418,7 +422,7 @@ def _pairs(replicas: Iterable[tuple[int, int]]) -> tuple[I32, I32]:
 def _shrink_request(
     ctx: Context, is_over: Callable[[TopicPartition, Sequence[int]], bool]
 ) -> Procedure[None]:
-    """Take entries out of `/admin/reassign_partitions`, and the node away with the last one."""
+    """Remove entries from `/admin/reassign_partitions`, and the node with the last entry."""
     requested: dict[TopicPartition, list[int]] | None = yield ReadReassignRequest()
     if requested is None:
         return
@@ -426,5 +430,5 @@ def _shrink_request(
     if not left or len(left) < len(requested):
         yield WriteReassignRequest(left)
     if not left:
-        # The next request is looked for here, not by the watch on what was just deleted (ZK-27).
+        # This event finds the next request; the watch on the deleted node would not (ZK-27).
         yield Enqueue(ZkReassignment())

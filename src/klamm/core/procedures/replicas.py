@@ -1,7 +1,7 @@
-"""The replica state machine: moving replicas, and taking those that are gone out of the ISR.
+"""The replica state machine: changes states, and removes offline replicas from the ISR.
 
-Leaving an ISR is decided from the cache and written on condition of the version that the cache
-knows; what has moved on is read and decided again (PSM-16).
+ISRs are shrunk from the cached state, in writes that are conditional on the cached version; rows
+with another version are read and decided again (PSM-16).
 """
 
 from dataclasses import replace
@@ -29,9 +29,9 @@ from klamm.errors import FencedError, SessionLostError
 def change_replica_states(
     ctx: Context, row: I32, broker: I32, target: ReplicaState
 ) -> Procedure[None]:
-    """Move replicas, `row[k]` on `broker[k]`, to a state, and tell the brokers once.
+    """Change the state of replicas, `row[k]` on `broker[k]`, and send one batch.
 
-    Replicas that may not make the move are named in the log and left alone (RSM-5).
+    Replicas for which the transition is not valid are logged and skipped (RSM-5).
     """
     if not len(row):
         return
@@ -51,7 +51,7 @@ def change_replica_states(
             batch.leader_and_isr(row[told], broker[told], is_new=True)
             cluster.set_replica_state(row[~leads], broker[~leads], target)
         case ReplicaState.ONLINE:
-            # A replica that comes from New has heard of its partition already (RSM-9).
+            # A replica in state New has got its LeaderAndIsr already (RSM-9).
             told = (current != ReplicaState.NEW) & cluster.has_leadership[row]
             batch.leader_and_isr(row[told], broker[told])
             cluster.set_replica_state(row, broker, target)
@@ -69,7 +69,9 @@ def change_replica_states(
 
 
 def start_replica_machine(ctx: Context) -> Procedure[None]:
-    """Give every replica its state, then tell the brokers of those that are online (RSM-2, 3)."""
+    """Set the initial state of every replica, then inform the brokers of the online ones (RSM-2,
+    3).
+    """
     cluster = ctx.cluster
     rows = cluster.all_rows()
     is_replica = cluster.replicas[rows] != NO_BROKER
@@ -93,7 +95,7 @@ def _say_failed(ctx: Context, rows: I32, why: str) -> None:
 def _take_offline(
     ctx: Context, row: I32, broker: I32, batch: BrokerRequestBatch
 ) -> Procedure[None]:
-    """Stop the replicas, take each out of its ISR in ZooKeeper, and tell those that remain."""
+    """Stop the replicas, remove each from its ISR in ZooKeeper, and inform the remaining ones."""
     try:
         # One write for each replica that leaves, so that the epoch counts them all (RSM-25).
         for leaving in sorted(set(broker.tolist())):
@@ -101,7 +103,7 @@ def _take_offline(
     except (FencedError, SessionLostError):
         raise
     except Exception as error:
-        # Whatever else went wrong concerns this call only; the event goes on (RSM-24).
+        # Any other error concerns only this call; the event continues (RSM-24).
         ctx.say(
             LoggerName.REPLICA_MACHINE, Level.ERROR, f"taking replicas offline failed: {error!r}"
         )
@@ -157,7 +159,7 @@ def _leave_isr(ctx: Context, rows: I32, broker: int, batch: BrokerRequestBatch) 
 
 
 def _read_again(ctx: Context, rows: I32) -> Procedure[LeaderAndIsrs]:
-    """What ZooKeeper holds about the rows now."""
+    """The states of the rows in ZooKeeper."""
     if not len(rows):
         return ctx.cluster.leadership(rows)
     reply: StatesRead = yield ReadStates(rows)
@@ -166,14 +168,14 @@ def _read_again(ctx: Context, rows: I32) -> Procedure[LeaderAndIsrs]:
 
 
 def _say_missing(ctx: Context, rows: I32) -> None:
-    """A missing state is worth an error, unless the topic is going away anyway (RSM-17)."""
+    """Log missing states as errors, except those of topics that are being deleted (RSM-17)."""
     _say_failed(ctx, rows[~ctx.cluster.is_queued(rows)], "their states not being in ZooKeeper")
 
 
 def _gone_offline(
     ctx: Context, states: LeaderAndIsrs, broker: int, batch: BrokerRequestBatch
 ) -> None:
-    """Cache the states, mark the replica offline, and tell the partition's other replicas."""
+    """Record the states, mark the replica offline, and inform the partition's other replicas."""
     cluster = ctx.cluster
     row = states.row
     cluster.record_leadership(states)

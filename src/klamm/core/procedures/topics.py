@@ -23,7 +23,7 @@ from klamm.core.transitions import PartitionState, ReplicaState
 
 
 def on_topic_change(ctx: Context) -> Procedure[None]:
-    """Take up topics that are new in ZooKeeper and drop those that vanished (TOPIC-1..10)."""
+    """Add topics that are new in ZooKeeper and remove those that vanished (TOPIC-1..10)."""
     cluster = ctx.cluster
     names: set[str] = yield ReadTopicNames()
     vanished = sorted(cluster.topics.keys() - names)
@@ -40,10 +40,10 @@ def on_topic_change(ctx: Context) -> Procedure[None]:
 
 
 def add_topics(ctx: Context, reads: Mapping[str, TopicRead]) -> Procedure[I32]:
-    """Make topics and their partitions known; those without an id get one (TOPIC-4).
+    """Add topics and their partitions to the cluster state; those without an id get one (TOPIC-4).
 
-    A topic whose id is another's cannot be told from it, and is left out. One without partitions
-    may be an unreadable znode, and keeps it as it is.
+    A topic with the id of another topic is left out. A topic without partitions may be an
+    unreadable znode, which is not overwritten with an id.
     """
     cluster = ctx.cluster
     known = {}
@@ -82,7 +82,7 @@ def _give_ids(ctx: Context, names: list[str]) -> Procedure[None]:
 
 
 def create_partitions(ctx: Context, rows: I32) -> Procedure[None]:
-    """Take partitions that nobody has heard of into service (TOPIC-6..9)."""
+    """Bring new partitions online (TOPIC-6..9)."""
     yield from replace_controller_only(ctx, rows)
     yield from change_partition_states(ctx, rows, PartitionState.NEW)
     row, broker = ctx.cluster.replicas_of(rows)
@@ -92,7 +92,7 @@ def create_partitions(ctx: Context, rows: I32) -> Procedure[None]:
 
 
 def on_partition_modifications(ctx: Context, name: str) -> Procedure[None]:
-    """Take up partitions that were added to a topic; nothing else in it is news (TOPIC-11..16)."""
+    """Add the new partitions of a topic; other changes of its znode are ignored (TOPIC-11..16)."""
     cluster = ctx.cluster
     reads: dict[str, TopicRead] = yield ReadTopics([name])
     topic = cluster.topics.get(name)
@@ -113,7 +113,9 @@ def on_partition_modifications(ctx: Context, name: str) -> Procedure[None]:
 
 
 def _refuse_expansion(ctx: Context, topic: Topic, read: TopicRead) -> Procedure[None]:
-    """Write back what a topic on its way out had before partitions were added (TOPIC-14)."""
+    """Restore the assignment of a topic that is being deleted, without the added partitions
+    (TOPIC-14).
+    """
     existing: set[int] = yield ReadPartitionChildren(topic.name)
     known = ctx.cluster.assignments(topic.name)
     kept = existing & read.replicas.keys() & known.keys()
@@ -125,11 +127,12 @@ def _refuse_expansion(ctx: Context, topic: Topic, read: TopicRead) -> Procedure[
 
 
 def replace_controller_only(ctx: Context, rows: I32) -> Procedure[None]:
-    """Move replicas of new partitions off nodes that only compete for the controller's role.
+    """Replace nodes without the broker role in the replica lists of new partitions.
 
-    Other brokers, which do not know such nodes, may place replicas there; they would stay offline
-    for ever. Each goes to the broker with the fewest replicas, in another rack if possible, and
-    keeps its place in the list. Where no broker is left the list gets shorter, but never empty.
+    Brokers of Apache Kafka do not know such nodes and may place replicas there, which would stay
+    offline. Each such replica goes to the broker with the fewest replicas, in another rack if
+    possible, and keeps its place in the list. Where no broker is left the list gets shorter, but
+    never empty.
     """
     cluster = ctx.cluster
     idle = [id for id, broker in cluster.brokers.items() if broker.controller_only]
@@ -169,7 +172,7 @@ def _replicas_by_broker(ctx: Context) -> dict[int, int]:
 def _without(
     ctx: Context, replicas: Iterable[int], idle: set[int], load: dict[int, int]
 ) -> tuple[int, ...]:
-    """The list with another broker in the place of each idle one; counts what it places."""
+    """The list with another broker in the place of each idle one; updates `load`."""
     cluster = ctx.cluster
     chosen = list(replicas)
     for slot, broker in enumerate(chosen):

@@ -1,4 +1,4 @@
-"""What the controllers decide, told while they do: the history of all nodes, as it grows."""
+"""Prints the decisions of the controllers from the histories of all nodes, as they grow."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from klamm.history.story import story
 
 
 class LiveStory:
-    """Tells each sentence about some partitions once, in the order of the decisions."""
+    """Prints each sentence about the partitions of a topic once, in the order of decisions."""
 
     def __init__(
         self, spools: Callable[[], Sequence[Path]], topic: str, say: Callable[[str], None]
@@ -18,20 +18,20 @@ class LiveStory:
         self._topic = topic
         self._print = say
         self._printed: set[tuple[int, int, int]] = set()
-        #: By partition, the leader epoch and ISR that the history knows last.
+        #: partition: the last leader epoch and ISR of the history.
         self._known: dict[int, tuple[int, frozenset[int]]] = {}
 
     def print_new(self, partitions: int) -> None:
-        """Tell what is new."""
+        """Print the new sentences."""
         new: list[tuple[tuple[int, int, int], str]] = []
         batches = [batch for spool in self._spools() for batch in read_spool(spool)]
         for partition in range(partitions):
             for entry in read_partition_events(batches, self._topic, partition):
                 if isinstance(entry, Gap):
-                    continue  # it may be written by now
+                    continue  # the missing events may have been written by now
                 key = (entry["controller_epoch"], entry["seq"], partition)
                 if entry["term"]:
-                    key = (*key[:2], 0)  # a term of office concerns all partitions alike
+                    key = (*key[:2], 0)  # a term of office concerns all partitions
                 if key not in self._printed:
                     self._printed.add(key)
                     new += [
@@ -45,12 +45,12 @@ class LiveStory:
             self._print(text)
 
     def has_printed(self, partition: int, leader_epoch: int, isr: Collection[int]) -> bool:
-        """Whether it has been told how the partition got this state; a spool is a moment late."""
+        """Whether the sentences about this state are printed; the history lags a little behind."""
         return self._known.get(partition) == (leader_epoch, frozenset(isr))
 
 
 def _states(entry: Row) -> str:
-    """The moves of the partition's state machine, where it made any."""
+    """The transitions of the partition's state machine, if there are any."""
     moves = [
         f"{decision['old_state']} → {decision['state']}"
         for decision in entry["decisions"]

@@ -1,4 +1,4 @@
-"""A stock client at work: numbered records, written all the time, and counted at the end."""
+"""Load from a stock client: a producer of numbered records, and a reader that collects them."""
 
 import threading
 from collections import defaultdict
@@ -12,7 +12,7 @@ _POLL_S: Final = 1.0
 
 
 class NumberedProducer:
-    """An idempotent producer in a thread of its own, waiting for all in-sync replicas."""
+    """An idempotent producer with acks=all, in a thread of its own."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         from confluent_kafka import Producer
@@ -34,7 +34,7 @@ class NumberedProducer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait until every record was acknowledged or given up."""
+        """Stop, and wait until every record is acknowledged or failed."""
         self._stopping.set()
         self._thread.join()
         if left := self._producer.flush(_PATIENCE_S):
@@ -56,7 +56,7 @@ class NumberedProducer:
 
 
 def read_numbers(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, list[int]]:
-    """Everything that the topic holds now, by partition, as a stock consumer reads it."""
+    """Read the topic to its present end with a stock consumer; the numbers by partition."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(

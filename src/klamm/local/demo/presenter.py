@@ -1,4 +1,4 @@
-"""The voice of the tour: it says what happens, and nothing that was not checked."""
+"""Prints the steps of the tour, with their times and the claims that were checked."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,9 @@ _INDENT: Final = (0, 0, 0, 3)
 
 
 class Presenter:
-    """Numbers the steps, times them, and ends the tour at the first claim that does not hold.
+    """Numbers and times the steps, and ends the tour at the first claim that does not hold.
 
-    `pause` is called between the steps, for whoever wants to talk about what was seen.
+    `pause` is called between the steps.
     """
 
     def __init__(self, console: Console, pause: Callable[[], None] = lambda: None) -> None:
@@ -29,7 +29,7 @@ class Presenter:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """One stop of the tour, with the time it took."""
+        """Print the title of a step, and the time that it took."""
         if self._number:
             self._pause()
         self._number += 1
@@ -39,23 +39,23 @@ class Presenter:
         self._console.print(f"   [dim]{time.perf_counter() - begun:.1f} s[/dim]")
 
     def say(self, text: str, style: str = "") -> None:
-        """A line of what happens."""
+        """Print one line."""
         self._console.print(Padding(Text(text, style=style), _INDENT, expand=False))
 
     def check(self, claim: str, holds: bool) -> None:
-        """Say what was checked; KlammError if it is not so."""
+        """Print a claim that holds; KlammError if it does not."""
         if not holds:
             raise KlammError(f"The demo expected this, and it was not so: {claim}")
         self._checked += 1
         self._console.print(Padding(Text.assemble(("✓ ", "green"), claim), _INDENT, expand=False))
 
     def show(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A small table."""
+        """Print a small table."""
         table = Table(*headings, box=None, padding=(0, 3, 0, 0), header_style="dim")
         for row in rows:
             table.add_row(*map(str, row))
         self._console.print(Padding(table, _INDENT, expand=False))
 
     def conclude(self) -> None:
-        """The last line."""
+        """Print the last line."""
         self._console.print(f"\nAll of it held: {self._checked} checks in {self._number} steps.")

@@ -1,4 +1,4 @@
-"""A Spark job as a user would write it: a topic, read as it grows, kept as Parquet.
+"""A Spark job as a user would write it: it streams a topic to Parquet files.
 
     python -m klamm.local.demo.spark_job BOOTSTRAP_SERVERS TOPIC FOLDER
 
@@ -18,7 +18,7 @@ _CHECKPOINT: Final = "checkpoint"
 
 
 class SparkJob:
-    """The job in a process of its own, and what it has laid down so far."""
+    """The job in a process of its own, and the records that it has written so far."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._folder = TemporaryDirectory(prefix="klamm-spark-job-")
@@ -52,17 +52,17 @@ class SparkJob:
         return found
 
     def last_words(self) -> str:
-        """Why it ended."""
+        """The last lines of its output, which have the reason for its end."""
         return last_words(self._log)
 
     def stop(self) -> None:
-        """End the job and all that belongs to it."""
+        """Kill the job and its child processes."""
         self._child.send_to_group(signal.SIGKILL)
         self._child.ended.wait()
 
 
 def run_job(bootstrap_servers: str, topic: str, folder: Path) -> None:
-    """Lay down the numbers in the topic's records, with where they were."""
+    """Write the numbers of the topic's records to Parquet, with partition and offset."""
     from klamm.pipeline.session import spark_session
 
     with spark_session("local[1]", progress=False, little=True) as spark:
@@ -78,7 +78,7 @@ def run_job(bootstrap_servers: str, topic: str, folder: Path) -> None:
         )
         query = (
             numbers.writeStream.foreachBatch(
-                # Files appear whole, so that others can count them meanwhile.
+                # Files appear complete, so that the tour can count the records meanwhile.
                 lambda batch, _: batch.write.mode("append").parquet(str(folder / _NUMBERS))
             )
             .option("checkpointLocation", str(folder / _CHECKPOINT))

@@ -1,6 +1,6 @@
-"""The tour: a cluster, a stock client that writes to it, and everything that can befall a leader.
+"""The tour: a cluster under load from a stock client, with failures, shutdowns and a reassignment.
 
-Every claim that is printed was checked before; a claim that does not hold ends the tour.
+Every claim is checked before it is printed; a claim that does not hold ends the tour.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def run(
     out: Path | None = None,
     spark: bool = True,
 ) -> None:
-    """Take the tour; raises when something is not as it should be.
+    """Run the tour; raises if a claim does not hold.
 
-    With `spark`, a job reads along, and a report of what the controllers did goes to `out`, or to
-    a new folder for temporary files.
+    With `spark`, a job streams the topic meanwhile, and a report on the controllers is written to
+    `out`, or to a new temporary folder.
     """
     presenter = Presenter(console or Console(highlight=False), pause)
     with closing(Cluster(list(RACKS), racks=RACKS)) as cluster, ExitStack() as stack:
@@ -66,7 +66,7 @@ def run(
 
 
 class Tour:
-    """The steps, in order; each leaves the cluster well."""
+    """The steps of the tour, in the order in which they are run."""
 
     def __init__(self, presenter: Presenter, cluster: Cluster) -> None:
         self.presenter = presenter
@@ -269,7 +269,7 @@ class Tour:
     def _wait(
         self, what: str, is_so: Callable[[list[PartitionDescription]], bool]
     ) -> list[PartitionDescription]:
-        """The partitions once they are so, and once it is told how they came to be."""
+        """Wait until the partitions fulfil a condition and the story of it is printed."""
         last: list[PartitionDescription] = []
 
         def look() -> bool:

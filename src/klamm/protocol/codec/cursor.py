@@ -11,7 +11,7 @@ _INT32: Final = struct.Struct(">i")
 
 
 class Cursor:
-    """A position in a message; whatever goes past the end raises RemoteProtocolError."""
+    """A position in a message; reading past the end raises RemoteProtocolError."""
 
     __slots__ = ("at", "is_flexible", "view")
 
@@ -54,7 +54,7 @@ class Cursor:
     def count(self, item_size: int) -> int:
         """The length of an array that is not null, of items of at least `item_size` bytes.
 
-        Comparing it with what is left keeps a forged count from allocating anything.
+        The length is compared with the remaining bytes, so that a forged count allocates nothing.
         """
         count = self.length()
         if count < 0 or count * item_size > len(self.view) - self.at:

@@ -1,8 +1,8 @@
 """Writing messages from plain mappings, for every schema that kio or klamm has.
 
-A handler says what it knows in Kafka's terms, once for all versions: a mapping from kio's field
-names to values, with mappings for structs and sequences for arrays. The encoder takes from it what
-the version at hand carries. Times are whole milliseconds; a topic id is a UUID or None.
+A handler returns its values once for all versions: a mapping from kio's field names to values, with
+mappings for structs and sequences for arrays. The encoder writes the fields that the version has.
+Times are whole milliseconds; a topic id is a UUID or None.
 
 A field may be left out if its schema has a default, if it is nullable (then null), an array (then
 empty), an error code (then NONE) or a throttle time (then 0). Anything else missing is a bug and
@@ -63,7 +63,7 @@ def encode_struct(schema: Any, values: Values) -> bytes:
 def struct_writer(schema: Any) -> Writer:
     """A function that writes values as the struct `schema`.
 
-    Neighbouring fields of fixed width are packed in one call: that is where the time goes.
+    Neighbouring fields of fixed width are packed in one call, which saves most of the time.
     """
     declared = wire_fields(schema)
     is_flexible: bool = schema.__flexible__
@@ -88,7 +88,7 @@ def struct_writer(schema: Any) -> Writer:
 
 
 def _is_fixed(each: WireField) -> bool:
-    # A time may be null, which its fixed width has to say in its own way.
+    # A time may be null; its fixed width has a special value for that.
     return each.kafka_type in FIXED_FORMATS and not each.is_array and not each.is_nullable
 
 
@@ -222,7 +222,7 @@ def _struct_field_writer(each: WireField) -> Writer:
 def _tagged_writer(tagged: Sequence[WireField]) -> Writer:
     names = frozenset(each.name for each in tagged)
     writers = [
-        # A tagged field says null by not being there.
+        # A tagged field that is null is left out.
         (each, _value_writer(each._replace(is_nullable=False), is_flexible=True))
         for each in tagged
     ]

@@ -1,7 +1,7 @@
-"""Errors in answers, and an answer of a request's own kind that says that all of it failed (FRM-7).
+"""Error codes in responses, and the response to a request that failed as a whole (FRM-7).
 
-Where an answer has an error at its top, that is enough. The others have one for each topic,
-partition, group or resource that the request named, so these are named again.
+Some responses have a top-level error code. The others get one for each topic, partition, group or
+resource that the request names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ _NO_OFFSETS: Final = MappingProxyType(
 
 
 def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
-    """The values of such an answer; None if the request expects none."""
+    """The values of the response to a failed request; None if the request expects no response."""
     make = _MAKERS.get(header.api_key)
     if make is not None:
         return make(body, code)
@@ -27,7 +27,7 @@ def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
 
 
 def error_codes(values: Values) -> Iterator[int]:
-    """All error codes in the values of an answer, whatever it is about."""
+    """All error codes in the values of a response of any API."""
     for name, value in values.items():
         if name == "error_code":
             yield value
@@ -39,7 +39,7 @@ def error_codes(values: Values) -> Iterator[int]:
 def _each_partition(
     topics_name: str, topic_name: str, partition_name: str, answer_name: str, answer_index: str
 ) -> Callable[[Any, ErrorCode], Values]:
-    """An answer with an error for each partition that was named."""
+    """A response with an error for each partition of the request."""
 
     def make(body: Any, code: ErrorCode) -> Values:
         return {
@@ -103,7 +103,8 @@ def _metadata(body: Any, code: ErrorCode) -> Values:
         "topics": [
             {
                 "error_code": code,
-                "name": topic.name or "",  # asked for by id, which not all versions can answer
+                "name": topic.name
+                or "",  # requested by id, which not all versions can name in a response
                 "topic_id": getattr(topic, "topic_id", None),
                 "is_internal": False,
                 "partitions": [],

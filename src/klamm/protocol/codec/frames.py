@@ -1,8 +1,7 @@
-"""Requests and answers as whole frames.
+"""Requests and responses as whole frames.
 
-A frame on the wire is an int32 size and that many bytes. What is decoded here has already lost its
-size, because whoever reads the socket needs it first; what is encoded here begins with it, so that
-it can be sent as it is.
+A frame on the wire is an int32 size and that many bytes. Decoders take a frame without its size,
+which the reader of the socket needs first; encoders return it with its size, ready to be sent.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,17 +41,17 @@ _RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
     {ApiKey.FETCH: decode_fetch_response}
 )
 
-#: Cleaning is slow, so that it must not be worth an attacker's while.
+#: A limit for removing unknown tags, which is slow and could be used for an attack.
 _CLEANED_BYTES_MAX: Final = 1 << 20
 
 
 class Request(NamedTuple):
-    """A request that was read.
+    """A decoded request.
 
     `body` is the dataclass of the message in the request's version. Produce and Fetch have a form
-    that does not depend on the version, LeaderAndIsr and UpdateMetadata one that makes their
-    topics only when they are asked for. It is None only for an ApiVersions request of a version
-    that is not known, which is answered all the same (API-5).
+    that does not depend on the version; LeaderAndIsr and UpdateMetadata decode their topics lazily.
+    It is None only for an ApiVersions request of an unknown version, which gets a response too
+    (API-5).
     """
 
     header: RequestHeader
@@ -60,7 +59,7 @@ class Request(NamedTuple):
 
 
 def decode_request(frame: bytes | memoryview) -> Request:
-    """Read one request; raises RemoteProtocolError for whatever cannot be read.
+    """Decode a request; raises RemoteProtocolError if it is malformed.
 
     Bytes after the body are ignored (FRM-5). The records of a Produce request are not copied: they
     are good for as long as `frame` is left alone.
@@ -82,20 +81,20 @@ def encode_request(header: RequestHeader, values: Values) -> bytes:
 
 
 def decode_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
-    """The body of the answer to a request of ours, with Fetch in its own form."""
+    """Decode the response to a request that klamm sent; Fetch has its own form."""
     view = memoryview(frame).toreadonly()
     at = decode_response_header(header, view)
     return _decode_body(view, at, header, "response")
 
 
 def encode_response(header: RequestHeader, values: Values) -> bytes:
-    """A whole answer to the request with this header, size first.
+    """Encode the response to the request with this header, size included.
 
     Produce and Fetch have `encode_produce_response` and `encode_fetch_response`.
     """
     key, version = header.api_key, header.api_version
     if version > APIS[key].max_version:
-        version = 0  # an ApiVersions request from the future is answered in the oldest form
+        version = 0  # an ApiVersions request of an unknown version gets a response in version 0
     parts = [encode_response_header(header)]
     encode_parts(message_schema(key, version, "response"), values, parts.append)
     return framed(parts)

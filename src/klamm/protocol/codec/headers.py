@@ -1,4 +1,4 @@
-"""The headers of requests and answers."""
+"""The headers of requests and responses."""
 
 import struct
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ _INT32: Final = struct.Struct(">i")
 
 
 class RequestHeader(NamedTuple):
-    """What opens every request; enough to know how its answer is encoded."""
+    """The header of a request; it determines how the response is encoded."""
 
     api_key: int
     api_version: int
@@ -23,10 +23,10 @@ class RequestHeader(NamedTuple):
 
 
 def decode_request_header(view: memoryview) -> tuple[RequestHeader, int]:
-    """The header of a request and the position of its body; refuses what is not implemented.
+    """Decode a request header and find the position of the body; unknown APIs are refused.
 
-    The one version beyond the table that is let through is ApiVersions', because a client that is
-    newer than the broker has to be told what the broker speaks (API-5).
+    Only ApiVersions is accepted in versions beyond the table, because a client that is newer than
+    the broker has to learn the broker's versions (API-5).
     """
     cursor = Cursor(view, 0, is_flexible=False)
     key, version, correlation_id = cursor.unpack(_HEAD)
@@ -59,7 +59,7 @@ def encode_request_header(header: RequestHeader) -> bytes:
 
 
 def decode_response_header(header: RequestHeader, view: memoryview) -> int:
-    """The position of the body in the answer to our request; refuses an answer to another."""
+    """Find the position of the body in a response; raises if it responds to another request."""
     key, version, awaited, _ = header
     cursor = Cursor(view, 0, response_header_version(key, version) == 1)
     (correlation_id,) = cursor.unpack(_INT32)
@@ -70,7 +70,7 @@ def decode_response_header(header: RequestHeader, view: memoryview) -> int:
 
 
 def encode_response_header(header: RequestHeader) -> bytes:
-    """The header of an answer to this request."""
+    """Encode the header of the response to this request."""
     key, version, correlation_id, _ = header
     return _INT32.pack(correlation_id) + b"\0" * response_header_version(key, version)
 

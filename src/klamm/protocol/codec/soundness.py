@@ -1,9 +1,9 @@
 """Checking that a message holds as much as it announces, before kio reads it.
 
 kio reserves memory for as many items as an array announces before it looks for them, so a count
-of billions in a frame of bytes ends the process; and it reads null where a schema has no place for
-it. Here messages are walked without making anything of them: what is announced must be there, and
-arrays that must be there are not null. Items of equal size are skipped all at once.
+of billions in a frame of bytes ends the process; and it accepts null in fields that are not
+nullable. Here messages are walked without creating objects: every announced item must be there, and
+arrays that are not nullable must not be null. Items of equal size are skipped all at once.
 """
 
 import struct
@@ -18,7 +18,7 @@ from klamm.protocol.schema.fields import FIXED_FORMATS, WireField, wire_fields
 #: From the position of something to the position after it.
 Walk: TypeAlias = Callable[[memoryview, int], int]
 
-#: Over so many items that are equally large; None if they turn out not to be.
+#: Skips a number of items of equal size; returns None if their sizes differ.
 Skip: TypeAlias = Callable[[memoryview, int, int], int | None]
 
 _UUID_SIZE: Final = 16

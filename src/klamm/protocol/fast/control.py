@@ -280,7 +280,7 @@ def _encode_ungrouped(
 
 
 def _encode_indexes(indexes: I32, bounds: I64) -> list[list[memoryview]]:
-    """The partitions of each topic where nothing but their indexes is told."""
+    """Encode the partitions of each topic in messages that carry only their indexes."""
     data = indexes.astype(">i4").view(np.uint8).data
     edges = (bounds * 4).tolist()
     return [[data[first:end]] for first, end in pairwise(edges)]
@@ -369,7 +369,7 @@ def _fill_block(
 
 
 class FailedPartition(NamedTuple):
-    """A partition that a broker could not serve; the topic as the answer's version names it."""
+    """A partition with an error; the topic is a name or an id, as in the response's version."""
 
     topic: str | UUID | None
     partition: int
@@ -377,7 +377,7 @@ class FailedPartition(NamedTuple):
 
 
 class LeaderAndIsrOutcome(NamedTuple):
-    """What a LeaderAndIsr answer says beyond "done"."""
+    """The errors of a LeaderAndIsr response."""
 
     error_code: int
     failed: list[FailedPartition]

@@ -24,7 +24,7 @@ from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.fields import wire_fields
 from klamm.protocol.schema.lookup import Reader, message_schema
 
-# Controller id, controller epoch and broker epoch, without what says nothing in ZooKeeper mode:
+# Controller id, controller epoch and broker epoch; skipped are fields unused in ZooKeeper mode:
 # the flag of a KRaft controller and, in LeaderAndIsr, a type.
 _LEADER_AND_ISR: Final = struct.Struct(">iiqx")
 _LEADER_AND_ISR_WITH_KRAFT: Final = struct.Struct(">ixiqx")
@@ -70,7 +70,7 @@ class LeaderAndIsrRequest(NamedTuple):
 
 
 class TopicRecords(NamedTuple):
-    """What UpdateMetadata says about some partitions of a topic; see `metadata_records`."""
+    """Partitions of one topic in an UpdateMetadata; see `metadata_records`."""
 
     name: str
     #: Empty if the topic has no id.

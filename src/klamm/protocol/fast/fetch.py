@@ -89,7 +89,7 @@ Chunk: TypeAlias = bytes | Placeholder
 
 
 class FetchPartition(Protocol):
-    """What is wanted of one partition: kio's own object, or OldFetchPartition."""
+    """One partition of a request: kio's own object, or OldFetchPartition."""
 
     @property
     def partition(self) -> int: ...
@@ -163,7 +163,7 @@ class EpochEndOffset(NamedTuple):
 
 
 class FetchPartitionResponse(NamedTuple):
-    """One partition's part of an answer; a version leaves out what it cannot carry."""
+    """One partition of a response; fields that a version does not have are left out."""
 
     partition: int
     error_code: int
@@ -186,7 +186,7 @@ class FetchTopicResponse(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """An answer to a Fetch request of any version."""
+    """A response to a Fetch request of any version."""
 
     topics: Sequence[FetchTopicResponse]
     error_code: int = 0
@@ -242,7 +242,7 @@ def _partitions(partitions: Sequence[Any], version: int) -> Sequence[FetchPartit
 
 
 def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> list[Chunk]:
-    """A whole answer as chunks, the first beginning with the frame's size.
+    """Encode a response as chunks, the first beginning with the frame's size.
 
     Record data that is bytes goes into the chunks; anything else is put between them as it is, and
     its `size` is counted.
@@ -315,7 +315,7 @@ def _encode_topic_key(topic: FetchTopicResponse, version: int) -> bytes:
     if version >= _FIRST_WITH_TOPIC_IDS:
         return _NO_UUID if topic.topic_id is None else topic.topic_id.bytes
     if topic.name is None:
-        raise LocalProtocolError(f"Fetch version {version} is answered without a topic's name")
+        raise LocalProtocolError(f"Fetch version {version} needs topic names in its response")
     return encode_string(topic.name, version >= _FIRST_FLEXIBLE)
 
 
@@ -347,7 +347,7 @@ def _encode_end(diverging: EpochEndOffset | None, leader: LeaderHint | None, ver
 
 
 def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchResponse:
-    """Read an answer's body; record data stays where it lies in the frame."""
+    """Decode the body of a response; record data is not copied from the frame."""
     cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
     error_code = session_id = 0
     if version >= _FIRST_WITH_SESSIONS:
@@ -364,7 +364,7 @@ def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchRespo
         partitions = [_decode_partition(cursor, version) for _ in range(cursor.count(item_size=27))]
         cursor.tags()
         topics.append(FetchTopicResponse(name, topic_id or None, partitions))
-    # Endpoints are of use to consumers only: a follower is told by its controller whom to follow.
+    # Endpoints are for consumers only: a follower gets its leader from the controller.
     return FetchResponse(topics, error_code, session_id, throttle_time_ms)
 
 

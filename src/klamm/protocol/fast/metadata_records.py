@@ -30,7 +30,7 @@ LEADER: Final = slice(6, 10)
 
 
 class PartitionMetadata(NamedTuple):
-    """What the controller has told every broker about a partition."""
+    """The metadata of a partition, decoded from its record."""
 
     partition: int
     leader: int
@@ -49,7 +49,8 @@ def unpack_partition(record: bytes) -> PartitionMetadata:
 
 
 def cut_records(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """The records of so many partition states of UpdateMetadata (v6 on), and where they end.
+    """Cut `count` partition states of an UpdateMetadata (v6 on) into records; also returns their
+    end.
 
     A state is: index, controller epoch, leader, leader epoch, ISR, version, replicas, offline
     replicas, tags. Raises IndexError if they are not all there.

@@ -57,7 +57,7 @@ class RecordError(NamedTuple):
 
 
 class ProducePartitionResponse(NamedTuple):
-    """What became of the records for one partition; a version leaves out what it cannot carry."""
+    """The result for one partition; fields that a version does not have are left out."""
 
     partition: int
     error_code: int
@@ -77,7 +77,7 @@ class ProduceTopicResponse(NamedTuple):
 
 
 class ProduceResponse(NamedTuple):
-    """An answer to a Produce request of any version."""
+    """A response to a Produce request of any version."""
 
     topics: Sequence[ProduceTopicResponse]
     throttle_time_ms: int = 0
@@ -103,7 +103,7 @@ def decode_produce_request(view: memoryview, at: int, version: int) -> ProduceRe
 
 
 def encode_produce_response(header: RequestHeader, response: ProduceResponse) -> bytes:
-    """A whole answer, size first."""
+    """Encode a response, size included."""
     version = header.api_version
     is_flexible = version >= _FIRST_FLEXIBLE
     layout = _RESULT if version >= _FIRST_WITH_LOG_START else _RESULT_BEFORE_LOG_START
@@ -128,7 +128,7 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
 
 
 def _encode_end(partition: ProducePartitionResponse, version: int) -> bytes:
-    """What follows the offsets; it says something only where there is an error."""
+    """Encode the fields after the offsets, which are set only if there is an error."""
     if version < _FIRST_WITH_RECORD_ERRORS:
         return b""
     is_flexible = version >= _FIRST_FLEXIBLE

@@ -1,4 +1,4 @@
-"""ControlledShutdown: a broker asks the controller to move its leaderships away."""
+"""ControlledShutdown: a broker asks the controller to elect other leaders before it stops."""
 
 from typing import Final
 

@@ -1,9 +1,9 @@
 """Declaring a message once for all its versions.
 
 kio has one frozen dataclass per struct and version. Written out by hand, LeaderAndIsr alone would
-be forty classes, of which no reader could say how they differ. Here each field names the versions
-that carry it, as in Kafka's own definitions, and the dataclass of a version is derived when it is
-first asked for. What comes out is in kio's manner, so kio's reader and writer take it as it is.
+be forty classes with hardly visible differences. Here each field names the versions that have it,
+as in Kafka's own definitions, and the dataclass of a version is derived on first use. kio's reader
+and writer accept these classes as their own.
 """
 
 import uuid
@@ -85,7 +85,7 @@ def array(name: str, type: str | Struct, versions: str = "0+", *, nullable: bool
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A request or an answer in the versions `first..last`."""
+    """A request or a response in the versions `first..last`."""
 
     key: ApiKey
     kind: Kind

@@ -1,4 +1,4 @@
-"""What the dataclasses of kio, and of klamm in its manner, say about the wire."""
+"""Reads the wire format of a struct from the fields of its dataclass, kio's or klamm's."""
 
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import timedelta

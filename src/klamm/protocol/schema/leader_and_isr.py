@@ -1,4 +1,4 @@
-"""LeaderAndIsr: the controller tells a broker which partitions it leads and follows."""
+"""LeaderAndIsr: the controller sends a broker the partitions that it leads and follows."""
 
 from typing import Final
 

@@ -25,7 +25,7 @@ from klamm.protocol.schema import (
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.declare import Declaration, Kind
 
-#: Reads one struct at an offset of a read-only buffer, and says how many bytes it took.
+#: Reads one struct at an offset of a read-only buffer; also returns its size.
 Reader: TypeAlias = Callable[[memoryview, int], tuple[Any, int]]
 
 #: What kio lacks, by API and kind; the rest is kio's.

@@ -1,4 +1,4 @@
-"""UpdateMetadata: the controller tells every broker about brokers and partitions."""
+"""UpdateMetadata: the controller sends every broker the brokers and partitions of the cluster."""
 
 from typing import Final
 
