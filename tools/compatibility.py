@@ -78,7 +78,7 @@ def lines() -> Iterator[str]:
     yield from settings(key for key in broker if key.name in KEYS_WITH_EFFECT)
     idle = sorted(key.name for key in broker if key.name not in KEYS_WITH_EFFECT)
     yield ""
-    yield f"{len(idle)} more keys of Kafka's are known. One that promises security refuses the"
+    yield f"{len(idle)} more keys of Kafka's are known. One that promises protection refuses the"
     yield "start, unless its value switches the promise off; the others have no effect."
     yield ""
     yield "## Settings of topics"

@@ -16,6 +16,8 @@ from typing import Any, Final
 from klamm.config.broker_keys import KEYS, SYNONYMS
 from klamm.config.broker_security import (
     AUTHORIZER_KEYS,
+    PASSWORD_ENCODER_KEYS,
+    SECURITY_KEYS,
     ListenerSecurity,
     channel_security,
     check_promises,
@@ -233,8 +235,9 @@ _TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset(
         "message.format.version",
     }
 )
+_SECURITY_KEYS: Final = (SECURITY_KEYS | PASSWORD_ENCODER_KEYS) - AUTHORIZER_KEYS
 KEYS_WITH_EFFECT: Final = frozenset(
-    {*_FIELD_KEYS.values(), *_READ_BY_OTHER_NAMES}
+    {*_FIELD_KEYS.values(), *_READ_BY_OTHER_NAMES, *_SECURITY_KEYS}
     | {
         synonym
         for topic_key in TOPIC_KEYS.values()

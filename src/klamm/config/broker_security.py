@@ -122,6 +122,16 @@ SECURITY_KEYS: Final = frozenset(
         "zookeeper.ssl.truststore.type",
     }
 )
+#: How passwords among the dynamic settings are encrypted.
+PASSWORD_ENCODER_KEYS: Final = frozenset(
+    {
+        "password.encoder.iterations",
+        "password.encoder.key.length",
+        "password.encoder.keyfactory.algorithm",
+        "password.encoder.old.secret",
+        "password.encoder.secret",
+    }
+)
 _STORE_SUFFIXES: Final = {".pem": "PEM", ".p12": "PKCS12", ".pfx": "PKCS12", ".jks": "JKS"}
 
 

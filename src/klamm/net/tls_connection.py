@@ -1,7 +1,7 @@
 """Connections behind TLS, and the sockets that accept them.
 
 OpenSSL reads and writes the socket itself, through the standard library's `SSLSocket`: there is no
-buffer between it and the kernel, and nothing is copied twice (docs/adr/0014).
+buffer between it and the kernel, and nothing is copied twice (docs/adr/0016).
 """
 
 import asyncio

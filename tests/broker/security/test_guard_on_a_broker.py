@@ -84,13 +84,19 @@ def everything() -> dict[str, object]:
     }
 
 
-@pytest.mark.rule("SEC-9")
+@pytest.mark.rule("SEC-9", "FRM-11", "ADM-32")
 def test_requests_of_brokers_need_cluster_action(secured, topic_of_admin):
     """CVE-2018-17196, CVE-2018-1288: a client that calls itself a follower is not believed."""
     with secured.raw("alice") as raw:
         code = fetch(raw, topic_of_admin, replica_id=1)
         assert code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         answer = raw.ask(ApiKey.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=0)
+        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        answer = raw.ask(ApiKey.ELECT_LEADERS, 0, topic_partitions=None, timeout=1000)
+        assert answer.replica_election_results == ()
+        answer = raw.ask(
+            ApiKey.ELECT_LEADERS, 1, election_type=0, topic_partitions=None, timeout=1000
+        )
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         answer = raw.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=0)
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -74,7 +74,7 @@ def test_traffic_that_was_not_sent_is_taken_back():
     assert quotas.record(Quota.FETCH, "alice", "app", 1, 0) == 0
 
 
-@pytest.mark.rule("SEC-11a")
+@pytest.mark.rule("SEC-11a", "ADM-13")
 def test_a_request_that_finds_the_bucket_not_empty_is_let_through_whole():
     quotas = ClientQuotas()
     quotas.put(("alice", None), {"controller_mutation_rate": "2"})

@@ -1,0 +1,66 @@
+"""Client properties: what a connection needs, and what is refused."""
+
+import pytest
+
+from klamm.config.client_properties import ClientSecurity
+from klamm.config.security import MECHANISMS
+from klamm.errors import ConfigError
+from klamm.net.sasl import read_token
+
+JAAS = 'a.Module required username="alice" password="planted-pw";'
+
+
+def security(**given: str) -> ClientSecurity:
+    return ClientSecurity.from_properties({k.replace("_", "."): v for k, v in given.items()})
+
+
+def test_nothing_means_plaintext():
+    assert security() == ClientSecurity()
+
+
+@pytest.mark.parametrize("mechanism", [each for each in MECHANISMS if each != "OAUTHBEARER"])
+def test_a_login_is_read_from_jaas(mechanism):
+    found = security(
+        security_protocol="SASL_PLAINTEXT", sasl_mechanism=mechanism, sasl_jaas_config=JAAS
+    )
+    assert found.sasl is not None
+    assert (found.sasl.username, found.sasl.password) == ("alice", "planted-pw")
+    assert "planted-pw" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"security_protocol": "TLS"}, "one of PLAINTEXT"),
+        ({"security_protocol": "SASL_SSL"}, "not GSSAPI"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "has to be set"),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "PLAIN",
+                "sasl_jaas_config": "a.B required;",
+            },
+            "username and password",
+        ),
+    ],
+)
+def test_what_lacks_a_part_is_refused(given, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        security(**given)
+
+
+@pytest.mark.rule("SEC-14")
+@pytest.mark.parametrize("url", ["http://keys.example/jwks", "ftp://keys", "/etc/passwd"])
+def test_keys_and_tokens_come_from_https_or_a_named_file_only(url):
+    base = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": "a.B required;",
+    }
+    with pytest.raises(ConfigError, match="https"):
+        ClientSecurity.from_properties({**base, "sasl.oauthbearer.jwks.endpoint.url": url})
+    token = {**base, "sasl.oauthbearer.token.endpoint.url": url}
+    sasl = ClientSecurity.from_properties(token).sasl
+    assert sasl is not None
+    with pytest.raises(ConfigError):
+        read_token(sasl)
