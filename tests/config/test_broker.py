@@ -119,6 +119,7 @@ def test_keys_of_one_listener_and_of_plug_ins_are_known():
         ("client.quota.callback.class", "com.example.Quotas"),
     ],
 )
+@pytest.mark.rule("SEC-13")
 def test_a_key_that_promises_what_klamm_does_not_do_refuses_the_start(name: str, text: str):
     with pytest.raises(ConfigError, match="promises") as refused:
         BrokerConfig.from_properties({**_LEAST, name: text})

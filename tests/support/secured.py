@@ -143,8 +143,11 @@ class SecuredBroker:
         return f"127.0.0.1:{self.ports[protocol]}"
 
     @contextmanager
-    def admin(self, protocol: str = "SASL_SSL", user: str = "admin") -> Iterator[Admin]:
-        with Admin(self.bootstrap(protocol), security=self.security(protocol, user)) as admin:
+    def admin(
+        self, protocol: str = "SASL_SSL", user: str = "admin", mechanism: str = "PLAIN"
+    ) -> Iterator[Admin]:
+        security = self.security(protocol, user, mechanism)
+        with Admin(self.bootstrap(protocol), security=security) as admin:
             yield admin
 
     @contextmanager

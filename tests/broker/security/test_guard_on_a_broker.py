@@ -7,6 +7,7 @@ import pytest
 from klamm.broker.security import acl_znodes
 from klamm.client import acls, quotas, users
 from klamm.client.quotas import QuotaEntity
+from klamm.errors import UnavailableError
 from klamm.net.scram import ScramMechanism
 from klamm.protocol.acls import (
     AccessControlEntry,
@@ -351,3 +352,26 @@ def test_without_an_authorizer_everything_is_allowed_and_acls_are_disabled(clust
         }
         answer = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **asked)
         assert answer.error_code == ErrorCode.SECURITY_DISABLED
+
+
+@pytest.mark.rule("SEC-21", "SEC-19")
+def test_whoever_is_served_first_after_a_restart_is_known_and_judged(secured, topic_of_admin):
+    secured.allow("alice", Op.READ, T.TOPIC, topic_of_admin)
+    broker = secured.cluster[1]
+    assert broker.stop() == 0
+    broker.start()
+
+    def first_answer() -> object:
+        try:
+            with secured.admin("SASL_PLAINTEXT", "alice", "SCRAM-SHA-512") as admin:
+                return admin.metadata([topic_of_admin]).topics[0]
+        except UnavailableError:
+            return None  # nobody listens yet
+
+    try:
+        # A broker that served before it had read its users would refuse the login for good.
+        answer = wait_until(first_answer, "the broker listens again")
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert answer.error_code != denied, "the ACLs were read before anybody was served"
+    finally:
+        secured.cluster.wait_ready()

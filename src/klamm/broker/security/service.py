@@ -112,8 +112,14 @@ class SecurityService:
     def check_change(self, config: BrokerConfig) -> None:
         """Refuse a change of the configuration whose stores cannot be used (SEC-17)."""
         for endpoint in config.listeners:
-            old = self._config.listener_security(endpoint).tls
-            new = config.listener_security(endpoint).tls
+            before = self._config.listener_security(endpoint)
+            after = config.listener_security(endpoint)
+            if before.mechanisms != after.mechanisms:
+                raise ConfigError(
+                    f"the SASL settings of the listener {endpoint.name} are read at the start:"
+                    " change server.properties and start the broker again"
+                )
+            old, new = before.tls, after.tls
             if old is not None and new is not None:
                 text = listener_lookup(config.layers, endpoint.name)
                 self._authentication.check_tls(
