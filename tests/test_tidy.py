@@ -239,10 +239,6 @@ def test_configuration_needs_nothing_but_the_standard_library():
     assert not wrong
 
 
-#: Fields of the configuration whose code has not landed yet.
-NOT_READ_YET = {"max_connections", "max_connections_per_ip"}
-
-
 def test_every_field_of_the_configuration_is_read_by_code_outside_of_it():
     read = {
         node.attr
@@ -252,7 +248,7 @@ def test_every_field_of_the_configuration_is_read_by_code_outside_of_it():
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     declared = {field.name for kind in (BrokerConfig, TopicConfig) for field in fields(kind)}
-    assert declared - read <= NOT_READ_YET
+    assert declared - read == set()
 
 
 #: Parts of a simulated world, which begins in tests.

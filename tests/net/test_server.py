@@ -1,13 +1,19 @@
-"""The server's sockets: the sizes of their buffers."""
+"""The server's sockets: the sizes of their buffers, and the limits of their number."""
 
 import asyncio
+import contextlib
 import socket
+import struct
+from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
 
+from klamm.broker.security.connection_quotas import ConnectionLimits, ConnectionQuotas
+from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
-from klamm.net.server import OS_DEFAULT_BUFFER, Server
+from klamm.metrics.requests import RequestMeter
+from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server
 
 SIZE = 64 * 1024
 
@@ -47,3 +53,86 @@ def test_accepted_sockets_have_buffers_of_the_configured_size(runner):
 def test_a_size_of_minus_one_leaves_the_choice_to_the_operating_system():
     chosen = asyncio.run(buffers_of_an_accepted_socket(OS_DEFAULT_BUFFER, OS_DEFAULT_BUFFER))
     assert chosen != (2 * SIZE, SIZE)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_connections_are_refused_before_file_descriptors_run_out(runner):
+    async def scenario() -> None:
+        server = Server(
+            lambda connection, frame: (_ for _ in ()).throw(AssertionError("nothing is sent")),
+            frame_bytes_max=1000,
+            idle_max_s=0,
+            backlog=5,
+            send_buffer_bytes=OS_DEFAULT_BUFFER,
+            receive_buffer_bytes=OS_DEFAULT_BUFFER,
+        )
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        _, kept = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(10):
+            while not server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            server.descriptor_max = 0
+            reader, refused = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        assert len(server.connections) == 1
+        refused.close()
+        kept.close()
+        await server.close()
+
+    runner(scenario())
+
+
+def echo(connection: object, frame: memoryview) -> MeasuredResponse:
+    """Send the frame back."""
+    data = struct.pack(">i", len(frame)) + bytes(frame)
+    return [data], RequestMeter("Echo"), (0, len(frame), (), 0, 0, 0, 0)
+
+
+@contextlib.asynccontextmanager
+async def limited_server(limits: ConnectionLimits) -> AsyncIterator[int]:
+    quotas = ConnectionQuotas(limits, inter_broker="INTERNAL", window=QuotaWindow(11, 1000))
+    server = Server(echo, frame_bytes_max=1000, idle_max_s=0, backlog=5, quotas=quotas)
+    yield await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+    await server.close()
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Send a frame; returns the response, or nothing if the connection is closed."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        writer.write(struct.pack(">i", 2) + b"hi")
+        await reader.readexactly(4)
+        return await reader.readexactly(2)
+    return b""
+
+
+@pytest.mark.rule("SEC-19")
+def test_a_connection_beyond_the_limit_of_its_address_is_closed():
+    async def scenario() -> None:
+        async with limited_server(ConnectionLimits(per_ip=1)) as port:
+            first = await asyncio.open_connection("127.0.0.1", port)
+            assert await ask(*first) == b"hi"
+            second = await asyncio.open_connection("127.0.0.1", port)
+            assert await ask(*second) == b""
+            assert await ask(*first) == b"hi"
+            for _, writer in (first, second):
+                writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+@pytest.mark.rule("SEC-19")
+def test_a_connection_beyond_the_limit_of_the_broker_is_served_when_another_is_closed():
+    async def scenario() -> None:
+        async with limited_server(ConnectionLimits(total=1)) as port:
+            first = await asyncio.open_connection("127.0.0.1", port)
+            assert await ask(*first) == b"hi"
+            second = await asyncio.open_connection("127.0.0.1", port)
+            waiting = asyncio.create_task(ask(*second))
+            assert await ask(*first) == b"hi"
+            assert not waiting.done()
+            first[1].close()
+            assert await waiting == b"hi"
+            second[1].close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

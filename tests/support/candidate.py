@@ -32,12 +32,12 @@ class Node:
         self.store = self.zookeeper.session()
         self.channels = ControllerChannels(1, "PLAINTEXT")
         self.history = History(history_config(directory), self.world)
-        announcer = RequestBatchSender(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
+        request_sender = RequestBatchSender(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
         interpreter = Interpreter(
             1,
             self.store,
             self.channels,
-            announcer,
+            request_sender,
             self.history,
             random.Random(7).randbytes,
             feature_version=2,

@@ -74,7 +74,7 @@ class Interpreter:
         broker_id: int,
         store: Store,
         channels: ControllerChannels,
-        announcer: RequestBatchSender,
+        request_sender: RequestBatchSender,
         decisions: DecisionLog,
         random_bytes: Callable[[int], bytes],
         feature_version: int | None,
@@ -83,7 +83,7 @@ class Interpreter:
         self._broker_id = broker_id
         self._store = store
         self._channels = channels
-        self._announcer = announcer
+        self._request_sender = request_sender
         self._decisions = decisions
         self._random_bytes = random_bytes
         self._feature_version = feature_version
@@ -502,7 +502,7 @@ class Interpreter:
             self._channels.open(broker)
 
     async def _send_request_batch(self, effect: effects.SendRequestBatch) -> None:
-        self._announcer.announce(self._context.cluster, effect)
+        self._request_sender.announce(self._context.cluster, effect)
 
     # The queue and its requesters
 

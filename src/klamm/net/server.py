@@ -11,9 +11,11 @@ import errno
 import inspect
 import logging
 import os
+import resource
 import socket
 import ssl
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +37,9 @@ _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
 #: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
 #: size.
-_FIRST_BYTES: Final = 1 << 20
+_FIRST_BYTES: Final = 64 * 1024
+#: Descriptors that connections leave to the log and to requests of the broker's own.
+_RESERVED_DESCRIPTORS: Final = 256
 
 
 class FileRange(Protocol):
@@ -125,6 +129,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         # uvloop's transports have asyncio's methods without its base class.
         self._transport = cast(asyncio.Transport, transport)
         original = transport.get_extra_info("socket")
+        if original.fileno() > self._server.descriptor_max:
+            log.warning("refusing a connection: file descriptors are nearly used up")
+            transport.abort()  # type: ignore[attr-defined]
+            return
         self._socket = socket.socket(fileno=os.dup(original.fileno()))
         self._socket.setblocking(False)
         if self._socket.family in (socket.AF_INET, socket.AF_INET6):
@@ -443,6 +451,10 @@ class Server:
         self._frame_bytes_max = frame_bytes_max
         self.connections: set[ServerConnection] = set()
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.descriptor_max = (
+            sys.maxsize if limit == resource.RLIM_INFINITY else limit - _RESERVED_DESCRIPTORS
+        )
         self._idle_max_s = idle_max_s
         self._backlog = backlog
         self._buffers = {

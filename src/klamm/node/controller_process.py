@@ -68,14 +68,14 @@ class ControllerProcess:
             SecureClient(config.channel_security(listener)),
         )
         self._history = History(config, world)
-        announcer = RequestBatchSender(
+        request_sender = RequestBatchSender(
             config.broker_id, channels, ibp, config.inter_broker_listener_name
         )
         interpreter = Interpreter(
             config.broker_id,
             store,
             channels,
-            announcer,
+            request_sender,
             self._history,
             os.urandom,
             feature_version=ibp.feature_znode_version,
@@ -102,7 +102,7 @@ class ControllerProcess:
         )
         self.metrics = ControllerMetrics(self.controller, channels, world)
         self._topics = TopicAdmin(
-            config, store, self.controller, interpreter, announcer, random.SystemRandom()
+            config, store, self.controller, interpreter, request_sender, random.SystemRandom()
         )
         self._requests = ControllerRequests(self.controller, store, self._topics)
 

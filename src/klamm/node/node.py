@@ -27,6 +27,7 @@ from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
 from klamm.node.controller_link import ControllerLink
 from klamm.node.metrics import MetricsEndpoint
+from klamm.processes import raise_file_limit
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config
@@ -270,6 +271,7 @@ def run(config: BrokerConfig) -> None:
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
         stream=sys.stdout,
     )
+    raise_file_limit()
     # Objects that are loaded by now stay: the garbage collector need not visit them again.
     gc.freeze()
 

@@ -354,7 +354,7 @@ def test_without_an_authorizer_everything_is_allowed_and_acls_are_disabled(clust
         assert answer.error_code == ErrorCode.SECURITY_DISABLED
 
 
-@pytest.mark.rule("SEC-21", "SEC-19")
+@pytest.mark.rule("SEC-21")
 def test_whoever_is_served_first_after_a_restart_is_known_and_judged(secured, topic_of_admin):
     secured.allow("alice", Op.READ, T.TOPIC, topic_of_admin)
     broker = secured.cluster[1]

@@ -1,4 +1,4 @@
-"""The index of a segment's aborted transactions, for readers of committed data only."""
+"""The transaction index of a segment: its aborted transactions, for read_committed consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION: Final = 0
 
 
 class AbortedTxn(NamedTuple):
-    """An aborted transaction: its data lies in [first_offset, last_offset], the marker last."""
+    """An aborted transaction: its records and its marker are in [first_offset, last_offset]."""
 
     producer_id: int
     first_offset: int
@@ -24,7 +24,7 @@ class AbortedTxn(NamedTuple):
 
 
 class TransactionIndex:
-    """Entries in the order of their markers. Most segments have none, and then no file."""
+    """Entries in the order of their markers. A segment without entries has no file."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path

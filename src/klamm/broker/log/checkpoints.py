@@ -1,8 +1,8 @@
 """The small text files of a log directory and of a replica.
 
-Kafka's own names and formats, so that a broker of either kind can start on the other's directory.
-None of these files is trusted to be there or to be whole: what a damaged one said is found again
-from the log itself, at worst by reading more of it.
+Names and formats are Kafka's, so that Apache Kafka and klamm can start on each other's directories.
+Any of these files may be missing or damaged: recovery then finds its content in the log itself, at
+worst by reading more of the log.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OffsetCheckpoint:
         self._files = files
 
     def read(self) -> dict[TopicPartition, int]:
-        """What was written last; nothing if there is no file or it is damaged."""
+        """The offsets that were written last; empty if the file is missing or damaged."""
         try:
             entries = decode_checkpoint(self._path.read_bytes())
             return {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in entries}
@@ -80,7 +80,7 @@ class OffsetCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """Which broker of which cluster a log directory belongs to."""
+    """The broker and the cluster that a log directory belongs to."""
 
     broker_id: int
     cluster_id: str
@@ -140,7 +140,10 @@ class DirectoryLock:
 
 
 def take_clean_shutdown_mark(path: Path, files: Files) -> bool:
-    """Whether the last stop was clean. The mark goes at once: a crash from here on is one."""
+    """Remove the clean shutdown mark; return whether it was there.
+
+    It is removed at once, so that a crash after this point is not taken for a clean shutdown.
+    """
     mark = path / CLEAN_SHUTDOWN
     if not mark.exists():
         return False

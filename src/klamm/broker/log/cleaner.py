@@ -1,13 +1,12 @@
-"""Compaction: keeping the last record of each key.
+"""The log cleaner: compaction keeps the last record of each key.
 
-A pass reads the part of a log that it has not read before and notes the last offset of each key
-there; then it writes all segments up to that point anew without the records that are superseded.
-Offsets, order and headers of what stays do not change, and batches are never joined, so producers
-and readers cannot tell, except by what is missing.
+A pass reads the dirty part of a log and remembers the last offset of each key there. It then
+rewrites all segments up to that point without superseded records. The remaining records keep their
+offsets, order and headers, and batches are never joined.
 
-Deletions stay for `delete.retention.ms` after the pass that first met them, which writes the time
-when they may go into their batch. Transaction markers stay for good: they are few, and without
-one the records of its transaction could not be told from those of an open one.
+Tombstones stay for `delete.retention.ms` after the first pass that meets them, which writes the
+time of their removal into the batch. Transaction markers are never removed: they are few, and
+without a marker the records of its transaction would look like those of an open one.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class LogToClean:
 
 
 def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> LogToClean | None:
-    """Whether `log` is due, given up to where the last pass came; None if it is not."""
+    """The dirty part of `log` after the end of the last pass; None if no pass is due."""
     config = log.config
     if not config.compacts:
         return None
@@ -73,7 +72,7 @@ def find_dirt(log: Log, cleaned_up_to: int | None, now_ms: int) -> LogToClean | 
 
 
 def _cleanable_end(log: Log, segments: Sequence[Segment], now_ms: int) -> int:
-    """The first offset that must be left alone: active, not committed, or too young."""
+    """The first offset that cannot be cleaned: it is active, not committed, or too recent."""
     end = min(segments[-1].base_offset, log.last_stable_offset)
     lag_ms = log.config.min_compaction_lag_ms
     if lag_ms > 0:
@@ -84,7 +83,7 @@ def _cleanable_end(log: Log, segments: Sequence[Segment], now_ms: int) -> int:
 
 
 def clean(dirty: LogToClean, files: Files, now_ms: int, max_keys: int = MAX_KEYS) -> int:
-    """Make one pass and return the offset up to where the log is clean now. Slow."""
+    """Make one pass; return the offset up to which the log is clean. Slow."""
     log = dirty.log
     aborted = _Aborted(log.segments)
     latest, mapped_to = _latest_offsets(dirty, aborted, max_keys)
@@ -98,7 +97,7 @@ def clean(dirty: LogToClean, files: Files, now_ms: int, max_keys: int = MAX_KEYS
 
 
 class _Aborted:
-    """Which batches belong to a transaction that was aborted."""
+    """Tells which batches belong to an aborted transaction."""
 
     def __init__(self, segments: Iterable[Segment]) -> None:
         self._spans: dict[int, list[tuple[int, int]]] = {}
@@ -117,7 +116,7 @@ class _Aborted:
 def _latest_offsets(
     dirty: LogToClean, aborted: _Aborted, max_keys: int
 ) -> tuple[dict[bytes, int], int]:
-    """The last offset of each key in the dirty part, and up to where there was room for them."""
+    """The last offset of each key in the dirty part, and the offset up to which keys fitted."""
     latest: dict[bytes, int] = {}
     for part in dirty.log.segments:
         found = part.locate(dirty.dirty_from)
@@ -138,12 +137,12 @@ def _latest_offsets(
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """The key itself if it is shorter than a digest, else its digest: no two keys share one."""
+    """The key itself if it is shorter than a digest, or else its digest."""
     return key if len(key) < _DIGEST_SIZE else blake2b(key, digest_size=_DIGEST_SIZE).digest()
 
 
 class _Keeper:
-    """Decides what stays of a batch."""
+    """Decides which records of a batch are kept."""
 
     def __init__(
         self, log: Log, latest: dict[bytes, int], mapped_to: int, aborted: _Aborted, now_ms: int
@@ -156,7 +155,7 @@ class _Keeper:
         self._last_offsets = log.producers.last_offsets()
 
     def keep(self, batch: Batch) -> Batch | None:
-        """The batch, what is left of it, or None if nothing is."""
+        """The batch with the records that are kept; None if none is."""
         header = batch.header
         if header.is_control or not header.record_count:
             return batch if header.is_control or self._is_last_of_producer(header) else None
@@ -192,12 +191,12 @@ class _Keeper:
 
 
 def _horizon_of(header: BatchHeader) -> int | None:
-    """When the deletions in a batch may go; None if no pass has met them yet."""
+    """When the tombstones of a batch may be removed; None before a pass has met them."""
     return header.base_timestamp if header.has_delete_horizon else None
 
 
 def _groups(segments: Sequence[Segment], segment_bytes: int) -> Iterator[list[Segment]]:
-    """Neighbours that fit into one segment, so that what compaction shrinks does not stay small."""
+    """Group neighbouring segments that fit into one, so that no small segments are left."""
     group: list[Segment] = []
     size = 0
     for part in segments:

@@ -1,4 +1,4 @@
-"""One of the broker's log directories, as far as a single log has to know it."""
+"""A log directory as its logs see it: online until a disk error takes it offline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from klamm.broker.log.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-#: The process or the machine has no file descriptor left. The disk is well.
+#: The process or the machine has no file descriptors left. These are not errors of the disk.
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class LogDirectory:
-    """A disk that works until it fails, once and for all until the broker starts again."""
+    """A log directory. After a failure it stays offline until the broker restarts."""
 
     def __init__(
         self,

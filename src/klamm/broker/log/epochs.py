@@ -1,4 +1,4 @@
-"""Which leader epoch began at which offset: what tells replicas where their logs part."""
+"""The leader epoch cache: the start offset of each epoch, which shows where logs diverge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EpochEntry(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Where an epoch ended; both -1 when nothing is known."""
+    """An epoch and its end offset; both -1 if undefined."""
 
     epoch: int
     end_offset: int
@@ -73,7 +73,7 @@ class LeaderEpochCache:
         return tuple(self._entries)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Note that `epoch` writes from `start_offset` on. Cheap if that is known already."""
+        """Record that `epoch` starts at `start_offset`. Cheap if that is known already."""
         if epoch == self.latest and start_offset >= self._latest_start:
             return
         if epoch < 0:
@@ -82,12 +82,12 @@ class LeaderEpochCache:
         self._write()
 
     def assign_if_newer(self, epoch: int, start_offset: int) -> None:
-        """Note an epoch that was found in the log, unless this or a later one is known."""
+        """Record an epoch that was found in the log, unless this or a later one is known."""
         if epoch > self.latest:
             self.assign(epoch, start_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """The last offset + 1 that was written under `epoch` or, failing that, the one before."""
+        """The end offset of `epoch`, or of the latest epoch before it."""
         if epoch == NO_EPOCH or epoch > self.latest:
             return UNDEFINED_END
         if epoch == self.latest:
@@ -102,7 +102,7 @@ class LeaderEpochCache:
         self._replace(kept)
 
     def truncate_before(self, offset: int) -> None:
-        """Let the epoch in force at `offset` begin there, and forget those before it."""
+        """Forget the epochs before `offset`; the epoch at `offset` starts there."""
         after = bisect_right(self._entries, offset, key=_start_of)
         if not after:
             return

@@ -1,4 +1,4 @@
-"""What can go wrong with a log.
+"""The errors of a log.
 
 KlammError
   AppendError            a batch was refused: carries the Kafka error and the records at fault
@@ -17,7 +17,7 @@ from klamm.protocol.fast.produce import RecordError
 
 
 class Flaw(Enum):
-    """What is wrong with a batch, as far as operators want to tell it apart."""
+    """The defects of a batch that the metrics count separately."""
 
     CHECKSUM = "checksum"
     NO_KEY = "no key"
@@ -26,9 +26,9 @@ class Flaw(Enum):
 
 
 class AppendError(KlammError):
-    """A batch was refused, and nothing of it is in the log.
+    """A batch was refused, and none of it is in the log.
 
-    `message` and `record_errors` go into the response; without a message the code says it all.
+    `message` and `record_errors` go into the response.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class OffsetOutOfRangeError(KlammError):
 
 
 class CorruptLogError(KlammError):
-    """What is stored is not a batch; the message names the file and the position."""
+    """The stored bytes are not a batch; the message has the file and the position."""
 
     code = ErrorCode.CORRUPT_MESSAGE
 
 
 class StorageError(KlammError):
-    """The log's directory is offline, be it just now or from before."""
+    """The log's directory is offline."""
 
     code = ErrorCode.KAFKA_STORAGE_ERROR

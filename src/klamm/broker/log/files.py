@@ -1,9 +1,8 @@
 """The calls that change files, behind one object.
 
-Whatever in this package writes, syncs, renames or deletes does it through a `Files`. The real one
-is the operating system's functions themselves and costs nothing more than calling them; another
-one may tear a write, fill the disk or lose what was not synced. Reading needs no such seam: a
-damaged file can be made beforehand.
+This package writes, syncs, renames and deletes through a `Files`. `REAL_FILES` calls the operating
+system directly. The simulation uses another one that tears writes, fills the disk or loses what was
+not synced. Reads need no such object, because tests can prepare damaged files.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ _WRITE_OVER: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 class OpenFile:
     """A file descriptor that is closed when nobody refers to this object any more.
 
-    A segment may be deleted, or an index sealed, while a response still sends from it. Whoever
-    holds the object can go on reading, and no one has to say when he has finished. The number
-    alone holds nothing: keep the object for as long as `fd` is in use.
+    A segment may be deleted, or an index sealed, while a response still sends from its file. The
+    file stays open while this object is referenced, so keep the object as long as `fd` is in use.
     """
 
     __slots__ = ("fd",)
@@ -77,7 +75,7 @@ class Files:
             self.sync_directory(path.parent)
 
     def sync_path(self, path: Path) -> None:
-        """Sync a file that nobody here has open; one that is gone needs none."""
+        """Sync a file that is not open here; a deleted file needs no sync."""
         with suppress(FileNotFoundError):
             file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             self.fsync(file.fd)

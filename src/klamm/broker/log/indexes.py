@@ -49,7 +49,7 @@ class _Index:
         self._key_base = key_base
         self._value_base = value_base
         self._file: OpenFile | None = None
-        #: Held while the name and the file have to agree.
+        #: Held while the file is renamed or opened by its name.
         self._naming = threading.Lock()
         self._recent: list[IndexEntry] = []
         size = size_of(path)
@@ -62,17 +62,17 @@ class _Index:
         return self.entries * self._form.size
 
     def is_full(self, max_bytes: int) -> bool:
-        """Whether an entry and the closing one of a time index would not both fit."""
+        """Whether there is no room for an entry and the last entry of a sealed time index."""
         return self.entries >= max_bytes // self._form.size - 1
 
     def open_for_append(self) -> None:
-        """Keep the file open, created if need be, and its newest entries in memory."""
+        """Open or create the file, and keep its newest entries in memory."""
         self._file = self._files.open_file(self.path, create=True)
         start = max(0, self.entries - _REMEMBERED)
         self._recent = self._read(self._file, start, self.entries)
 
     def seal(self) -> None:
-        """Let go of file and memory; entries can still be found."""
+        """Close the file and free the memory; entries can still be looked up."""
         self._recent, self._file = [], None
 
     def last(self) -> IndexEntry | None:

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Log:
-    """Batches in segments, with what is known about them."""
+    """The segments of one replica, with its epochs, producers and high watermark."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Log:
     def __repr__(self) -> str:
         return f"<Log {self.partition} [{self.start_offset}, {self.end_offset})>"
 
-    # -- what is there
+    # -- state
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -123,7 +123,7 @@ class Log:
         return self.high_watermark
 
     def assign_topic_id(self, topic_id: uuid.UUID) -> None:
-        """Store the id of the topic with the log. It is given once."""
+        """Store the topic id with the log. It is assigned once."""
         with self._storage():
             write_topic_id(self.path, topic_id, self._files)
         self.topic_id = topic_id
@@ -204,7 +204,7 @@ class Log:
         return last.position + last.batch.header.size
 
     def _meet(self, first: BatchHeader, now_ms: int) -> None:
-        """Make the log end where the leader's first batch begins, if that loses nothing."""
+        """Check that the leader's first batch follows this log; an empty log may start there."""
         if first.base_offset >= self.end_offset:
             return
         if self.end_offset == self.start_offset and first.last_offset >= self.end_offset:
@@ -267,7 +267,7 @@ class Log:
         return age_ms > config.max_segment_ms - self._jitter_ms(segment)
 
     def _jitter_ms(self, segment: Segment) -> int:
-        """Different for each segment, so that those begun together do not all end together."""
+        """A share of the age limit, different for each segment, so that not all roll together."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.max_segment_ms)
         if not jitter_ms:
             return 0
@@ -443,7 +443,7 @@ class Log:
             self.recovery_point = min(self.recovery_point, offset)
             self.advance_high_watermark(offset)
 
-    # -- the old end
+    # -- deletion of old records
 
     def raise_start_offset(self, offset: int) -> bool:
         """Hide what lies before `offset`, which must be committed; say whether anything did."""
@@ -460,7 +460,7 @@ class Log:
             return True
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Drop the segments that retention no longer wants, and say how many those were."""
+        """Delete the segments that retention does not keep; return their number."""
         with self._lock, self._storage():
             expired = expired_segments(
                 self._segments.items,
@@ -484,7 +484,7 @@ class Log:
     def _doom(
         self, segments: Iterable[Segment], now_ms: int, keep_snapshot_of: int | None = None
     ) -> None:
-        """Rename files so that they no longer count, and delete them later: some may be read."""
+        """Mark files as deleted by renaming them; they are removed later, after pending reads."""
         for segment in segments:
             segment.seal()
             segment.change_suffix("", DELETED)
@@ -502,7 +502,7 @@ class Log:
                 segment.delete()
 
     def expire_producers(self, now_ms: int) -> None:
-        """Forget the producers that have been silent for too long."""
+        """Forget producers whose ids have expired."""
         with self._lock:
             self.producers.expire(now_ms)
 
@@ -525,7 +525,7 @@ class Log:
             self._files.sync_directory(self.path)
         return True
 
-    # -- the disk
+    # -- disk
 
     def flush(self, up_to: int | None = None) -> None:
         """Sync what lies below `up_to`, all if not given, and move the recovery point there."""
@@ -562,7 +562,7 @@ class Log:
             self.flush()
 
     def close(self) -> None:
-        """Flush and leave the directory as a clean start wants to find it."""
+        """Flush, and write the files that a start after a clean shutdown expects."""
         with self._lock, self._storage():
             end = self.end_offset
             # Of a log that nobody has written to since, there is one.
@@ -575,13 +575,13 @@ class Log:
                 self.producers.sync_snapshot(end)
 
     def abandon(self) -> None:
-        """The files are about to be taken away: what is still tried fails for this log alone."""
+        """Note that the log is being deleted, so that later errors do not fail its directory."""
         gone = LogDirectory(self.path, lambda _: None, failure="the replica was deleted")
         self.directory = self.epochs.directory = gone
 
     @contextmanager
     def _storage(self) -> Iterator[None]:
-        """Let a failing disk take its directory offline."""
+        """Take the directory offline when an operation on its files fails."""
         if not self.directory.is_online:
             raise self.directory.refusal()
         try:

@@ -1,8 +1,8 @@
-"""What a log remembers of the producers that number their batches, and of open transactions.
+"""The producer state manager of a log: idempotent producers and open transactions.
 
-State is a function of the log's content: every replica builds the same from the same batches, so
-that a new leader recognizes a retry that its predecessor already had. A snapshot file saves
-reading the log from its start.
+The state follows from the log's batches alone: every replica builds the same state, so that a new
+leader recognizes a retry of a batch that its predecessor appended. Snapshot files save reading the
+log from its start.
 """
 
 from __future__ import annotations

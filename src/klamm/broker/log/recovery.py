@@ -1,8 +1,8 @@
-"""Opening a replica's directory, however its broker ended.
+"""The recovery of a log from its directory.
 
-After a clean stop the files are believed. After any other, what lies beyond the recovery point is
-read batch by batch and cut where it stops making sense. Nothing here needs the checkpoints to be
-right, only to be right or absent: the log itself is the truth.
+After a clean shutdown the files are trusted. Otherwise the segments after the recovery point are
+read batch by batch and truncated at the first damaged batch. Checkpoints may be missing: the log
+itself has all that is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """What the checkpoints of the log directory said about one partition."""
+    """The offsets of one partition in the checkpoints of its log directory."""
 
     was_clean: bool
     recovery_point: int = 0
@@ -64,7 +64,7 @@ def load_log(
     producer_expiration_ms: int,
     on_roll: Callable[[Log], None],
 ) -> Log:
-    """Open the log in `path`, which may be empty. Reads as much as it must: slow."""
+    """Open the log in `path`, which may be empty, and recover it if necessary. Slow."""
     _finish_swaps(path, files)
     segments = _open_segments(path, files, now_ms)
     flushed = len(segments)
@@ -131,7 +131,7 @@ def _find_files(path: Path) -> list[_Found]:
 
 
 def _finish_swaps(path: Path, files: Files) -> None:
-    """Bring what a compaction had begun to an end: forward if its result was complete."""
+    """Finish or undo an interrupted compaction; it is finished if its result is complete."""
     for name in os.listdir(path):
         if name.endswith((DELETED, ".tmp")):
             files.delete(path / name)

@@ -1,4 +1,4 @@
-"""Finding again in a log's batches what is remembered about them."""
+"""Rebuilds producer state and leader epochs from the batches of a log."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from klamm.broker.log.files import OpenFile
 
 
 class AppendResult(NamedTuple):
-    """What a leader's append did. For a duplicate, what the original append did."""
+    """The result of a leader's append; for a duplicate, that of the original append."""
 
     first_offset: int
     last_offset: int

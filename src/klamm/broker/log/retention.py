@@ -1,4 +1,4 @@
-"""Which segments a log no longer has to keep."""
+"""Retention: which segments of a log may be deleted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def expired_segments(
     end_offset: int,
     now_ms: int,
 ) -> list[Segment]:
-    """The oldest segments that may go: out of reach, too old, or more than is to be kept.
+    """The oldest segments that may be deleted: before the log start, too old, or too large in sum.
 
-    A topic that is only compacted loses nothing to age or size. Nothing goes that is not
-    committed, because a replica that comes back would not find its place any more.
+    A topic that is only compacted loses nothing to age or size. Uncommitted records are never
+    deleted, because a returning replica would not find its fetch offset.
     """
     expired: list[Segment] = []
     size = sum(segment.size for segment in segments)

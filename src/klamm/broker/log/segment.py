@@ -31,7 +31,7 @@ _BATCHES_BYTES: Final = 1_048_576
 
 
 class Found(NamedTuple):
-    """Where a batch stands in the file."""
+    """The position of a batch in the file."""
 
     position: int
     size: int
@@ -120,7 +120,7 @@ class Segment:
         segment_bytes: int,
         index_bytes: int,
     ) -> bool:
-        """Whether so many bytes more, up to that offset, fit."""
+        """Whether the segment has room for these bytes and offsets."""
         return (
             self.size + size <= segment_bytes
             and last_offset - self.base_offset <= _MAX_RELATIVE_OFFSET
@@ -145,7 +145,7 @@ class Segment:
         return now_ms - self.created_ms
 
     def seal(self) -> None:
-        """Complete the indexes and let go of what only a writer needs."""
+        """Complete the indexes and free what only a writer needs."""
         if self.size and self._takes_batches:
             self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
         self._takes_batches = False
@@ -180,7 +180,7 @@ class Segment:
         self._rescan_max_timestamp()
 
     def has_sane_indexes(self) -> bool:
-        """Whether both indexes are there and look as if they belonged to this file."""
+        """Whether both indexes exist and can belong to this file."""
         if not self.size:
             return True
         return (
@@ -232,7 +232,7 @@ class Segment:
             index.rename(Path(str(index.path).removesuffix(old) + new))
 
     def delete(self) -> None:
-        """Remove the files; whoever reads from them can go on."""
+        """Remove the files; reads that have them open can continue."""
         self._files.delete(self.path)
         self.offset_index.delete()
         self.time_index.delete()
@@ -272,7 +272,7 @@ class Segment:
 
     @property
     def newest_ms(self) -> int:
-        """What retention goes by: the largest timestamp, or the file's own if there is none."""
+        """The time that retention compares: the largest timestamp, or else the file's."""
         if self.max_timestamp >= 0:
             return self.max_timestamp
         return int(self.path.stat().st_mtime * 1000)

@@ -1,7 +1,7 @@
 """The settings of one log, as typed values.
 
-The names are those of a topic's configuration. Which broker setting stands behind each of them is
-not known here: whoever makes a `LogConfig` passes the values that are in effect.
+The names are those of a topic's configuration. `LogConfig` is made from the effective values: the
+topic's overrides, or else the broker's settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOREVER: Final = 9223372036854775807
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What a topic's configuration says about its logs; the defaults are Kafka's."""
+    """The settings of a topic's logs, with Kafka's defaults."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     compression_gzip_level: int = GZIP_LEVEL_DEFAULT
@@ -75,7 +75,7 @@ class LogConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """When a segment ends at the latest: what is being written cannot be compacted."""
+        """The largest age of an active segment, which compaction cannot clean."""
         if self.compacts and self.max_compaction_lag_ms > 0:
             return min(self.max_compaction_lag_ms, self.segment_ms)
         return self.segment_ms

@@ -1,7 +1,7 @@
-"""Which batches are fit to be appended, and what the leader changes in them.
+"""The validation of batches before an append, and the changes that the leader makes to them.
 
-A batch is moved as bytes: the check reads its header, its checksum and the chain of its records,
-and what is rewritten is the header. Only where a rule asks for it is a batch encoded again.
+Validation reads the header, the checksum and the records of a batch as bytes, and rewrites the
+header only. A batch is encoded again only where a rule requires it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CODEC_OF: Final = {
 
 
 class AppendOrigin(Enum):
-    """Who wrote a batch that a leader appends."""
+    """The origin of a batch that a leader appends."""
 
     CLIENT = "client"
     #: A coordinator on this broker: it numbers nothing, and may write control batches.
@@ -86,7 +86,7 @@ class ReplicatedBatch(NamedTuple):
 
 
 def check_produced(records: Buffer | None, produce_version: int) -> None:
-    """What Produce refuses before it looks at the partition: anything but one batch, readable."""
+    """Raise an AppendError unless a produce request has one readable batch for the partition."""
     if is_garbage(records):
         raise AppendError(ErrorCode.CORRUPT_MESSAGE, "What was sent is no record batch")
     if records is None or len(records) < HEADER_SIZE:

@@ -72,14 +72,14 @@ class TopicAdmin:
         store: Store,
         controller: Controller,
         interpreter: Interpreter,
-        announcer: RequestBatchSender,
+        request_sender: RequestBatchSender,
         random: Random,
     ) -> None:
         self.config = config
         self._store = store
         self._controller = controller
         self._interpreter = interpreter
-        self._announcer = announcer
+        self._request_sender = request_sender
         self._random = random
         self._waiting: list[tuple[Callable[[ClusterState], bool], asyncio.Future[None]]] = []
         controller.after_each_event(self._look_at_waiting)
@@ -490,7 +490,7 @@ class TopicAdmin:
         """Whether the own broker has, by the deadline, all metadata that was sent until now."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._announcer.wait_own_broker_updated()
+                await self._request_sender.wait_own_broker_updated()
         except TimeoutError:
             return False
         return True

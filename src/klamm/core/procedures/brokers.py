@@ -92,7 +92,9 @@ def on_brokers_started(ctx: Context, started: Collection[int]) -> Procedure[None
     row, broker = cluster.hosted_by(started, rows)
     yield from change_replica_states(ctx, row, broker, ReplicaState.ONLINE)
     yield from trigger_elections(ctx)
-    yield from resume_reassignments(ctx, lambda move: not set(started).isdisjoint(move.target))
+    yield from resume_reassignments(
+        ctx, lambda assignment: not set(started).isdisjoint(assignment.target)
+    )
     yield from resume_deletion_of(ctx, cluster.topic_names_of(row[cluster.is_queued(row)]))
     yield WatchBrokers(sorted(started))
 

@@ -124,7 +124,7 @@ def on_list_reassignments(ctx: Context, event: ListReassignments) -> Procedure[N
     if wanted is None:
         wanted = [cluster.name(row) for row in sorted(cluster.being_reassigned)]
     found = {tp: _current(ctx, tp) for tp in wanted}
-    moving = {tp: move for tp, move in found.items() if move.is_being_reassigned}
+    moving = {tp: assignment for tp, assignment in found.items() if assignment.is_being_reassigned}
     yield Respond((ControllerError.NONE, moving))
 
 
@@ -146,18 +146,18 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
     return None if text is None else (ControllerError.INVALID_REPLICA_ASSIGNMENT, text)
 
 
-def _unreachable(ctx: Context, move: Assignment) -> Verdict | None:
+def _unreachable(ctx: Context, assignment: Assignment) -> Verdict | None:
     """Added replicas need live brokers; replicas that exist already do not.
 
     A node without the broker role would never catch up.
     """
     brokers = ctx.cluster.brokers
     live = {broker for broker in ctx.cluster.live if not brokers[broker].controller_only}
-    if live.issuperset(move.adding):
+    if live.issuperset(assignment.adding):
         return None
     text = (
         "Replica assignment has brokers that are not alive. "
-        f"Replica list: {list(move.adding)}, live broker list: {sorted(live)}"
+        f"Replica list: {list(assignment.adding)}, live broker list: {sorted(live)}"
     )
     return ControllerError.INVALID_REPLICA_ASSIGNMENT, text
 
@@ -168,16 +168,16 @@ def _reassign_to(
     """Reassign known partitions to new lists of replicas; returns a result for each."""
     cluster = ctx.cluster
     verdicts = {}
-    moves: dict[int, Assignment] = {}
+    assignments: dict[int, Assignment] = {}
     for tp, replicas in targets.items():
         row = cluster.row(*tp)
         if row is None or tp[0] in cluster.queued_for_deletion:
             verdicts[tp] = _NO_SUCH_PARTITION
         else:
             verdicts[tp] = _ACCEPTED
-            moves[row] = cluster.assignment(row).reassign_to(replicas)
-    names = {row: cluster.name(row) for row in moves}
-    failed = yield from run_reassignments(ctx, moves)
+            assignments[row] = cluster.assignment(row).reassign_to(replicas)
+    names = {row: cluster.name(row) for row in assignments}
+    failed = yield from run_reassignments(ctx, assignments)
     for row in failed:
         verdicts[names[row]] = (ControllerError.UNKNOWN_SERVER_ERROR, None)
     return verdicts
@@ -194,8 +194,8 @@ def resume_reassignments(
     """Run unfinished reassignments again from the first phase: those chosen, without `handled`."""
     cluster = ctx.cluster
     rows = sorted(cluster.being_reassigned.difference(handled))
-    moves = {row: move for row in rows if chosen(move := cluster.assignment(row))}
-    failed = yield from run_reassignments(ctx, moves)
+    assignments = {row: assignment for row in rows if chosen(assignment := cluster.assignment(row))}
+    failed = yield from run_reassignments(ctx, assignments)
     text = "reassignments that could not be resumed"
     ctx.say_of(LoggerName.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
 
@@ -216,8 +216,8 @@ def complete_reassignments(ctx: Context, rows: Iterable[int]) -> Procedure[None]
     moving = np.array(sorted(cluster.being_reassigned.intersection(rows)), np.int32)
     if len(moving):
         done = yield from _is_complete(ctx, moving)
-        moves = {row: cluster.assignment(row) for row in moving[done].tolist()}
-        yield from run_reassignments(ctx, moves)
+        assignments = {row: cluster.assignment(row) for row in moving[done].tolist()}
+        yield from run_reassignments(ctx, assignments)
 
 
 def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Procedure[None]:
@@ -231,10 +231,10 @@ def on_reassignment_isr_change(ctx: Context, event: ReassignmentIsrChange) -> Pr
 # The procedure
 
 
-def run_reassignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[set[int]]:
+def run_reassignments(ctx: Context, assignments: Mapping[int, Assignment]) -> Procedure[set[int]]:
     """Run reassignments from the first phase as far as possible; returns the rows that failed."""
     failed: set[int] = set()
-    for together in _chunks(moves):
+    for together in _chunks(assignments):
         written = yield from _update_assignments(ctx, together)
         rows = np.array(written, np.int32)
         done = yield from _is_complete(ctx, rows)
@@ -244,28 +244,32 @@ def run_reassignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedur
     return failed
 
 
-def _chunks(moves: Mapping[int, Assignment]) -> Iterator[dict[int, Assignment]]:
-    rest = iter(moves.items())
+def _chunks(assignments: Mapping[int, Assignment]) -> Iterator[dict[int, Assignment]]:
+    rest = iter(assignments.items())
     while chunk := dict(islice(rest, _TOGETHER)):
         yield chunk
 
 
-def _update_assignments(ctx: Context, moves: Mapping[int, Assignment]) -> Procedure[list[int]]:
+def _update_assignments(
+    ctx: Context, assignments: Mapping[int, Assignment]
+) -> Procedure[list[int]]:
     """Phase U: write the assignments, then record them; returns the rows that are up to date.
 
     Replicas that a replaced or cancelled reassignment no longer needs are deleted.
     """
     cluster = ctx.cluster
-    rows = np.array(list(moves), np.int32)
+    rows = np.array(list(assignments), np.int32)
     mark_ineligible(ctx, cluster.topic_names_of(rows), "reassignment in progress")
-    changed = [row for row in moves if moves[row] != cluster.assignment(row)]
-    written = yield from _write_assignments(ctx, {row: moves[row] for row in changed})
+    changed = [row for row in assignments if assignments[row] != cluster.assignment(row)]
+    written = yield from _write_assignments(ctx, {row: assignments[row] for row in changed})
     unneeded = []
     for row in written:
-        unneeded += [(row, broker) for broker in cluster.assignment(row).unneeded_by(moves[row])]
-    cluster.set_assignments({row: moves[row] for row in written})
+        unneeded += [
+            (row, broker) for broker in cluster.assignment(row).unneeded_by(assignments[row])
+        ]
+    cluster.set_assignments({row: assignments[row] for row in written})
     yield from _retire(ctx, unneeded)
-    ready = [row for row in moves if row in written or row not in changed]
+    ready = [row for row in assignments if row in written or row not in changed]
     cluster.being_reassigned.update(ready)
     if ready and not ctx.settings.alter_partition:
         yield WatchStates(np.array(ready, np.int32))
@@ -308,13 +312,13 @@ def _write_assignments(ctx: Context, assignments: Mapping[int, Assignment]) -> P
 def _is_complete(ctx: Context, rows: I32) -> Procedure[Mask]:
     """Which reassignments are complete, by the ISRs in ZooKeeper (REASG-20)."""
     cluster = ctx.cluster
-    moves = [cluster.assignment(row) for row in rows.tolist()]
-    done = np.array([not move.is_being_reassigned for move in moves], np.bool_)
+    assignments = [cluster.assignment(row) for row in rows.tolist()]
+    done = np.array([not assignment.is_being_reassigned for assignment in assignments], np.bool_)
     if not done.all():
         reply: StatesRead = yield ReadStates(rows[~done])
         pending = np.flatnonzero(~done)[reply.found].tolist()
         for k, isr in zip(pending, reply.states.at(reply.found).isr.tolist(), strict=True):
-            done[k] = moves[k].is_complete(isr)
+            done[k] = assignments[k].is_complete(isr)
     return done
 
 
@@ -330,9 +334,13 @@ def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
         ctx, rows[is_orphaned], PartitionState.ONLINE, Strategy.OFFLINE
     )
     rows = yield from _raise_epoch(ctx, rows)
-    moves = [(row, cluster.assignment(row)) for row in rows.tolist()]
-    joining = _pairs((row, broker) for row, move in moves for broker in move.adding)
-    batch.leader_and_isr(*_pairs((row, broker) for row, move in moves for broker in move.origin))
+    assignments = [(row, cluster.assignment(row)) for row in rows.tolist()]
+    joining = _pairs(
+        (row, broker) for row, assignment in assignments for broker in assignment.adding
+    )
+    batch.leader_and_isr(
+        *_pairs((row, broker) for row, assignment in assignments for broker in assignment.origin)
+    )
     batch.leader_and_isr(*joining, is_new=True)
     yield from batch.send()
     # A replica that a resumed or replaced reassignment has added before is not started again.
@@ -347,10 +355,14 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     cluster = ctx.cluster
     if not len(rows):
         return set()
-    moves = {row: cluster.assignment(row) for row in rows.tolist()}
-    joined = _pairs((row, broker) for row, move in moves.items() for broker in move.adding)
+    assignments = {row: cluster.assignment(row) for row in rows.tolist()}
+    joined = _pairs(
+        (row, broker) for row, assignment in assignments.items() for broker in assignment.adding
+    )
     yield from change_replica_states(ctx, *joined, ReplicaState.ONLINE)
-    cluster.set_assignments({row: move.completed() for row, move in moves.items()})
+    cluster.set_assignments(
+        {row: assignment.completed() for row, assignment in assignments.items()}
+    )
     # The leader has to know the new list before others leave, or it would take them back.
     leader = cluster.leader[rows]
     is_target = (cluster.replicas[rows] == leader[:, None]).any(axis=1)
@@ -361,11 +373,18 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     batch.leader_and_isr(*cluster.replicas_of(told))
     yield from batch.send()
     yield from _retire(
-        ctx, [(row, broker) for row, move in moves.items() for broker in move.removing]
+        ctx,
+        [
+            (row, broker)
+            for row, assignment in assignments.items()
+            for broker in assignment.removing
+        ],
     )
-    completed = yield from _write_assignments(ctx, {row: cluster.assignment(row) for row in moves})
+    completed = yield from _write_assignments(
+        ctx, {row: cluster.assignment(row) for row in assignments}
+    )
     ended = np.array(sorted(completed), np.int32)
-    targets = {cluster.name(row): list(moves[row].target) for row in completed}
+    targets = {cluster.name(row): list(assignments[row].target) for row in completed}
     yield from _shrink_request(ctx, lambda tp, replicas: targets.get(tp) == list(replicas))
     cluster.being_reassigned -= completed
     batch = BrokerRequestBatch(cluster)
