@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
 from klamm.config.broker import BrokerConfig
 from klamm.errors import ConfigError
@@ -92,3 +93,34 @@ def test_acls_without_an_identity_refuse_the_start():
     least = {"broker.id": "1", "zookeeper.connect": "h:1", "log.dirs": "d"}
     with pytest.raises(ConfigError, match="authenticate to ZooKeeper"):
         BrokerConfig.from_properties({**least, "zookeeper.set.acl": "true"})
+
+
+def test_a_broker_logs_in_with_digest_and_keeps_its_znodes_to_itself(tmp_path: Path):
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    with ZooKeeperServer(users={"kafka": "planted-zk-pw"}) as server:
+        jaas = f'{module} required username="kafka" password="planted-zk-pw";'
+        given = {
+            "zookeeper.connect": server.address,
+            "zookeeper.set.acl": "true",
+            "klamm.zookeeper.sasl.jaas.config": jaas,
+        }
+        node = NodeProcess(1, tmp_path / "1", given).start()
+        stranger = KazooClient(server.address)
+        try:
+            stranger.start(30)
+            wait_until(lambda: stranger.exists("/brokers/ids/1"), "the broker registers")
+            wait_until(lambda: stranger.exists("/controller"), "it becomes controller")
+            acls, _ = stranger.get_acls("/brokers/ids/1")
+            assert {(each.id.scheme, each.id.id) for each in acls} == {
+                ("sasl", "kafka"),
+                ("world", "anyone"),
+            }
+            with pytest.raises(NoAuthError):
+                stranger.set("/controller", b"mine")
+            with pytest.raises(NoAuthError):
+                stranger.get_children("/config/users")
+            assert "planted-zk-pw" not in node.log
+        finally:
+            node.kill()
+            stranger.stop()
+            stranger.close()

@@ -24,6 +24,7 @@ from klamm.config.broker_security import (
     is_security_key,
     listener_security,
     mechanism_key,
+    zookeeper_login,
     zookeeper_tls,
 )
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
@@ -188,6 +189,11 @@ class BrokerConfig:
     def zookeeper_tls(self) -> TlsSettings | None:
         """How this broker connects to ZooKeeper; None without TLS."""
         return zookeeper_tls(self.layers)
+
+    @property
+    def zookeeper_login(self) -> tuple[str, str] | None:
+        """User and password of this broker towards ZooKeeper; None without a login."""
+        return zookeeper_login(self.layers)
 
     def listener_security(self, endpoint: ListenerEndpoint) -> ListenerSecurity:
         """How the listener at `endpoint` knows who connects."""

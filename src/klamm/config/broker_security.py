@@ -107,6 +107,7 @@ SECURITY_KEYS: Final = frozenset(
         "ssl.truststore.password",
         "ssl.truststore.type",
         "super.users",
+        "klamm.zookeeper.sasl.jaas.config",
         "zookeeper.clientCnxnSocket",
         "zookeeper.set.acl",
         "zookeeper.ssl.cipher.suites",
@@ -132,6 +133,7 @@ PASSWORD_ENCODER_KEYS: Final = frozenset(
         "password.encoder.secret",
     }
 )
+ZOOKEEPER_JAAS: Final = "klamm.zookeeper.sasl.jaas.config"
 _STORE_SUFFIXES: Final = {".pem": "PEM", ".p12": "PKCS12", ".pfx": "PKCS12", ".jks": "JKS"}
 
 
@@ -309,9 +311,25 @@ def zookeeper_tls(layers: Layers) -> TlsSettings | None:
         return None if key == "ssl.protocol" else text
 
     tls = tls_settings(lookup) if is_on("zookeeper.ssl.client.enable") else None
-    if is_on("zookeeper.set.acl") and (tls is None or tls.keystore is None):
+    has_identity = zookeeper_login(layers) is not None or (tls is not None and tls.keystore)
+    if is_on("zookeeper.set.acl") and not has_identity:
         raise ConfigError(
             "zookeeper.set.acl is true, so this broker has to authenticate to ZooKeeper: set"
-            " zookeeper.ssl.client.enable and zookeeper.ssl.keystore.location"
+            " zookeeper.ssl.client.enable and zookeeper.ssl.keystore.location, or"
+            f" {ZOOKEEPER_JAAS}"
         )
     return tls
+
+
+def zookeeper_login(layers: Layers) -> tuple[str, str] | None:
+    """User and password for DIGEST-MD5 towards ZooKeeper; None without a login.
+
+    Kafka has them in the file that `java.security.auth.login.config` names, in the entry Client.
+    """
+    entry = jaas_entry(layers.text(ZOOKEEPER_JAAS), ZOOKEEPER_JAAS)
+    if entry is None:
+        return None
+    username, password = entry.options.get("username"), entry.options.get("password")
+    if not username or not password:
+        raise ConfigError(f"{ZOOKEEPER_JAAS} needs username and password")
+    return username, password

@@ -16,6 +16,7 @@ from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.net.tls import client_context
 from klamm.zookeeper import znodes
+from klamm.zookeeper.connection import DigestLogin
 from klamm.zookeeper.session import ZooKeeperAccess
 from klamm.zookeeper.store import (
     Create,
@@ -144,4 +145,9 @@ def zookeeper_access(config: BrokerConfig) -> ZooKeeperAccess:
     """How the processes of this node reach ZooKeeper (SEC-12)."""
     tls = config.zookeeper_tls
     sets_acls = (config.layers.text("zookeeper.set.acl") or "").strip().lower() == "true"
-    return ZooKeeperAccess(None if tls is None else client_context(tls), sets_acls)
+    login = config.zookeeper_login
+    return ZooKeeperAccess(
+        None if tls is None else client_context(tls),
+        None if login is None else DigestLogin(*login),
+        sets_acls,
+    )

@@ -16,6 +16,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
@@ -51,6 +52,22 @@ _KAZOO_LOG.setLevel(logging.ERROR)
 _SET_WATCHES_BYTES: Final = 512 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class DigestLogin:
+    """A user of ZooKeeper, who logs in with DIGEST-MD5; the password stays out of `repr`."""
+
+    username: str
+    password: str = field(repr=False)
+
+    def options(self) -> dict[str, str]:
+        """What kazoo takes."""
+        return {
+            "mechanism": "DIGEST-MD5",
+            "username": self.username,
+            "password": self.password,
+        }
+
+
 class ZooKeeperConnection:
     """One session from its first connection to its end; it cannot be opened again.
 
@@ -67,6 +84,7 @@ class ZooKeeperConnection:
         on_event: Callable[[StoreEvent], None],
         on_answer: Callable[[float], None],
         tls: ssl.SSLContext | None = None,
+        login: DigestLogin | None = None,
     ) -> None:
         self.chroot = chroot
         self.session_id = 0
@@ -81,7 +99,9 @@ class ZooKeeperConnection:
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._unanswered: set[asyncio.Future[bytes | None]] = set()
         self._loop_turned = True
-        self._client = _Client(hosts, session_timeout_ms, self._watch_fired, self._may_ping, tls)
+        self._client = _Client(
+            hosts, session_timeout_ms, self._watch_fired, self._may_ping, tls, login
+        )
         self._client.add_listener(self._state_changed)
 
     # --- on the event loop ---
@@ -379,6 +399,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         watch_fired: Callable[[bytes, int], None],
         may_ping: Callable[[], bool],
         tls: ssl.SSLContext | None = None,
+        login: DigestLogin | None = None,
     ) -> None:
         retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.5)
         super().__init__(
@@ -390,7 +411,12 @@ class _Client(KazooClient):  # type: ignore[misc]
         )
         self.watch_fired = watch_fired
         self.may_ping = may_ping
-        self._connection = _KazooConnection(self, self._conn_retry.copy(), logger=_KAZOO_LOG)
+        self._connection = _KazooConnection(
+            self,
+            self._conn_retry.copy(),
+            logger=_KAZOO_LOG,
+            sasl_options=None if login is None else login.options(),
+        )
 
     @property
     def session_id(self) -> int:

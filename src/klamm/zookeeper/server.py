@@ -74,6 +74,8 @@ _LOGGING_CONFIGURATION: Final = """\
 </Configuration>
 """
 
+_SASL_PROVIDER: Final = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+_DIGEST_MODULE: Final = "org.apache.zookeeper.server.auth.DigestLoginModule"
 _POLL_SECONDS: Final = 0.01
 #: How often a command in the foreground looks whether its servers still run.
 _WATCH_SECONDS: Final = 0.2
@@ -130,9 +132,14 @@ class ZooKeeperServer:
         log: bool = False,
         settings: Mapping[str, str] | None = None,
         tls: "ZooKeeperTls | None" = None,
+        users: Mapping[str, str] | None = None,
     ) -> None:
-        """With `tls`, clients have to show a certificate that the trust store believes."""
+        """With `tls`, clients have to show a certificate that the trust store believes.
+
+        `users` with their passwords can log in with DIGEST-MD5.
+        """
         self._tls = tls
+        self._users = users or {}
         if not re.fullmatch(r"[1-9][0-9]*[kmgKMG]", heap):
             raise ConfigError(f"A heap is given as 512m or 2g, not {heap!r}.")
         self.host = host
@@ -182,7 +189,9 @@ class ZooKeeperServer:
             return
         java = find_java()
         patterns = (*_JARS, *(_LOGGING_JARS if self._log else ()))
-        jars = _find_jars(patterns) + (_find_netty() if self._tls is not None else [])
+        jars = _find_jars(patterns) + (
+            _find_netty() if self._tls is not None or self._users else []
+        )
         if self.port == 0:
             self.port = free_port(self.host)
         else:
@@ -250,6 +259,12 @@ class ZooKeeperServer:
 
     def _write_configuration(self, data_dir: Path) -> None:
         settings = {"dataDir": str(data_dir), **self._client_port(), **self._settings}
+        if self._users:
+            settings["authProvider.sasl"] = _SASL_PROVIDER
+            known = " ".join(f'user_{user}="{password}"' for user, password in self._users.items())
+            jaas = data_dir / "jaas.conf"
+            jaas.touch(mode=0o600)
+            jaas.write_text(f"Server {{ {_DIGEST_MODULE} required {known}; }};\n", encoding="utf-8")
         lines = (f"{key}={value}\n" for key, value in settings.items())
         (data_dir / "zoo.cfg").write_text("".join(lines), encoding="utf-8")
         if self._log:
@@ -269,6 +284,8 @@ class ZooKeeperServer:
         options = [f"-Xmx{self._heap}", *_JVM_OPTIONS]
         if self._is_temporary:
             options += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=4096"]
+        if self._users:
+            options.append(f"-Djava.security.auth.login.config={data_dir / 'jaas.conf'}")
         if self._tls is not None:
             factory = "org.apache.zookeeper.server.NettyServerCnxnFactory"
             options.append(f"-Dzookeeper.serverCnxnFactory={factory}")
@@ -487,7 +504,7 @@ def _serves(host: str, port: int, tls: ZooKeeperTls | None = None) -> bool:
 
 
 def _find_netty() -> list[Path]:
-    """The jars of netty, which ZooKeeper needs for TLS."""
+    """The jars of netty, which ZooKeeper needs for TLS, and to look whether there is a login."""
     return [*_find_jars(("netty-all-*.jar",)), *_all_jars("netty-*.jar")]
 
 

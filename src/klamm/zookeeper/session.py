@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from klamm.errors import ConfigError, UnavailableError
 from klamm.zookeeper import bulk, wire
-from klamm.zookeeper.connection import ZooKeeperConnection
+from klamm.zookeeper.connection import DigestLogin, ZooKeeperConnection
 from klamm.zookeeper.store import (
     ANY_VERSION,
     ChildrenChunk,
@@ -51,6 +51,7 @@ class ZooKeeperAccess:
     """How a client reaches ZooKeeper, and whether its nodes are for others to change."""
 
     tls: ssl.SSLContext | None = None
+    login: DigestLogin | None = None
     #: `zookeeper.set.acl`: what this client creates, only it may change.
     sets_acls: bool = False
 
@@ -121,6 +122,7 @@ class ZooKeeperStore:
             self._events.put_nowait,
             self._answered,
             access.tls,
+            access.login,
         )
         self._connection = self._new_connection()
 
