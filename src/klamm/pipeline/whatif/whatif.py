@@ -101,7 +101,7 @@ class Failures:
 
 
 def broker_failures(racks: Mapping[int, str | None], together: int) -> Failures:
-    """Every set of so many brokers."""
+    """All failures of this number of brokers at once."""
     brokers = tuple(sorted(racks))
     return Failures(
         "brokers", brokers, tuple((b,) for b in brokers), tuple(map(str, brokers)), together
@@ -109,7 +109,7 @@ def broker_failures(racks: Mapping[int, str | None], together: int) -> Failures:
 
 
 def rack_failures(racks: Mapping[int, str | None], together: int) -> Failures:
-    """Every set of so many racks. A broker without a rack stands alone, and fails with none."""
+    """All failures of this number of racks at once. A broker without a rack never fails."""
     names = sorted({rack for rack in racks.values() if rack is not None})
     if not names:
         raise ConfigError("No broker of the snapshot has a rack, so no rack can fail.")
@@ -118,7 +118,7 @@ def rack_failures(racks: Mapping[int, str | None], together: int) -> Failures:
 
 
 def named_failure(racks: Mapping[int, str | None], kind: str, names: Sequence[str]) -> Failures:
-    """One set of brokers or racks, all of it together."""
+    """One failure: these brokers or racks at once."""
     every = broker_failures(racks, 1) if kind == "brokers" else rack_failures(racks, 1)
     for name in names:
         if name not in every.labels:
@@ -355,7 +355,7 @@ def _elements(key: int, radix: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Casualties:
-    """Partitions that do not end well, and the scenarios that they belong to."""
+    """Partitions without a leader, unclean or below min ISR, with their scenarios."""
 
     scenario: I64  # row of `Failures.sets`
     row: I64  # row of the partitions
