@@ -1,8 +1,8 @@
 """The history as tables in a folder: which there are, and what each is made from.
 
-Records are laid down first, in `records/`; everything else is made from them anew, each table from
+Records are written first, to `records/`; every table is then made from them, each from
 those before it. A stream continues where its checkpoint says, so records are neither lost nor
-doubled when it is stopped at any moment; the tables are made from whatever has arrived.
+doubled when it is stopped at any moment; the tables are made from the records so far.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -78,7 +78,7 @@ def _bytes_to_shed(state: ReplicaPlan, target: Target) -> F64:
 
 
 def _choose(state: ReplicaPlan, rows: I64, count: int, wanted_bytes: float) -> I64:
-    """So many of these rows that their bytes come close to what is wanted.
+    """Choose rows whose bytes add up to about what is wanted.
 
     Rows of a similar size stand together; where the window begins decides how much it weighs.
     """

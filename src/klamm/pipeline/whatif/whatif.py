@@ -141,14 +141,14 @@ class Judgement:
     leader: I32
     isr: I32
     outcome: I8
-    moved: Mask  # whether somebody else leads than before
+    moved: Mask  # whether the leader differs from before
 
 
 def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
     """What the controller does about partitions of whose replicas only those are `online`.
 
     A leader that stays keeps what is left of its ISR. Who has lost the leader gets an election;
-    where that finds nobody, the controller still takes the failed members out of the ISR one by
+    without a candidate, the controller still takes the failed members out of the ISR one by
     one, all but the last.
     """
     replicas, isr = partitions.replicas, partitions.isr
@@ -177,7 +177,7 @@ def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
 
 
 def _without_the_dead(leader: I32, isr: I32, alive: I32) -> I32:
-    """The ISR of partitions that nobody leads, after each failed broker in turn was taken out."""
+    """The ISR of leaderless partitions after each failed broker was taken out in turn."""
     shrunk = isr.copy()
     waiting = np.flatnonzero((leader == NO_BROKER) & (count(isr) > 1))
     dead = np.where(contains(alive[waiting], isr[waiting]), NO_BROKER, isr[waiting])
