@@ -101,12 +101,12 @@ wheel-test: setup ## build the wheel, install it into an empty environment, and 
 conformance: setup ## print which rules of the specifications are shown by which tests
 	@$(BIN)/python tools/conformance.py
 
-docs: setup ## make the generated documents anew
+docs: setup ## write the generated documents and tables
 	@$(BIN)/python tools/conformance.py --write
 	@$(BIN)/python tools/compatibility.py --write
 	@$(BIN)/python -m tools.module_tests --write
 
-lock: setup ## resolve the dependencies anew and write requirements.lock
+lock: setup ## resolve the dependencies and write requirements.lock
 	@$(BIN)/python tools/lock.py
 
 clean: ## remove the environment and everything that was built

@@ -26,7 +26,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 OUT: Final = ROOT / "out"
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TIMEOUT_S: Final = 120
-#: Chromium talks to whoever started it through the descriptors 3 and 4.
+#: Chromium talks to its parent process through the descriptors 3 and 4.
 BECOME: Final = """\
 import os, sys
 os.dup2(int(sys.argv[1]), 3)

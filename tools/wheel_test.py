@@ -65,7 +65,7 @@ def build(elsewhere: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """Every file of the package is in the wheel, whatever its kind."""
+    """Every file of the package is in the wheel, also those that are not Python."""
     package = ROOT / "src"
     expected = {
         path.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Processes that belong together: a child lives, stops and dies with whoever started it."""
+"""Child processes that live, stop and die with their parent."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
-#: How often a child looks whether its parent was stopped; SIGSTOP cannot be told to anybody.
+#: How often a child checks whether its parent is stopped; a process cannot catch SIGSTOP.
 _LOOK_INTERVAL_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
 _LAST_WORDS: Final = 3
@@ -93,15 +93,15 @@ def tied_klamm(*arguments: str) -> list[str]:
 
 
 def _interpreter(code: str) -> list[str]:
-    # Whatever lies in the current directory must not be taken for a module (-P).
+    # Files of the current directory must not be imported as modules (-P).
     return [sys.executable, "-P", "-c", code, str(os.getpid())]
 
 
 def last_words(output: Path) -> str:
-    """The end of what a process printed, which is where it says why it ended."""
+    """The last lines that a process printed, which have the reason for its end."""
     with contextlib.suppress(OSError):
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-        # A hint of Java's libraries that there is no logger is not the reason for anything.
+        # SLF4J's warning about a missing logger is not the reason.
         said = [line.strip() for line in lines if line.strip() and not line.startswith("SLF4J")]
         if said:
             return " / ".join(said[-_LAST_WORDS:])
@@ -109,9 +109,9 @@ def last_words(output: Path) -> str:
 
 
 class Child:
-    """A process in a group of its own, which a tied command line ends with this one.
+    """A process in a group of its own; a tied command line ends with this process.
 
-    Ctrl-C does not reach it: whoever started it decides what becomes of it, and in which order.
+    Ctrl-C does not reach it: the parent ends its children in its own order.
     """
 
     def __init__(self, command: Sequence[str], output: Path, name: str) -> None:

@@ -10,8 +10,8 @@
     def test_something_that_needs_more(klamm_cluster): ...
 
 One cluster of three serves the whole session. Tests that are marked share a cluster of the kind
-they ask for, and pytest orders them so that each kind is started once. Whatever a test does to the
-brokers is undone after it.
+they ask for, and pytest orders them so that each kind is started once. After each test, all brokers
+are started, resumed and reconnected.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """The next test finds all brokers running, whatever this one did to them."""
+    """Heal the cluster after each test."""
     cluster = item.config.stash.get(_RUNNING, None)
     if cluster is not None and "klamm_cluster" in getattr(item, "fixturenames", ()):
         cluster.heal()
 
 
 class _Wanted:
-    """What a marker asks for; equal ones are served by the same cluster."""
+    """The arguments of a marker; tests with equal ones share a cluster."""
 
     def __init__(self, marker: pytest.Mark | None) -> None:
         self.arguments: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
@@ -97,6 +97,6 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def klamm_topic_prefix(request: pytest.FixtureRequest) -> str:
-    """The beginning of topic names that no other test has."""
+    """A prefix for topic names that is unique to the test."""
     name = re.sub(r"[^A-Za-z0-9_]+", "-", request.node.name)[:80].strip("-")
     return f"{name}-{uuid.uuid4().hex[:8]}-"

@@ -50,10 +50,10 @@ class Client(Protocol):
         """Send to partition 0, and see all of it acknowledged."""
 
     def read(self, bootstrap: str, topic: str, count: int, *, offset: int = 0) -> list[Record]:
-        """So many records of partition 0."""
+        """Read `count` records of partition 0."""
 
     def read_group(self, bootstrap: str, topic: str, group: str, count: int) -> list[Record]:
-        """So many records as the only member of a group, which then commits and leaves."""
+        """Read `count` records as the only member of a group, commit, and leave."""
 
 
 class Librdkafka:

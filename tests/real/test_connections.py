@@ -519,3 +519,32 @@ def test_of_several_entries_for_a_partition_the_last_counts(
         found = raw.fetch(raw.topic_id(topic), 0).topics[0].partitions[0]
     assert b"last" in bytes(found.records)
     assert b"first" not in bytes(found.records)
+
+
+@pytest.mark.rule("META-3")
+def test_a_topic_that_is_named_many_times_is_described_once(cluster: RealCluster, topic: str):
+    cluster.create(topic)
+    with Raw(cluster[1].port, timeout_s=60) as raw:
+        response = raw.metadata(*[topic] * 100_000)
+    assert [each.name for each in response.topics] == [topic]
+
+
+def test_many_unknown_topics_hold_up_nobody_else(cluster: RealCluster):
+    names = [f"unknown-{number}" for number in range(100_000)]
+    with Raw(cluster[1].port, timeout_s=100) as hostile, Raw(cluster[1].port) as other:
+        header = hostile.send(
+            ApiKey.METADATA,
+            9,
+            topics=[{"name": name} for name in names],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+            include_cluster_authorized_operations=False,
+        )
+        served = 0
+        while not select.select([hostile.socket], [], [], 0)[0]:
+            other.metadata()
+            served += 1
+        response = decode_response(header, hostile.receive())
+    assert served > 5
+    assert len(response.topics) == len(names)
+    assert {each.error_code for each in response.topics} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

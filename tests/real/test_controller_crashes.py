@@ -2,7 +2,7 @@
 
 A proxy between the node and ZooKeeper counts the writes of an operation and kills the node at one
 of them: the first, in the next round the second, until the operation needs no more. Brokers and
-clients do what they do in such a case: they ask again, whoever is controller then.
+clients do what they do in such a case: they send the request again, to the new controller.
 """
 
 import itertools
@@ -41,7 +41,7 @@ class Arena(Lab):
             proxy.close()
 
     def insist(self, ask: Callable[[Node], bool]) -> None:
-        """Ask whoever is controller, again and again, until that has given a final answer."""
+        """Send a request to the present controller until one of them gives a final response."""
 
         def asked() -> bool:
             holder = self.controller_id()

@@ -99,7 +99,7 @@ class RealCluster(Chroot):
         super().close()
 
     def revive(self) -> None:
-        """Let every broker run again, whatever was done to it."""
+        """Resume or start every broker, and wait until all are ready."""
         self.renew_admin()
         for broker in self.brokers.values():
             if broker.is_running:

@@ -116,7 +116,7 @@ class ScriptedBroker:
         return json.dumps(value | changes).encode()
 
     def bounce(self) -> None:
-        """Gone and back in one transaction: nobody can have seen it missing."""
+        """Delete and create the registration in one transaction, as a fast restart would."""
         assert self._client is not None
         path = f"/brokers/ids/{self.id}"
         transaction = self._client.transaction()

@@ -60,7 +60,7 @@ async def _others_stand_back(store: Store, wanted: int) -> AsyncIterator[None]:
     try:
         await store.create(MOVE, str(wanted).encode(), ephemeral=True)
     except NodeExistsError:
-        raise KlammError("Somebody else is moving the controller's role right now.") from None
+        raise KlammError("Another command is moving the controller's role right now.") from None
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ async def _wait_announced(store: Store, brokers: dict[int, str], security: Clien
                     return holder
                 await asyncio.sleep(_LOOK_INTERVAL_S)
     except TimeoutError:
-        who = "Nobody took the role" if holder == NOBODY else f"Broker {holder} was not heard of"
+        who = "No broker took the role" if holder == NOBODY else f"Broker {holder} was not heard of"
         raise UnavailableError(f"{who} within {_ANNOUNCED_WITHIN_S:.0f} s.") from None
 
 

@@ -178,9 +178,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             end = start + size
             if end > len(view):
                 if size > _SCRATCH_BYTES // 2:
-                    self._frame = bytearray(min(size, _FIRST_BYTES))
                     self._size = size
                     self._filled = len(view) - start
+                    self._frame = bytearray(min(size, max(_FIRST_BYTES, 2 * self._filled)))
                     self._frame[: self._filled] = view[start:]
                     at = len(view)
                 break

@@ -1,7 +1,7 @@
-"""The pipeline on Spark, for Python as well: functions from data frames to data frames.
+"""The pipeline on Spark: its public functions, from data frames to data frames.
 
-None of them makes a session: it comes with the data frames, or from the caller. What is listed here
-is loaded when it is first asked for, because whoever streams a topic needs no plots.
+No function starts a Spark session: it comes with the data frames, or from the caller. Modules are
+imported at the first access to a name, so that streaming a topic does not import matplotlib.
 """
 
 from importlib import import_module

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, count
 
-#: Grows when a reader of the old form could misread the new one.
+#: Increased when a reader of the old form could misread the new one.
 SNAPSHOT_VERSION: Final = 1
 
 META: Final = pa.schema(
@@ -52,7 +52,7 @@ PARTITIONS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionColumns:
-    """What the kernels want of partitions."""
+    """The columns of partitions that the kernels need."""
 
     replicas: I32
     isr: I32
@@ -76,7 +76,7 @@ def partitions_from_arrow(rows: pa.Table | pa.RecordBatch) -> PartitionColumns:
 
 
 def numbers_from_arrow(column: Any, missing: float | bool) -> Any:
-    """A column of numbers or truth values, with `missing` in the place of null."""
+    """A column of numbers or booleans, with `missing` instead of null."""
     return pc.fill_null(column, missing).to_numpy(zero_copy_only=False)
 
 
@@ -99,9 +99,9 @@ def rows_to_arrow(rows: I32) -> pa.ListArray:
 
 
 def in_chunks(batches: Iterable[pa.RecordBatch], rows_min: int) -> Iterator[pa.Table]:
-    """The same rows in tables of at least `rows_min` rows, the last one aside.
+    """Join batches into tables of at least `rows_min` rows, except the last.
 
-    Spark hands over small batches; the kernels do more at a time.
+    Spark delivers small batches; the kernels are faster on large ones.
     """
     pending: list[pa.RecordBatch] = []
     size = 0

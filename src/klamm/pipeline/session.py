@@ -1,7 +1,7 @@
 """The Spark session that the commands run in.
 
-The functions of `klamm.pipeline` take the session from their caller, or from the data frames that
-they are given; none of them makes one.
+The functions of `klamm.pipeline` take the session from their caller or from their data frames;
+only the commands start one.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ DEFAULT_MASTER: Final = "local[*]"
 #: The condition of PySpark's error when Java is missing or too old.
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
-#: Set by `spark-submit`, which has chosen the master and everything else already.
+#: Set by `spark-submit`, which has already chosen the master and all settings.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Other readers of the tables see moments in UTC then, not numbers that they have to know.
+    # Readers other than Spark then see times in UTC.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.log.level": "ERROR",
-    # Otherwise every call for a column asks the JVM five times more and walks the stack, so that
-    # Spark's errors can name the line; ours have sentences of their own.
+    # Otherwise every column expression costs five more calls of the JVM and a walk of the stack,
+    # only so that Spark's errors name the Python line.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
 }
-#: What is of use on a machine of one's own only.
+#: Settings for a local master.
 _LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -41,16 +41,16 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "8",
 }
-#: Up to here, input is dealt with before what makes large data fast has paid for itself.
+#: Input up to this size is processed faster without the optimisations for large data.
 LITTLE_BYTES: Final = 1 << 20
-#: Neither code that is generated for each query, nor plans that are made anew on the way.
+#: Without generated code and without adaptive plans.
 _LITTLE_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-#: Nor the second compiler of JVMs that are started for it; what a user sets goes before these.
+#: Without the second compiler of the JVM; settings of the user take precedence.
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LITTLE_JVMS: Final = {
     "spark.driver.defaultJavaOptions": _ONE_COMPILER,
@@ -66,11 +66,10 @@ def spark_session(
     progress: bool = True,
     little: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session on `master`, stopped at the end; one that is active already is used and kept.
+    """A session on `master`, stopped at the end; an active session is used and kept.
 
-    Without a master it is that of `spark-submit`, or else all cores of this machine. `progress`
-    draws Spark's progress bars on stderr. `little` is for what never sees much data: it is done
-    sooner.
+    The default master is that of `spark-submit`, or else all cores of this machine. `progress`
+    shows Spark's progress bars on stderr. `little` chooses settings for little data.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -85,7 +84,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def planned_for(spark: SparkSession, paths: Iterable[Path]) -> Iterator[None]:
-    """Meanwhile queries are planned for little data, if these files and folders are little."""
+    """Plan queries for little data in this block, if these files and folders are little."""
     if not are_little(paths):
         yield
         return
@@ -100,9 +99,9 @@ def planned_for(spark: SparkSession, paths: Iterable[Path]) -> Iterator[None]:
 
 
 def are_little(paths: Iterable[Path]) -> bool:
-    """Whether these files and folders hold so little that starting is most of the work.
+    """Whether these files and folders hold at most `LITTLE_BYTES` together.
 
-    What is not to be found here, because it is somewhere else, may be large.
+    A path that does not exist here, such as that of an object store, may be large.
     """
     size = 0
     for path in paths:
@@ -119,8 +118,8 @@ def open_session(
     progress: bool = True,
     little: bool = False,
 ) -> SparkSession:
-    """A new session on `master`, for the caller to stop; otherwise as `spark_session`."""
-    # Spark starts the python3 of the PATH unless it is told which one knows klamm.
+    """Start a session that the caller stops; the arguments are those of `spark_session`."""
+    # By default Spark starts the python3 of the PATH, which may not have klamm.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     chosen: dict[str, bool | float | int | str | None] = dict(_SETTINGS)

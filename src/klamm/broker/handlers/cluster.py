@@ -10,7 +10,7 @@ import inspect
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from klamm.broker.handlers.dispatch import Body, Call, EncodedResponse, Handler, Result
@@ -43,6 +43,8 @@ CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINTS: Final = 1
 #: A response about more partitions than this is encoded in another thread.
 _MANY_PARTITIONS: Final = 10_000
+#: With more than this, named topics are described in slices.
+_MANY_NAMES: Final = 500
 
 
 class AutoCreate(Protocol):
@@ -113,6 +115,30 @@ class ClusterHandlers:
         may_create = self._auto_create is not None and getattr(
             body, "allow_auto_topic_creation", True
         )
+        # Like Kafka, describe each topic once, however often it is named.
+        distinct = {(getattr(each, "topic_id", None), each.name): each for each in wanted}
+        if len(distinct) > _MANY_NAMES:
+            return self._describe_in_slices(call, snapshot, list(distinct.values()), may_create)
+        responses = self._describe_named(call, snapshot, distinct.values(), may_create)
+        if any(asyncio.iscoroutine(response) for response in responses):
+            return self._metadata_after_creation(call, snapshot, responses)
+        return self._metadata_body(call, snapshot, responses)
+
+    async def _describe_in_slices(
+        self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any], may_create: bool
+    ) -> Result:
+        """Describe many topics, and let other requests in between."""
+        responses: list[Any] = []
+        for start in range(0, len(wanted), _MANY_NAMES):
+            part = wanted[start : start + _MANY_NAMES]
+            responses += self._describe_named(call, snapshot, part, may_create)
+            await asyncio.sleep(0)
+        return await self._metadata_after_creation(call, snapshot, responses)
+
+    def _describe_named(
+        self, call: Call, snapshot: ClusterSnapshot, wanted: Iterable[Any], may_create: bool
+    ) -> list[Any]:
+        """The descriptions of topics; a coroutine for each that has to be created first."""
         responses: list[Any] = []
         for topic in wanted:
             found = self._lookup(call, snapshot, topic)
@@ -127,9 +153,7 @@ class ClusterHandlers:
                     responses.append(denied)
                     continue
             responses.append(self._create(found["name"]) if is_creatable else found)
-        if any(asyncio.iscoroutine(response) for response in responses):
-            return self._metadata_after_creation(call, snapshot, responses)
-        return self._metadata_body(call, snapshot, responses)
+        return responses
 
     def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         asks_topic = getattr(call.body, "include_topic_authorized_operations", False)

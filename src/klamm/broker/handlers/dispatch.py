@@ -19,9 +19,10 @@ from klamm.protocol.codes import ErrorCode
 
 log = logging.getLogger("klamm.broker.requests")
 
-#: The controller's requests that may name every partition, and the size from which on they are
-#: decoded in another thread.
-_MAY_BE_HUGE: Final = frozenset({ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA})
+#: The requests that are large because of the records they are about, and quickly decoded.
+_ABOUT_RECORDS: Final = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
+#: The size from which on other requests are decoded, and their responses encoded, in another
+#: thread: they may name every partition there is.
 _LARGE_BYTES: Final = 64 * 1024
 #: Up to this many error codes of a response are counted lazily.
 _FEW: Final = 32
@@ -73,14 +74,14 @@ class Dispatcher:
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
-        if len(frame) > _LARGE_BYTES and frame[1] in _MAY_BE_HUGE and not frame[0]:
+        if len(frame) > _LARGE_BYTES and (frame[1] not in _ABOUT_RECORDS or frame[0]):
             return self._serve_large(connection, frame, arrived)
         return self._serve(connection, frame, arrived, arrived, *decode_request(frame))
 
     async def _serve_large(
         self, connection: ServerConnection, frame: memoryview, arrived: int
     ) -> MeasuredResponse:
-        """Decode a request that may name every partition in another thread, then serve it."""
+        """Decode a request that may name very much in another thread, then serve it."""
         request = await asyncio.to_thread(decode_request, frame)
         response = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
         return await response if inspect.isawaitable(response) else response
@@ -107,6 +108,8 @@ class Dispatcher:
             handled = perf_counter_ns()
             if inspect.isawaitable(result):
                 return self._await(call, result, handled)
+            if len(frame) > _LARGE_BYTES and not isinstance(result, EncodedResponse):
+                return self._respond_aside(call, result, handled)
             return _respond(call, result, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, perf_counter_ns())
@@ -115,9 +118,17 @@ class Dispatcher:
             return _failed(call, perf_counter_ns())
 
     @staticmethod
+    async def _respond_aside(call: Call, body: Body, handled: int) -> MeasuredResponse:
+        """Encode the response to a large request in another thread."""
+        return _respond(call, await asyncio.to_thread(_encode, call.header, body), handled)
+
+    @staticmethod
     async def _await(call: Call, result: Awaitable[Result], handled: int) -> MeasuredResponse:
         try:
-            return _respond(call, await result, handled)
+            response = await result
+            if len(call.frame) > _LARGE_BYTES and not isinstance(response, EncodedResponse):
+                response = await asyncio.to_thread(_encode, call.header, response)
+            return _respond(call, response, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, handled)
             raise
@@ -127,16 +138,17 @@ class Dispatcher:
 
 def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
     _, header, _, frame, meter, arrived, begun, _ = call
-    if isinstance(result, EncodedResponse):
-        parts, codes = result
-    else:
-        parts, codes = [encode_response(header, result)], list(error_codes(result))
+    parts, codes = result if isinstance(result, EncodedResponse) else _encode(header, result)
     if len(codes) > _FEW:
         # Lazily counted codes stay in memory until they are counted.
         meter.count_errors(codes)
         codes = ()
     answered = perf_counter_ns()
     return parts, meter, (header.api_version, len(frame), codes, arrived, begun, handled, answered)
+
+
+def _encode(header: RequestHeader, body: Body) -> EncodedResponse:
+    return EncodedResponse([encode_response(header, body)], list(error_codes(body)))
 
 
 def _note_closed(call: Call, handled: int) -> None:

@@ -287,7 +287,7 @@ class Tour:
         deadline = time.monotonic() + _PATIENCE_S
         while not is_so():
             if time.monotonic() > deadline:
-                raise KlammError(f"The demo waited {_PATIENCE_S:g} s for {what}, in vain.")
+                raise KlammError(f"The demo waited {_PATIENCE_S:g} s for {what}.")
             self.live_story.print_new(len(RACKS))
             time.sleep(_LOOK_INTERVAL_S)
         self.live_story.print_new(len(RACKS))

@@ -1,8 +1,8 @@
 """The history as tables in a folder: which there are, and what each is made from.
 
-Records are laid down first, in `records/`; everything else is made from them anew, each table from
+Records are written first, to `records/`; every table is then made from them, each from
 those before it. A stream continues where its checkpoint says, so records are neither lost nor
-doubled when it is stopped at any moment; the tables are made from whatever has arrived.
+doubled when it is stopped at any moment; the tables are made from the records so far.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +34,13 @@ from klamm.protocol.codes import ErrorCode
 RECORDS: Final = "records"
 _CHECKPOINT: Final = "_checkpoint"
 _SOURCE: Final = "_source.json"
-#: So many tables at a time: planning a query takes one core, and for little data most of the time.
+#: Tables made in parallel. For little data, planning a query takes most of the time, on one core.
 _SIDE_BY_SIDE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryTable:
-    """A table, the function that makes it, and the tables which that takes."""
+    """A table, the function that makes it, and the tables that the function takes."""
 
     name: str
     make: Callable[..., DataFrame]
@@ -81,7 +81,7 @@ TABLES: Final = (
 
 
 def make_tables(records: DataFrame, min_isr: DataFrame | None = None) -> dict[str, DataFrame]:
-    """All tables of a history, as data frames of which nothing has been computed yet.
+    """All tables of a history, as data frames that are not computed yet.
 
     `min_isr` has `topic` and `min_isr`; topics that it does not name have Kafka's default.
     """
@@ -100,7 +100,7 @@ def write_tables(
 ) -> dict[str, DataFrame]:
     """Write every table as Parquet below `out`, and return them as they were written.
 
-    Tables that do not need each other are made side by side; `on_table` is told which one begins.
+    Tables that do not depend on each other are made in parallel; `on_table` gets the name of each.
     """
     spark = records.sparkSession
     once = distinct(records).persist()
@@ -108,13 +108,13 @@ def write_tables(
     made: dict[str, Future[DataFrame]] = {}
 
     def make(table: HistoryTable) -> DataFrame:
-        # Inputs are further ahead in the queue, so what is waited for has begun.
+        # Inputs are earlier in the queue, so each has been started.
         inputs = [given[name] if name in given else made[name].result() for name in table.inputs]
         on_table(table.name)
         path = str(out / table.name)
         frame = table.make(*inputs)
         frame.write.mode("overwrite").parquet(path)
-        # With its schema, or Spark would start a job to find that out.
+        # Without the schema, Spark would start a job to infer it.
         return spark.read.schema(frame.schema).parquet(path)
 
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
@@ -130,18 +130,18 @@ def write_tables(
 
 
 class SpoolInput:
-    """Spools as the source of a history: `records/` becomes what they hold."""
+    """Spools as the source of a history: `records/` becomes a copy of them."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = directories
         self._bytes_seen = -1
 
     def check(self) -> None:
-        """Say at once, before Spark is started, if there is nothing to be read."""
+        """Raise before Spark starts if there is nothing to read."""
         check_spools(self._directories)
 
     def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
-        """Write the records to `out`, and return them; None if there are no others than before."""
+        """Write the records to `out` and return them; None if nothing is new."""
         files = [path for each in self._directories for path in spool_files(each)]
         size = sum(path.stat().st_size for path in files)
         if size == self._bytes_seen:
@@ -156,7 +156,7 @@ class SpoolInput:
 class TopicInput:
     """The history topic as the source: `records/` grows by what is new in it since its checkpoint.
 
-    A message that was written in part before a crash is written again, which `distinct` sees to.
+    A message that was written in part before a crash is written again; `distinct` removes the copy.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TopicInput:
         self._is_first = True
 
     def check(self) -> None:
-        """Say at once, before Spark is started, if there is no such topic."""
+        """Raise before Spark starts if there is no such topic."""
         security = ClientSecurity.from_properties(self._client_properties)
         with Admin(self._bootstrap_servers, security=security) as admin:
             (found,) = admin.metadata([self._topic]).topics
@@ -184,7 +184,7 @@ class TopicInput:
             )
 
     def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
-        """Add new records to those in `out`, and return all; None if nothing was new."""
+        """Add new records to `out` and return all; None if nothing is new."""
         _claim(out, {"topic": self._topic})
         query = (
             stream_topic(spark, self._bootstrap_servers, self._topic, self._client_properties)
@@ -208,7 +208,7 @@ class TopicInput:
 
 
 def read_records(spark: SparkSession, out: Path) -> DataFrame:
-    """The records that have been laid down in a folder; none if the topic has had none so far."""
+    """The records in a folder; no rows if the topic was empty so far."""
     path = out / RECORDS
     if not path.exists():
         return spark.createDataFrame([], record_schema())
@@ -222,7 +222,7 @@ def _given(once: DataFrame, min_isr: DataFrame | None) -> dict[str, DataFrame]:
 
 
 def _claim(out: Path, source: Mapping[str, Any]) -> None:
-    """Remember where the records of a folder come from: a checkpoint fits only its own topic."""
+    """Store the source of a folder's records, since a checkpoint belongs to one topic."""
     path = out / _SOURCE
     if path.exists():
         before = orjson.loads(path.read_bytes())

@@ -38,7 +38,7 @@ def micros(column: Column | str) -> Column:
 
 
 def distinct(records: DataFrame) -> DataFrame:
-    """Each record once, however often it was shipped."""
+    """Remove duplicates: a record may be shipped more than once."""
     return records.dropDuplicates(list(_RECORD))
 
 
@@ -50,9 +50,9 @@ def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
     """
     files = check_spools(directories)
     if are_little(files):
-        # Read here sooner than a worker has started.
+        # Small spools are read here: starting a worker would take longer.
         records = pa.Table.from_batches(_read_records(files), SCHEMA).combine_chunks()
-        # A table without chunks is not taken.
+        # Spark does not accept a table without chunks.
         return spark.createDataFrame(records if records.num_rows else [], record_schema())
     paths = spark.createDataFrame([(str(path),) for path in files], f"{_PATH_COLUMN} string")
     spread = paths.repartition(max(1, len(files)), _PATH_COLUMN)
@@ -72,7 +72,7 @@ def stream_topic(
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        # What retention has taken is seen from the sequences, and named as a gap.
+        # Events that retention removed show as gaps in the sequences.
         .option("failOnDataLoss", "false")
         .load()
     )
@@ -87,7 +87,7 @@ def decode_messages(messages: DataFrame) -> DataFrame:
 
 
 def check_spools(directories: Sequence[Path]) -> list[Path]:
-    """The files of spools, which are all there and all of a history."""
+    """The files of these spools; ConfigError if one is missing or is no history."""
     return [path for directory in directories for path in _checked_files(directory)]
 
 
@@ -148,5 +148,5 @@ def _decode_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def _in_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that are known here: a newer node of the same version may write more."""
+    """Select the known columns: a newer node may write more."""
     return batch.select(SCHEMA.names)

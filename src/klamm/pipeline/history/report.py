@@ -1,6 +1,6 @@
-"""The report: one page that a person looks at, from the tables of a history.
+"""The report on a history: one HTML page, made from the tables.
 
-One file with everything in it: no script, no font, no picture and no style comes from elsewhere.
+The file is self-contained: it loads no script, font, picture or style.
 """
 
 from collections.abc import Mapping
@@ -39,9 +39,9 @@ _GAPS_SHOWN: Final = 20
 
 
 def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path) -> ReportFacts:
-    """Write `out`/report.html from the records and their tables; returns what it tells."""
+    """Write `out`/report.html from the records and their tables; returns the facts in it."""
     facts = gather(records, tables)
-    # Renamed into place, so that a browser that looks meanwhile sees the old page or the new one.
+    # Renamed into place, so that a browser sees the old page or the new one, never a part.
     path = out / REPORT
     fresh = path.with_suffix(".part")
     fresh.write_text(render(facts), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What the report tells, gathered from the tables: little enough for one page, whatever their size.
+"""The facts of the report, gathered from the tables and limited to what fits on one page.
 
-Spark counts, ranks and thins out; what comes back here are rows for people.
+Spark counts, ranks and samples; this module receives few rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from klamm.pipeline.history.tables import PARTITION
 
 Row: TypeAlias = dict[str, Any]
 
-#: Columns of the pictures that have time in them.
+#: The number of time buckets in a picture.
 BUCKETS: Final = 60
 _BROKERS_MAX: Final = 40
 _TOPICS_MAX: Final = 20
@@ -41,7 +41,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStory:
-    """A partition, its numbers, and what happened to it in sentences."""
+    """A partition with its numbers and its story in sentences."""
 
     name: str
     seconds: float
@@ -149,7 +149,7 @@ def gap_sentence(gap: Mapping[str, Any]) -> str:
 
 
 def _rows(table: DataFrame) -> list[Row]:
-    # By way of Arrow, because times come as aware ones then.
+    # Through Arrow, which gives times with a time zone.
     rows: list[Row] = table.toArrow().to_pylist()
     return [
         {

@@ -33,7 +33,7 @@ TOPIC_ENDINGS: Final = ("deleted", "vanished")
 
 
 def events(records: DataFrame) -> DataFrame:
-    """One row for each event, whatever the number of its parts.
+    """One row for each event, also if it has several parts.
 
     `decisions` counts them; `is_whole` says whether all parts are there.
     """
@@ -181,7 +181,7 @@ def decisions(records: DataFrame) -> DataFrame:
 
 
 def elections(decisions: DataFrame) -> DataFrame:
-    """Elections that ZooKeeper accepted, and (`none`) those that nobody could win.
+    """Elections that ZooKeeper accepted, and (`none`) those without a candidate.
 
     The first leader of a new partition is no election: there was nothing to replace. A new
     controller takes the lead from dead brokers before it elects others, so the old leader is the

@@ -1,4 +1,4 @@
-"""Each partition's life as intervals, and what follows: when nobody led it, and how safe it was.
+"""The life of each partition as intervals, and when it had no leader or too few replicas in sync.
 
 An interval of the timeline begins with an event that decided something about the partition, and
 ends with the next one, or with the topic.
@@ -89,7 +89,7 @@ def unavailability(timeline: DataFrame, terms: DataFrame) -> DataFrame:
 
     A leader that was elected and never announced, because its controller was gone before, counts
     from when the next controller announced it. `until` is null for what has no leader yet. `end`:
-    `elected`, or `topic_ended`. `lost_leader` is who was lost, -1 if nobody had led.
+    `elected`, or `topic_ended`. `lost_leader` is the lost leader, -1 if there was none.
     """
     has_leader = F.col("leader") >= 0
     is_deleting = F.col("state") == "deleting"

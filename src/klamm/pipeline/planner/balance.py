@@ -1,4 +1,4 @@
-"""From a plan that obeys the rules to one that is balanced as well, with few bytes moved."""
+"""Balance a plan that obeys the rules: replicas, bytes and leaders, with few bytes moved."""
 
 from collections import deque
 from itertools import pairwise
@@ -23,9 +23,9 @@ _PARTNERS: Final = 8
 
 
 def balance_replicas(state: ReplicaPlan, target: Target, target_bytes: Target) -> None:
-    """Move replicas from those who hold too many to those who hold too few, and no more.
+    """Move replicas from brokers above their target to brokers below it.
 
-    Many at a time while that works; what is left goes one by one, through others if need be.
+    Moves are made in bulk first; the rest one by one, through other brokers if needed.
     """
     for _ in range(_ROUNDS):
         excess, deficit = target.excess(state.load), target.deficit(state.load)
@@ -38,7 +38,7 @@ def balance_replicas(state: ReplicaPlan, target: Target, target_bytes: Target) -
 
 
 def _move_many(state: ReplicaPlan, target: Target, target_bytes: Target, amount: int) -> int:
-    """Take replicas from the fullest and deal them to the emptiest; returns how many moved."""
+    """Move replicas from the fullest brokers to the emptiest; returns how many."""
     spare = np.maximum(state.load - np.ceil(target.lower), 0)
     gives = pour(amount, state.load - target.share, np.minimum(spare, state.load))
     shed = _bytes_to_shed(state, target_bytes)
@@ -70,7 +70,7 @@ def _move_many(state: ReplicaPlan, target: Target, target_bytes: Target, amount:
 
 
 def _bytes_to_shed(state: ReplicaPlan, target: Target) -> F64:
-    """What each broker has to give away in bytes so that all come between their limits."""
+    """The bytes that each broker has to lose so that all are within their limits."""
     amount = max(target.excess(state.bytes).sum(), target.deficit(state.bytes).sum())
     unit = max(amount / 1e6, 1.0)
     gap = (state.bytes - target.share) / unit
@@ -78,7 +78,7 @@ def _bytes_to_shed(state: ReplicaPlan, target: Target) -> F64:
 
 
 def _choose(state: ReplicaPlan, rows: I64, count: int, wanted_bytes: float) -> I64:
-    """So many of these rows that their bytes come close to what is wanted.
+    """Choose rows whose bytes add up to about what is wanted.
 
     Rows of a similar size stand together; where the window begins decides how much it weighs.
     """
@@ -89,7 +89,7 @@ def _choose(state: ReplicaPlan, rows: I64, count: int, wanted_bytes: float) -> I
     window = total[count:] - total[: len(total) - count]
     start = min(int(np.searchsorted(window, wanted_bytes)), len(window) - 1)
     if window[start] == window[0]:
-        # All alike: any will do, and those that come first would all be of the same topic.
+        # All have the same size: choose at random, since neighbours belong to the same topic.
         start = int(state.random.integers(0, np.searchsorted(window, window[start], "right")))
     return rows[start : start + count]
 

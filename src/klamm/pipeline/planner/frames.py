@@ -51,7 +51,7 @@ def plan_moves(
 
 
 def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
-    """The partitions in an order that does not depend on how they are stored, as the plan must."""
+    """The partitions sorted, so that a plan does not depend on how they are stored."""
     return snapshot.partitions.orderBy("topic", "partition").toArrow()
 
 
@@ -67,7 +67,7 @@ def read_capacities(path: Path) -> dict[int, Capacity]:
 
 
 def read_sizes(path: Path) -> dict[str, int]:
-    """The sizes file: how much a partition, or each partition of a topic, weighs."""
+    """The sizes file: the bytes of a partition, or of each partition of a topic."""
     value = _read_json(path)
     try:
         return {name: _amount(size) for name, size in value.items()}
@@ -78,7 +78,7 @@ def read_sizes(path: Path) -> dict[str, int]:
 
 
 def with_sizes(partitions: pa.Table, sizes: Mapping[str, int]) -> pa.Table:
-    """The partitions with these sizes for their own; those that are not named have none."""
+    """Replace the sizes of partitions; those that are not named have none."""
     names = zip(partitions["topic"].to_pylist(), partitions["partition"].to_pylist(), strict=True)
     known = [sizes.get(f"{topic}-{partition}", sizes.get(topic)) for topic, partition in names]
     if not any(each is not None for each in known):

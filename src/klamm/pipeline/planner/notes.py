@@ -1,4 +1,4 @@
-"""What a plan could not do, and why: said with it, so that nobody takes it for balanced."""
+"""Notes on a plan: which brokers are not balanced, and why."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,13 +9,13 @@ from klamm.core.columns import I32, I64
 from klamm.pipeline.planner.targets import F64, TOLERANCE, Target
 
 _NAMED: Final = 5
-#: How much more than the least a plan may move without a word about it.
+#: A plan that moves more than this multiple of the lower bound gets a note.
 _MOVEMENT_FACTOR: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measure:
-    """What brokers hold of something at the end, and what was aimed for."""
+    """What brokers hold of one measure after the plan, and their targets."""
 
     name: str
     load: F64
@@ -69,7 +69,7 @@ class Measure:
 
 
 def movement_note(what: str, moved: int, least: int, one: float) -> list[str]:
-    """A word about a plan that moves more than it would have to."""
+    """A note on a plan that moves clearly more than the lower bound."""
     if moved <= max(_MOVEMENT_FACTOR * least, least + one):
         return []
     times = f"{moved / least:.2f} times the least" if least else "where none would have to"

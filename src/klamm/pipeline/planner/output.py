@@ -1,4 +1,4 @@
-"""A plan in files: reassignments in Kafka's JSON, and what they achieve for people and programs."""
+"""Write a plan: reassignments in Kafka's JSON, and a summary as JSON and HTML."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def write_plan(out: Path, partitions: pa.Table, planned: Planned, waves: Sequenc
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(encode_moves(partitions, planned, planned.changed))
-        # Waves of an earlier plan must not be taken for some of this one.
+        # Remove the waves of an earlier plan.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for number, rows in enumerate(waves, 1):

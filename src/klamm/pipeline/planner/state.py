@@ -119,7 +119,7 @@ class ReplicaPlan:
         """Fill one hole in each of these rows; returns those for which no broker was found.
 
         Large rows come first and brokers take turns, so that each gets large and small ones. What
-        does not fit is dealt anew a few times; the rest chooses for itself.
+        does not fit is dealt again a few times; each remaining row gets the emptiest broker.
         """
         rows = rows[np.argsort(-self.weight[rows], kind="stable")]
         for attempt in range(_TRIES):

@@ -32,7 +32,9 @@ def make_waves(planned: Planned, limit: int) -> list[I64]:
     waiting = changed[copies > 0]
     after, leader = planned.after, planned.leader
     is_new = planned.added
-    size = int(max(after.max(initial=0), leader.max(initial=0))) + 2  # the last: nobody
+    size = (
+        int(max(after.max(initial=0), leader.max(initial=0))) + 2
+    )  # the last stands for no broker
     while len(waiting):
         used = np.zeros(size, np.int64)
         wave: list[I64] = []
@@ -71,7 +73,7 @@ def _within(after: I32, is_new: Mask, leader: I32, used: I64, limit: int) -> Mas
     start = np.searchsorted(broker[order], np.arange(len(used)))
     rank = np.arange(len(order)) - start[broker[order]]
     too_many = used[broker[order]] + rank >= limit
-    # Nobody leads it: there is no source to be spared.
+    # Without a leader there is no source whose copies count.
     too_many &= broker[order] != len(used) - 1
     fits = np.ones(len(after), np.bool_)
     fits[row[order][too_many]] = False

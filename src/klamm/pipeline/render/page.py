@@ -1,4 +1,4 @@
-"""Pages for people: one self-contained file each, readable on a phone and on paper.
+"""HTML pages: one self-contained file each, for screens, phones and paper.
 
 No script, no font, no picture and no style comes from elsewhere. What is called a body or a picture
 here is HTML already; all other text is escaped.
@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-#: Heading: what stands under it for one row. Headings that begin with # are of numbers.
+#: Heading: the function that gives the cell of a row. A heading with # has numbers.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 
@@ -26,7 +26,7 @@ def page(*, title: str, subtitle: str, body: Iterable[str], footer: str) -> str:
 
 
 def cards(entries: Iterable[tuple[str, str, bool]]) -> str:
-    """Numbers that count, at the top of a page: name, value, and whether it is bad news."""
+    """The key numbers at the top of a page: name, value, and whether it is bad."""
     items = (
         f'<li class="{"bad" if is_bad else "good"}"><b>{escape(value)}</b>'
         f"<span>{escape(name)}</span></li>"
@@ -44,7 +44,7 @@ def paragraph(text: str) -> str:
 
 
 def note(heading: str, sentences: Sequence[str]) -> str:
-    """Something that the reader should not miss; nothing if there are no sentences."""
+    """A highlighted note; empty if there are no sentences."""
     if not sentences:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
@@ -68,7 +68,7 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """So many of something: 1 wave, 2 waves."""
+    """A number with its noun: 1 wave, 2 waves."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
@@ -89,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share without rounding what is not whole up to it."""
+    """A share as a percentage; only a full share is shown as 100%."""
     if share >= 1:
         return "100%"
     digits = next((n for n in (1, 2, 3, 4) if round(share * 100, n) < 100), None)
@@ -105,5 +105,5 @@ def size(count: float) -> str:
 
 
 def _wide(content: str) -> str:
-    """What may be wider than a phone, and is moved sideways there."""
+    """Content that scrolls sideways on a narrow screen."""
     return f'<div class="wide">{content}</div>'

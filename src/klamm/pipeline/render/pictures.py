@@ -1,4 +1,4 @@
-"""How pictures are drawn: as SVG for the inside of a page, all in one style.
+"""Draws pictures as inline SVG, all in one style.
 
 Drawn by matplotlib without its global state. Text stays text, so that it can be found and copied;
 ids get a prefix, because all pictures share one page.
@@ -39,12 +39,12 @@ _STYLE: Final = {
 
 
 def drawing() -> AbstractContextManager[None]:
-    """The style, for as long as a picture is drawn and written."""
+    """Apply the style while a picture is drawn and written."""
     return mpl.rc_context(_STYLE)
 
 
 def make_figure(rows: int = 0, inches: float = 0.7) -> tuple[Figure, Axes]:
-    """A picture of so many inches, and more for each row of a list in it."""
+    """A figure of this height, plus some for each row of a list in it."""
     figure = Figure(figsize=(WIDTH_INCHES, inches + rows * _ROW_INCHES), layout="constrained")
     return figure, figure.subplots()
 
@@ -63,12 +63,12 @@ def add_legend(axes: Axes, entries: Sequence[Any]) -> None:
 
 
 def short(name: str, longest: int = 28) -> str:
-    """A name with its middle left out where it is long."""
+    """Shorten a long name in the middle."""
     return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-longest // 2 + 1 :]}"
 
 
 def inline_svg(figure: Figure, name: str, title: str) -> str:
-    """The figure for the inside of a page: no prologue, no addresses, ids that nobody else has."""
+    """The figure as inline SVG: without prologue and links, with unique ids."""
     out = io.StringIO()
     nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(out, format="svg", metadata=nothing)

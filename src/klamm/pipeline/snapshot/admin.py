@@ -1,4 +1,4 @@
-"""A snapshot through any broker, with the admin protocol alone: any Kafka cluster will do."""
+"""A snapshot of any Kafka cluster, read from its brokers through the admin protocol."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,8 +45,8 @@ def snapshot_from_brokers(
 ) -> Snapshot:
     """Ask one broker for metadata and settings, and each broker for the sizes of its logs.
 
-    What decides elections is what holds for a topic, whichever broker's file it comes from; a
-    topic's own settings are those that somebody gave to it.
+    Elections use the effective settings of a topic, including defaults of brokers. The
+    table of topics has only the settings of the topic itself.
     """
     with Admin(bootstrap_servers, client_id="klamm-snapshot", security=security) as admin:
         taken_at = now()
@@ -87,7 +87,7 @@ def snapshot_from_brokers(
 def _read_configs(
     admin: Admin, topics: Sequence[str]
 ) -> tuple[dict[str, ElectionSettings], dict[str, dict[str, str]]]:
-    """For each topic what holds for its elections, and the settings that are its own."""
+    """For each topic its effective election settings, and its own settings."""
     settings, overrides = {}, {}
     for start in range(0, len(topics), _TOPICS_AT_A_TIME):
         asked: Mapping[str, Any] = {
@@ -115,8 +115,8 @@ def read_sizes(
 ) -> dict[tuple[str, int], int]:
     """The bytes of every partition that a broker at one of these addresses has a replica of.
 
-    Replicas differ while one catches up, so the largest counts. A broker that does not answer, or
-    does not let us ask, leaves its sizes unknown: the snapshot is of use without them.
+    The largest replica counts, since others may be catching up. The sizes of a broker that does not
+    answer, or refuses, stay unknown: the snapshot is useful without them.
     """
     sizes: dict[tuple[str, int], int] = {}
     with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
@@ -124,7 +124,7 @@ def read_sizes(
             for directory in () if answer is None else answer.results:
                 for topic in directory.topics:
                     for each in topic.partitions:
-                        # A future replica is a copy under way between two directories.
+                        # A future replica is being copied between two log directories.
                         if each.is_future_key:
                             continue
                         name = (topic.name, each.partition_index)

@@ -1,4 +1,4 @@
-"""What both ways to a snapshot share: settings that decide elections, and the partition table."""
+"""Parts of a snapshot, from brokers or ZooKeeper: election settings, topic and partition tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Sizes = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class ElectionSettings:
-    """What a topic's settings say about its elections."""
+    """The settings of a topic that decide its elections."""
 
     min_isr: int
     unclean: bool
 
     @classmethod
     def of(cls, *layers: Mapping[str, str]) -> "ElectionSettings":
-        """The first layer that has a key decides; Kafka's defaults are behind the last."""
+        """Take each key from the first layer that has it, else Kafka's default."""
 
         def first(key: str, default: str) -> str:
             return next((layer[key] for layer in layers if key in layer), default)
@@ -37,7 +37,7 @@ class ElectionSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssignmentColumns:
-    """Topics with their partitions, topic after topic: a million lists would be slow to keep."""
+    """Topics and their partitions as columns, since a million Python lists would be slow."""
 
     topics: Sequence[str]
     topic_ids: Sequence[str | None]
@@ -55,7 +55,7 @@ class AssignmentColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateColumns:
-    """Who leads each partition of some assignments, and who is in sync."""
+    """Leader, leader epoch and ISR of each partition, in the order of the assignments."""
 
     leader: I32
     leader_epoch: I32
@@ -63,7 +63,7 @@ class StateColumns:
 
 
 def lists_to_arrow(rows: Sequence[Sequence[int]]) -> pa.ListArray:
-    """Lists of brokers, flattened at once."""
+    """Convert lists of brokers to Arrow."""
     ends = np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), dtype=np.int32)
     offsets = np.concatenate([np.zeros(1, np.int32), ends])
     brokers = np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1]))
@@ -71,14 +71,14 @@ def lists_to_arrow(rows: Sequence[Sequence[int]]) -> pa.ListArray:
 
 
 def chunked(arrays: Sequence[pa.ListArray]) -> pa.ChunkedArray:
-    """Lists of brokers in pieces as one column, also if there is no piece at all."""
+    """Join lists of brokers to one column, which may be empty."""
     return pa.chunked_array(arrays, pa.list_(pa.int32()))
 
 
 def topic_table(
     assignments: AssignmentColumns, configs: Mapping[str, Mapping[str, str]]
 ) -> pa.Table:
-    """The table of topics, with the settings that are their own."""
+    """The table of topics, with their own settings."""
     rows = zip(assignments.topics, assignments.topic_ids, assignments.counts.tolist(), strict=True)
     return pa.Table.from_pylist(
         [
@@ -100,7 +100,7 @@ def partition_table(
     settings: Mapping[str, ElectionSettings],
     sizes: Sizes,
 ) -> pa.Table:
-    """The table of partitions, with what the topics' settings and the brokers' logs add to it."""
+    """The table of partitions, with election settings and sizes."""
 
     def repeated(of_topic: Sequence[Any], kind: pa.DataType) -> pa.Array:
         place = np.repeat(np.arange(len(assignments.topics)), assignments.counts)

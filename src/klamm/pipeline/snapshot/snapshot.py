@@ -24,7 +24,7 @@ from klamm.errors import ConfigError
 from klamm.pipeline import arrow
 
 _INTS: Final = ArrayType(IntegerType())
-#: What the other commands read. More columns may be there, and are ignored.
+#: The columns that other commands read. Further columns are ignored.
 _WANTED: Final[dict[str, dict[str, DataType]]] = {
     "brokers": {"id": IntegerType(), "rack": StringType()},
     "topics": {"topic": StringType(), "partitions": IntegerType()},
@@ -66,7 +66,7 @@ class Snapshot:
         return pa.Table.from_pylist([row], arrow.META)
 
     def summary(self) -> dict[str, Any]:
-        """How much of what there is, for programs."""
+        """The numbers of brokers, topics and partitions, for JSON output."""
         return {
             "cluster_id": self.cluster_id,
             "source": self.source,
@@ -92,12 +92,12 @@ class SnapshotFrames:
 
 
 def now() -> datetime:
-    """The time of a snapshot that is being taken."""
+    """The present time, as the time of a snapshot."""
     return datetime.now(UTC)
 
 
 def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> None:
-    """Write a snapshot's tables below `path`, in the place of those that may be there."""
+    """Write the tables of a snapshot below `path`; existing ones are replaced."""
     for name in ("brokers", "topics", "partitions", "meta"):
         write_table(spark, getattr(snapshot, name), f"{path}/{name}")
 
@@ -111,9 +111,9 @@ def write_table(spark: SparkSession, table: pa.Table, path: str) -> None:
 
 
 def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:
-    """The tables of a snapshot; ConfigError says what is wrong with it.
+    """Read a snapshot; ConfigError says what is wrong with it.
 
-    A snapshot without a live broker is refused, because nothing can be asked about it.
+    A snapshot without a live broker is refused, since no question about it has an answer.
     """
     _check_version(spark, path)
     frames = SnapshotFrames(*(_read_table(spark, path, name) for name in _WANTED))

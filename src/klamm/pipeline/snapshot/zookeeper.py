@@ -1,4 +1,4 @@
-"""A snapshot from ZooKeeper, in bulk: what the controller itself would read."""
+"""A snapshot from ZooKeeper, read in bulk as the controller reads it."""
 
 import asyncio
 import uuid
@@ -38,9 +38,9 @@ def snapshot_from_zookeeper(
     with_sizes: bool = True,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Snapshot:
-    """Read a cluster's metadata from ZooKeeper, which holds no sizes: brokers are asked for those.
+    """Read a cluster's metadata from ZooKeeper, and the sizes of partitions from the brokers.
 
-    Nodes that only compete for the controller's role are left out, since they hold no replica.
+    Controller-only nodes are left out, since they hold no replica.
     `tell` hears what is being done, and of every znode that cannot be read.
     """
 
@@ -108,7 +108,7 @@ async def _read_brokers(store: Store, tell: Callable[[str], None]) -> list[dict[
     content = await _read_all(store, map(znodes.broker_path, ids))
     for broker, (_, data) in zip(ids, content, strict=True):
         if data is None:
-            continue  # it left between the listing and the reading
+            continue  # the broker left between the listing and the reading
         try:
             registration = znodes.decode_broker(broker, data)
         except MalformedZnodeError as error:
@@ -163,7 +163,7 @@ async def _read_assignments(store: Store, tell: Callable[[str], None]) -> Assign
 async def _read_configs(
     store: Store, topics: Iterable[str], tell: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
-    """The overrides of topics; under the empty name those that all brokers share."""
+    """The settings of topics; the empty name has the defaults of all brokers."""
     paths = {_BROKER_DEFAULTS: ""}
     paths |= {znodes.config_path(f"topics/{topic}"): topic for topic in topics}
     configs = {}

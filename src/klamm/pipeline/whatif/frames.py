@@ -98,7 +98,7 @@ def add_up(failures: Failures, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 def list_casualties(
     failures: Failures, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The partitions that do not end well, for every scenario (given to `mapInArrow`)."""
+    """The casualties of every scenario in these batches (given to `mapInArrow`)."""
     sets = failures.sets()
     names = pa.array([failures.name(units) for units in sets.tolist()])
     outcomes = pa.array(OUTCOMES)
@@ -122,7 +122,7 @@ def scenario_tables(failures: Failures, terms: Terms) -> tuple[pa.Table, pa.Tabl
     """The scenarios, the worst first, and the leaders of the brokers that each one leaves."""
     sets = failures.sets()
     sums = scenario_sums(failures, sets, terms)
-    # Worst is who leaves most partitions without a leader; then who loses records; and so on.
+    # Sort by leaderless partitions, then unclean ones, then those below min ISR.
     order = np.lexsort([*-sums[:, 3::-1].T])
     sets, sums = sets[order], sums[order]
     names = pa.array([failures.name(units) for units in sets.tolist()])

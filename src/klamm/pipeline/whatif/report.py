@@ -1,4 +1,4 @@
-"""What failures do, for people: which scenarios are worst, whom they hit, who carries the load."""
+"""The report on failures: the worst scenarios, their partitions, and the load that remains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -101,7 +101,7 @@ class Failures:
 
 
 def broker_failures(racks: Mapping[int, str | None], together: int) -> Failures:
-    """Every set of so many brokers."""
+    """All failures of this number of brokers at once."""
     brokers = tuple(sorted(racks))
     return Failures(
         "brokers", brokers, tuple((b,) for b in brokers), tuple(map(str, brokers)), together
@@ -109,7 +109,7 @@ def broker_failures(racks: Mapping[int, str | None], together: int) -> Failures:
 
 
 def rack_failures(racks: Mapping[int, str | None], together: int) -> Failures:
-    """Every set of so many racks. A broker without a rack stands alone, and fails with none."""
+    """All failures of this number of racks at once. A broker without a rack never fails."""
     names = sorted({rack for rack in racks.values() if rack is not None})
     if not names:
         raise ConfigError("No broker of the snapshot has a rack, so no rack can fail.")
@@ -118,7 +118,7 @@ def rack_failures(racks: Mapping[int, str | None], together: int) -> Failures:
 
 
 def named_failure(racks: Mapping[int, str | None], kind: str, names: Sequence[str]) -> Failures:
-    """One set of brokers or racks, all of it together."""
+    """One failure: these brokers or racks at once."""
     every = broker_failures(racks, 1) if kind == "brokers" else rack_failures(racks, 1)
     for name in names:
         if name not in every.labels:
@@ -141,14 +141,14 @@ class Judgement:
     leader: I32
     isr: I32
     outcome: I8
-    moved: Mask  # whether somebody else leads than before
+    moved: Mask  # whether the leader differs from before
 
 
 def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
     """What the controller does about partitions of whose replicas only those are `online`.
 
     A leader that stays keeps what is left of its ISR. Who has lost the leader gets an election;
-    where that finds nobody, the controller still takes the failed members out of the ISR one by
+    without a candidate, the controller still takes the failed members out of the ISR one by
     one, all but the last.
     """
     replicas, isr = partitions.replicas, partitions.isr
@@ -177,7 +177,7 @@ def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
 
 
 def _without_the_dead(leader: I32, isr: I32, alive: I32) -> I32:
-    """The ISR of partitions that nobody leads, after each failed broker in turn was taken out."""
+    """The ISR of leaderless partitions after each failed broker was taken out in turn."""
     shrunk = isr.copy()
     waiting = np.flatnonzero((leader == NO_BROKER) & (count(isr) > 1))
     dead = np.where(contains(alive[waiting], isr[waiting]), NO_BROKER, isr[waiting])
@@ -355,7 +355,7 @@ def _elements(key: int, radix: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Casualties:
-    """Partitions that do not end well, and the scenarios that they belong to."""
+    """Partitions without a leader, unclean or below min ISR, with their scenarios."""
 
     scenario: I64  # row of `Failures.sets`
     row: I64  # row of the partitions
