@@ -47,6 +47,14 @@ def test_api_versions_may_come_once(raw):
 
 
 @pytest.mark.rule("SEC-1")
+def test_a_large_api_versions_counts_as_one(raw):
+    large = {"client_software_name": "a" * 100_000, "client_software_version": "1"}
+    assert raw.ask(ApiKey.API_VERSIONS, 3, **large).error_code == 0
+    raw.send(ApiKey.API_VERSIONS, 0)
+    assert raw.is_closed_by_peer()
+
+
+@pytest.mark.rule("SEC-1")
 def test_a_bad_software_name_may_be_repeated(raw):
     names = {"client_software_name": "!", "client_software_version": "1"}
     assert raw.ask(ApiKey.API_VERSIONS, 3, **names).error_code == ErrorCode.INVALID_REQUEST

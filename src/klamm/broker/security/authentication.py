@@ -228,10 +228,11 @@ class _Gate:
                 connection.hold = CLOSE
                 return self._illegal(frame)
         answer = self._dispatch(connection, frame)
-        if session.state is SaslState.INITIAL and isinstance(answer, tuple):
-            _, _, (_, _, codes, *_) = answer
-            session.on_api_versions_answered(ErrorCode.of(next(iter(codes), 0)))
-        return answer
+        if api_key != ApiKey.API_VERSIONS or session.state is not SaslState.INITIAL:
+            return answer
+        if isinstance(answer, tuple):
+            return _noted(session, answer)
+        return _noted_later(session, answer)
 
     def _illegal(self, frame: memoryview) -> MeasuredResponse:
         header, body = decode_request(frame)
@@ -252,6 +253,19 @@ class _Gate:
     def _measured(self, parts: list[bytes], size: int) -> MeasuredResponse:
         now = time.perf_counter_ns()
         return parts, self._meter, (0, size, (), now, now, now, now)
+
+
+def _noted(session: SaslSession, answer: MeasuredResponse) -> MeasuredResponse:
+    """Tell the exchange what ApiVersions was answered with."""
+    _, _, (_, _, codes, *_) = answer
+    session.on_api_versions_answered(ErrorCode.of(next(iter(codes), 0)))
+    return answer
+
+
+async def _noted_later(
+    session: SaslSession, answering: Awaitable[MeasuredResponse]
+) -> MeasuredResponse:
+    return _noted(session, await answering)
 
 
 async def _close_late(delay_s: float) -> MeasuredResponse:
