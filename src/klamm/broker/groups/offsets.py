@@ -163,7 +163,7 @@ class GroupOffsets:
             partition
             for partition, (_, committed) in self._committed.items()
             if partition.topic not in subscribed
-            and partition not in self._pending
+            and not self._is_unstable(partition)
             and now_ms
             >= (
                 counts_from_ms(committed) + retention_ms
