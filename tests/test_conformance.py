@@ -35,6 +35,7 @@ def tree(tmp_path: Path) -> Path:
         "# C\n## 1. First\n* **ONE-1** a\n* **ONE-2** b (see TWO-1)\n## 2. Words\nnothing\n"
     )
     (spec / "broker.md").write_text("# B\n## 1. Table\n| # | x |\n|---|---|\n| TWO-E1 | y |\n")
+    (spec / "transactions.md").write_text("# T\n")
     (spec / "security.md").write_text("# S\n")
     (spec / "not-testable.md").write_text("| rule | reason |\n| --- | --- |\n| ONE-2 | no |\n")
     (tmp_path / "tests").mkdir()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-SPECIFICATIONS: Final = ("controller.md", "broker.md", "security.md")
+SPECIFICATIONS: Final = ("controller.md", "broker.md", "security.md", "transactions.md")
 _RULE: Final = re.compile(r"\s*(?:[-*] \*\*|\| )(?P<id>[A-Z]+-[A-Z]?[0-9]+[a-z]?)(?:\*\*| \|)")
 _SECTION: Final = re.compile(r"## (?P<title>.+)")
 _NOT_TESTABLE: Final = re.compile(r"\| (?P<id>[A-Z]+-[A-Z]?[0-9]+[a-z]?) \| (?P<reason>.+?) \|")
@@ -140,7 +140,7 @@ def render(root: Path = ROOT) -> str:
     lines = [
         "# Conformance",
         "",
-        "Every rule of the two specifications in [spec](spec/) with the tests that cite it. Made by"
+        "Every rule of the specifications in [spec](spec/) with the tests that cite it. Made by"
         " `make docs` from the markers in `tests/`; `make conformance` prints it.",
         "",
         f"{len(shown)} of {len(rules)} rules are shown by a test, {len(excused)} have a stated"

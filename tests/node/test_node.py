@@ -95,13 +95,15 @@ def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic:
             ),
             "an id for a producer",
         )
-        # A broker that can coordinate transactions may come: one asks again, and elsewhere.
+        # The coordinators' topic wants two brokers with data: one asks again until there are.
         found = raw.ask(ApiKey.FIND_COORDINATOR, 1, key="writer", key_type=1)
         assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    with Raw(cluster[1].port) as raw:
-        # Brokers of klamm, who have no such colleague, say plainly that there are none.
-        found = raw.ask(ApiKey.FIND_COORDINATOR, 1, key="writer", key_type=1)
-        assert found.error_code == ErrorCode.INVALID_REQUEST
+        refused = raw.ask(
+            ApiKey.INIT_PRODUCER_ID, 1, transactional_id="writer", transaction_timeout=1
+        )
+        assert refused.error_code == ErrorCode.NOT_COORDINATOR
+        listed = raw.ask(ApiKey.LIST_TRANSACTIONS)
+        assert (listed.error_code, listed.transaction_states) == (0, ())
     with Raw(cluster[2].port) as raw:
         raw.send(
             ApiKey.HEARTBEAT, group_id="g", generation_id=1, member_id="m", group_instance_id=None

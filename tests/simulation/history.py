@@ -11,12 +11,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from klamm.names import CONSUMER_OFFSETS
+from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Administrator, Member, Producer
 from tests.simulation.faults import ORDERS, Trouble
 from tests.simulation.health import ailments, broken_promises
 from tests.simulation.plan import Plan, draw
+from tests.simulation.transactions import (
+    LEDGER,
+    CommittedReader,
+    Ledger,
+    Writer,
+    broken_transactions,
+    unfinished,
+)
 from tests.simulation.wiring import simulated_edges
 from tests.simulation.world import World, told, without_collector
 
@@ -102,7 +110,12 @@ async def _main(world: World, plan: Plan) -> None:
         Producer(world, "hasty", RISKY, acks=1, idempotent=False, pause_s=0.4),
     ]
     members = [Member(world, name, "readers", ORDERS) for name in ("reader1", "reader2")]
-    for client in (*producers, *members):
+    ledger = Ledger(world)
+    writers: list[Writer] = []
+    if plan.transactions:
+        writers = [Writer(world, name, ledger) for name in ("writer1", "writer2")]
+        CommittedReader(world, "auditor", ledger).start()
+    for client in (*producers, *members, *writers):
         client.start()
     try:
         async with asyncio.timeout(HEALTHY_WITHIN_S):
@@ -111,24 +124,32 @@ async def _main(world: World, plan: Plan) -> None:
         checks.fail("the faults do not end")
     world.note("PLAN", "no more faults")
     await _recover(world)
-    for producer in producers:
-        producer.is_stopping = True
+    for client in (*producers, *writers):
+        client.is_stopping = True
 
     def is_well() -> bool:
         return (
-            all(producer.has_stopped for producer in producers)
+            all(client.has_stopped for client in (*producers, *writers))
             and all(member.is_settled for member in members)
             and next(ailments(world), None) is None
             and not unread(world, members)
+            and not (writers and next(unfinished(world), None))
         )
 
     if not await world.until(is_well, HEALTHY_WITHIN_S):
         still = [*ailments(world)]
-        still += [f"{each.name} is still writing" for each in producers if not each.has_stopped]
+        still += [
+            f"{each.name} is still writing"
+            for each in (*producers, *writers)
+            if not each.has_stopped
+        ]
+        still += unfinished(world) if writers else ()
         still += [f"{each.name} has no assignment" for each in members if not each.is_settled]
         still += [f"{ORDERS}-{each} is not read to its end" for each in unread(world, members)]
         checks.fail(f"not healthy after {HEALTHY_WITHIN_S:.0f} s: " + "; ".join(still))
     for broken in broken_promises(world):
+        checks.fail(broken)
+    for broken in broken_transactions(world, ledger) if writers else ():
         checks.fail(broken)
 
 
@@ -153,6 +174,10 @@ async def _create_topics(admin: Administrator, plan: Plan) -> None:
     admin.world.checks.unclean_topics.add(RISKY)
     admin.world.checks.kept_topics |= {ORDERS, CONSUMER_OFFSETS}
     created.append(await admin.create(RISKY, [everybody[:2]], unclean, attempts=30))
+    if plan.transactions:
+        admin.world.checks.kept_topics |= {LEDGER, TRANSACTION_STATE}
+        two = {"min.insync.replicas": "2"}
+        created.append(await admin.create(LEDGER, [everybody[:3]] * 2, two, attempts=30))
     if any(created):
         admin.world.checks.fail(f"the topics cannot be created: {created}")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from klamm.errors import RemoteProtocolError
-from klamm.net.server import CloseConnection
+from klamm.net.server import ANONYMOUS, CloseConnection
 from klamm.protocol.apis import APIS
 from tests.simulation.loop import Process, SimulatedLoop, current, wait_until
 
@@ -294,7 +294,7 @@ class SimulatedServer:
         self._process = current()
         self._open: list[_Served] = []
 
-    async def listen(self, endpoint: Any) -> int:
+    async def listen(self, endpoint: Any, listener: Any = None) -> int:
         self.network.listen(
             self._process, endpoint.host, endpoint.port, lambda: self._accept(endpoint.name)
         )
@@ -318,6 +318,7 @@ class _Served(asyncio.Protocol):
     def __init__(self, dispatch: Any, listener: str) -> None:
         self.listener = listener
         self.peer = self.client_host = "?"
+        self.principal = ANONYMOUS
         self._dispatch = dispatch
         self._transport: asyncio.Transport
         self._pending = b""

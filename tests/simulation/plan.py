@@ -10,6 +10,8 @@ LAST_S = 9.0
 #: How many of the kinds of faults a history knows, and how often the topic that goes is there.
 _KINDS_SHARE = 0.4
 _TEMPORARY_SHARE = 0.7
+#: How many of the histories have transactions.
+_TRANSACTIONS_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Plan:
     orders: tuple[tuple[int, ...], ...]
     min_isr: int
     actions: tuple[Action, ...]
+    #: Whether some clients make transactions.
+    transactions: bool = False
 
     def without(self, actions: Any) -> "Plan":
         """The same without some of its actions."""
@@ -98,7 +102,9 @@ def draw(seed: str) -> Plan:
     if chance.random() < _TEMPORARY_SHARE:
         actions.append(Action(FIRST_S - 1, "create", number=chance.randint(0, 1_000_000)))
     actions.sort(key=lambda action: action.at)
-    return Plan(seed, brokers, orders, chance.choice((1, 2, 2)), tuple(actions))
+    min_isr = chance.choice((1, 2, 2))
+    transactions = random.Random(f"{seed}/transactions").random() < _TRANSACTIONS_SHARE
+    return Plan(seed, brokers, orders, min_isr, tuple(actions), transactions)
 
 
 def _fault(chance: random.Random, kinds: list[str], brokers: int) -> Action:

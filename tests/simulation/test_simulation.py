@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,19 @@ def test_the_order_of_sets_of_strings_does_not_matter(fourth):
         text=True,
     )
     assert elsewhere.stdout.strip() == fourth.digest
+
+
+@pytest.mark.rule("TXN-6", "TXN-14", "TXN-16")
+@pytest.mark.parametrize("seed", ["106", "109"])
+def test_transactions_are_there_as_a_whole_or_not_at_all(seed):
+    outcome = run(replace(draw(seed), transactions=True))
+    assert outcome.failure is None, tell(outcome)
+    assert any("is committed" in line for line in outcome.lines)
+
+
+def test_a_transaction_that_is_marked_in_part_is_found():
+    variant = VARIANTS["marks one partition of a transaction"]
+    assert run(replace(draw("2"), transactions=True), variant=variant).failure is not None
 
 
 def test_every_fault_and_every_request_is_drawn():

@@ -15,12 +15,17 @@ from unittest.mock import patch
 import numpy as np
 
 from klamm.broker.groups.effects import Append
+from klamm.broker.groups.offsets import GroupOffsets
 from klamm.broker.groups.service import GroupService
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log import manager
+from klamm.broker.log.log import Log
 from klamm.broker.log.producers import ProducerStateManager
 from klamm.broker.replication.fetcher import ReplicaFetcher, Truncation
 from klamm.broker.replication.partition import Decision, Partition, Role, Step
+from klamm.broker.transactions.coordinator import TransactionCoordinator
+from klamm.broker.transactions.markers import MarkerChannels
+from klamm.broker.transactions.transaction import Transaction
 from klamm.controller import election
 from klamm.controller.interpreter import Interpreter
 from klamm.core.elections import IsrRemovals
@@ -309,4 +314,71 @@ def _commits_offsets_alone() -> Iterator[None]:
 def _believes_logs() -> Iterator[None]:
     """After a crash, what stands at the end of a log is believed to be whole."""
     with patch.object(manager, "take_clean_shutdown_mark", lambda path, files: True):
+        yield
+
+
+# Transactions
+
+
+@variant("marks one partition of a transaction", 10)
+def _marks_one() -> Iterator[None]:
+    """The others wait for their marker for good."""
+    real = MarkerChannels.add
+
+    def add(self: MarkerChannels, markers: Any, now_ms: int) -> None:
+        real(self, markers, now_ms)
+        rest = markers.partitions[1:]
+        for queue in self._queues.values():
+            for id, queued in queue.items():
+                first = tuple(each for each in queued.partitions if each not in rest)
+                if rest and queued.transactional_id == markers.transactional_id and first:
+                    queue[id] = replace(queued, partitions=first)
+                    self._report(replace(markers, partitions=rest))
+
+    with patch.object(MarkerChannels, "add", add):
+        yield
+
+
+@variant("lets a zombie commit", 50)
+def _lets_zombies() -> Iterator[None]:
+    """A producer that was replaced goes on."""
+
+    def check(self: Transaction, producer_id: int, producer_epoch: int) -> ErrorCode:
+        if producer_id != self.producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return ErrorCode.NONE
+
+    with patch.object(Transaction, "check_producer", check):
+        yield
+
+
+@variant("shows what is not committed", 20)
+def _shows_uncommitted() -> Iterator[None]:
+    """Readers of committed records see open transactions."""
+    with patch.object(Log, "last_stable_offset", property(lambda self: self.high_watermark)):
+        yield
+
+
+@variant("forgets decided transactions when it loads", 100)
+def _forgets_decided() -> Iterator[None]:
+    """A transaction whose coordinator died between decision and markers is never ended."""
+    real = TransactionCoordinator.finish_load
+
+    def finish(self: TransactionCoordinator, *arguments: Any) -> Any:
+        loaded, _ = real(self, *arguments)
+        return loaded, []
+
+    with patch.object(TransactionCoordinator, "finish_load", finish):
+        yield
+
+
+@variant("commits the offsets of aborted transactions", 20)
+def _commits_aborted_offsets() -> Iterator[None]:
+    """A consumer would leave out what was never processed."""
+    real = GroupOffsets.end_transaction
+
+    def end(self: GroupOffsets, producer_id: int, *, is_commit: bool) -> None:
+        real(self, producer_id, is_commit=True)
+
+    with patch.object(GroupOffsets, "end_transaction", end):
         yield

@@ -31,6 +31,8 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
     "replica.lag.time.max.ms": "3000",
     "replica.fetch.backoff.ms": "100",
     "controlled.shutdown.retry.backoff.ms": "200",
@@ -70,6 +72,8 @@ class RealCluster(Chroot):
             **SETTINGS,
             "zookeeper.connect": self.address,
             "offsets.topic.replication.factor": str(min(brokers, 3)),
+            "transaction.state.log.replication.factor": str(min(brokers, 3)),
+            "transaction.state.log.min.isr": str(min(brokers, 2)),
             **(settings or {}),
         }
         self.brokers = {

@@ -20,6 +20,8 @@ CLASSES = {
     "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
     "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
     "kafka-broker-api-versions": "kafka.admin.BrokerApiVersionsCommand",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
+    "transactional-message-copier": "org.apache.kafka.tools.TransactionalMessageCopier",
     "kafka-dump-log": "kafka.tools.DumpLogSegments",
 }
 

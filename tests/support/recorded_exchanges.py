@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from klamm.protocol.apis import APIS
 from klamm.protocol.schema._kio import entity_writer
 
-_FILE = Path(__file__).parents[1] / "data" / "exchanges.jsonl"
+_DATA = Path(__file__).parents[1] / "data"
+_FILES = (_DATA / "exchanges.jsonl", _DATA / "transactions.jsonl")
 
 
 class Exchange(NamedTuple):
@@ -28,7 +29,7 @@ class Exchange(NamedTuple):
 
 def _load() -> list[Exchange]:
     exchanges = []
-    for line in _FILE.read_text().splitlines():
+    for line in (line for file in _FILES for line in file.read_text().splitlines()):
         raw = json.loads(line)
         answer = raw["response"]
         exchanges.append(

@@ -20,7 +20,7 @@ from klamm.broker.handlers.groups import GroupHandlers
 from klamm.broker.handlers.logdirs import LogDirHandlers
 from klamm.broker.handlers.offsets import OffsetHandlers
 from klamm.broker.handlers.produce import ProduceHandlers
-from klamm.broker.handlers.producers import ProducerHandlers
+from klamm.broker.handlers.transactions import TransactionalDataHandlers, TransactionHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.checkpoints import MetaProperties
 from klamm.broker.log.errors import StorageError
@@ -33,7 +33,10 @@ from klamm.broker.replication.alter_partition import AlterPartitionManager
 from klamm.broker.replication.log_dir_failures import LogDirFailureHandler
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.scheduler import BrokerScheduler, LogFlusher
+from klamm.broker.transactions.marker_writer import MarkerWriter
 from klamm.broker.transactions.producer_ids import ProducerIds
+from klamm.broker.transactions.service import TransactionService
+from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.config.broker import BrokerConfig
 from klamm.errors import ConfigError
 from klamm.protocol.apis import ApiKey
@@ -96,20 +99,41 @@ class DataPlane:
         )
         self._log_dir_failures = LogDirFailureHandler(identity, self.replicas, store)
         self.groups = GroupService(config, self.replicas, clock)
-        self.replicas.role_listener = self.groups
+        self._producer_ids = ProducerIds(identity, self.controller_channel)
+        markers = MarkerWriter(
+            self.replicas, self.groups.end_transaction, clock, config.request_timeout_ms
+        )
+        self.transactions = TransactionService(
+            config,
+            identity.broker_id,
+            metadata,
+            self._producer_ids.take,
+            clock,
+            self.replicas,
+            markers,
+        )
+        self.verifier = TransactionVerifier(
+            config, identity.broker_id, metadata, self.transactions.coordinator, clock
+        )
+        self.replicas.role_listeners += [self.groups, self.transactions]
         self.sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots,
             lambda: random.randint(1, _SESSION_ID_MAX),
         )
-        self._producer_ids = ProducerIds(identity, self.controller_channel)
         self._scheduler = BrokerScheduler(config, self.replicas, self.logs, clock)
         reader = FetchReader(self.replicas, metadata, meters, clock)
         self._handlers = (
-            ProduceHandlers(self.replicas, metadata, meters, quotas),
+            ProduceHandlers(self.replicas, metadata, meters, self.verifier, quotas),
             FetchHandlers(config, reader, self.sessions, self.purgatories, metadata, clock, quotas),
             OffsetHandlers(self.replicas),
             GroupHandlers(self.groups, metadata),
-            ProducerHandlers(self._producer_ids),
+            TransactionHandlers(
+                self.transactions,
+                self._producer_ids,
+                metadata,
+                lambda: self.groups.coordinator.partition_count,
+            ),
+            TransactionalDataHandlers(self.replicas, self.groups, markers, self.verifier, metadata),
             LogDirHandlers(self.logs),
         )
 
@@ -139,6 +163,8 @@ class DataPlane:
         self.controller_channel.on_metadata()
         self._alter_partition_manager.on_metadata()
         self.groups.on_metadata(change)
+        self.transactions.on_metadata(change)
+        self.verifier.on_metadata()
 
     def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
         """Apply changed settings of a topic."""
@@ -157,6 +183,8 @@ class DataPlane:
         """Stop everything and close the logs (LIFE-15)."""
         await self._scheduler.stop()
         self.groups.close()
+        self.transactions.close()
+        self.verifier.close()
         self._producer_ids.close()
         self.replicas.fetchers.close()
         self._alter_partition_manager.close()

@@ -2,19 +2,21 @@
 
 It refuses replicas. It serves InitProducerId, because producers send that request to any broker and
 give up when the broker does not know it, and the requests that tools send to every broker, which
-it answers as a broker without groups and log directories does.
+it answers as a broker without groups, transactions and log directories does.
 """
 
 import uuid
 from collections.abc import Mapping
 
+from klamm.broker.clock import SystemClock
 from klamm.broker.controller_channel import BrokerToControllerChannel
 from klamm.broker.handlers.dispatch import Body, Call, Handler
-from klamm.broker.handlers.producers import ProducerHandlers
+from klamm.broker.handlers.transactions import TransactionHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState
 from klamm.broker.transactions.producer_ids import ProducerIds
+from klamm.broker.transactions.service import TransactionService
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
@@ -38,6 +40,15 @@ class NoData:
             ),
         )
         self._producer_ids = ProducerIds(identity, self._controller_channel)
+        self._transactions = TransactionService(
+            config, identity.broker_id, metadata, self._producer_ids.take, SystemClock()
+        )
+        self._handlers = TransactionHandlers(
+            self._transactions,
+            self._producer_ids,
+            metadata,
+            lambda: config.offsets_topic_num_partitions,
+        )
 
     @property
     def replicas(self) -> "NoData":
@@ -47,15 +58,16 @@ class NoData:
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handlers that need no data, by API key."""
         return {
-            **ProducerHandlers(self._producer_ids).handlers(),
+            **self._handlers.handlers(),
             ApiKey.LIST_GROUPS: lambda _: {"error_code": ErrorCode.NONE, "groups": []},
             ApiKey.DESCRIBE_LOG_DIRS: lambda _: {"error_code": ErrorCode.NONE, "results": []},
             ApiKey.DESCRIBE_GROUPS: _describe_no_groups,
         }
 
-    def on_metadata(self, _: SnapshotChange) -> None:
+    def on_metadata(self, change: SnapshotChange) -> None:
         """Follow the controller to its current broker."""
         self._controller_channel.on_metadata()
+        self._transactions.on_metadata(change)
 
     async def load(self) -> None:
         """There is nothing to load."""
@@ -74,6 +86,7 @@ class NoData:
 
     async def close(self) -> None:
         """Send no more requests to the controller."""
+        self._transactions.close()
         self._producer_ids.close()
         self._controller_channel.close()
 

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli import acls, brokers, configs, controller, groups, quotas, reassign, topics, users
+from klamm.cli import (
+    acls,
+    brokers,
+    configs,
+    controller,
+    groups,
+    quotas,
+    reassign,
+    topics,
+    transactions,
+    users,
+)
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
@@ -110,6 +121,7 @@ for _name, _group in {
     "reassign": reassign.app,
     "configs": configs.app,
     "groups": groups.app,
+    "transactions": transactions.app,
     "acls": acls.app,
     "users": users.app,
     "quotas": quotas.app,

@@ -21,6 +21,7 @@ from klamm.names import EARLIEST, LATEST, TopicPartition
 from klamm.net.librdkafka import librdkafka_settings
 
 _POLL_S: Final = 0.5
+_ISOLATION_LEVELS: Final = ("read_committed", "read_uncommitted")
 _TOKEN: Final = re.compile(r"%([sSkKhtpoT%])")
 
 
@@ -61,6 +62,12 @@ def consume(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each record.")
     ] = False,
+    isolation_level: Annotated[
+        str,
+        typer.Option(
+            help="read_committed leaves out what is not committed, or aborted; or read_uncommitted."
+        ),
+    ] = "read_committed",
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -71,6 +78,11 @@ def consume(
     Example: klamm consume orders -o -5 -e --format '%p/%o %T %k: %s %h\\n'
     Example: klamm consume orders --group billing --json
     """
+    if isolation_level not in _ISOLATION_LEVELS:
+        raise typer.BadParameter(
+            f"{isolation_level!r} is not one of {', '.join(_ISOLATION_LEVELS)}",
+            param_hint="--isolation-level",
+        )
     write = _writer(form, as_json)
     with open_admin(bootstrap_server, command_config) as admin:
         (found,) = topics.describe(admin, [topic]).topics
@@ -82,7 +94,7 @@ def consume(
         ends = groups.offsets_at(admin, names, LATEST) if exit_at_end else None
         starts = _starts(admin, names, offset) if group is None else {}
     security = security_of(command_config)
-    consumer = _consumer(bootstrap_server, security, topic, group, starts, offset)
+    consumer = _consumer(bootstrap_server, security, topic, group, starts, offset, isolation_level)
     records = _records(consumer, ends)
     try:
         for number, record in enumerate(records, start=1):
@@ -103,6 +115,7 @@ def _consumer(
     group: str | None,
     starts: dict[TopicPartition, int],
     offset: str,
+    isolation_level: str,
 ) -> Any:
     import confluent_kafka
 
@@ -115,6 +128,7 @@ def _consumer(
             "auto.offset.reset": "latest" if offset == "end" else "earliest",
             "allow.auto.create.topics": False,
             "enable.partition.eof": True,
+            "isolation.level": isolation_level,
             "log_level": 0,
         }
     )

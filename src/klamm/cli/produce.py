@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -66,6 +67,10 @@ def produce(
         str, typer.Option("--compression", "-z", help="none, gzip, snappy, lz4 or zstd.")
     ] = "none",
     acks: Annotated[str, typer.Option(help="all, 1 or 0.")] = "all",
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Write all lines in one transaction, or none of them."),
+    ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -73,6 +78,7 @@ def produce(
 
     \b
     Example: seq 10 | klamm produce orders
+    Example: seq 10 | klamm produce orders --transactional-id loader
     Example: echo 'alice:{"total": 3}' | klamm produce orders --key-delimiter : --header source=shop
     """
     with open_admin(bootstrap_server, command_config) as admin:
@@ -88,10 +94,13 @@ def produce(
                 "compression.type": compression,
                 "allow.auto.create.topics": False,
                 "log_level": 0,
+                **({} if transactional_id is None else {"transactional.id": transactional_id}),
             }
         )
     except KafkaException as error:
-        raise typer.BadParameter(error.args[0].str(), param_hint="--acks / --compression") from None
+        raise typer.BadParameter(
+            error.args[0].str(), param_hint="--acks / --compression / --transactional-id"
+        ) from None
     common: list[tuple[str, bytes | None]] = [
         (name, value.encode()) for name, value in settings(header, "--header").items()
     ]
@@ -105,6 +114,10 @@ def produce(
         else:
             failed.append(f"{error.name().lstrip('_')}: {error.str()}")
 
+    if transactional_id is not None:
+        with _errors_named():
+            producer.init_transactions()
+            producer.begin_transaction()
     lines = _parsed(as_json, key_delimiter, None if key is None else key.encode(), empty_is_null)
     for number, line in enumerate(lines, start=1):
         chosen = partition if partition is not None else line.partition
@@ -130,9 +143,27 @@ def produce(
         if failed:
             break
     producer.flush()
+    if transactional_id is not None:
+        with _errors_named():
+            if failed:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
     if failed:
         raise KlammError(f"{failed[0]} ({len(failed)} records were not written)")
     say(f"Wrote {written} records to {topic}.")
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    """Name the Kafka error of a transaction that fails."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as failure:
+        error = failure.args[0]
+        raise KlammError(f"{error.name().lstrip('_')}: {error.str()}") from None
 
 
 def _parsed(

@@ -37,6 +37,7 @@ _ASK_AGAIN: Final = frozenset(
     }
 )
 _GROUP: Final = 0  # as a FindCoordinator key type
+_TRANSACTION: Final = 1
 _PAUSE_S: Final = 0.1
 #: How long one broker of several may take to respond before the next is asked.
 _FIRST_PATIENCE_S: Final = 1.0
@@ -149,9 +150,17 @@ class Admin:
 
     def ask_coordinator(self, group: str, api: ApiKey, values: Values) -> Any:
         """Send a request to the coordinator of a group; follow the role when it moves."""
+        return self._ask_coordinator(group, _GROUP, api, values)
 
+    def ask_transaction_coordinator(
+        self, transactional_id: str, api: ApiKey, values: Values
+    ) -> Any:
+        """The coordinator of a transactional id, also while it changes."""
+        return self._ask_coordinator(transactional_id, _TRANSACTION, api, values)
+
+    def _ask_coordinator(self, key: str, key_type: int, api: ApiKey, values: Values) -> Any:
         def coordinator() -> LiveBroker:
-            asked = {"key": group, "key_type": _GROUP}
+            asked = {"key": key, "key_type": key_type}
             answer = self.ask_any(ApiKey.FIND_COORDINATOR, asked)
             check(answer.error_code, answer.error_message)
             return LiveBroker(answer.node_id, answer.host, answer.port, None)

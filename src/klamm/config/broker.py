@@ -139,6 +139,17 @@ class BrokerConfig:
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
 
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int
+    transaction_max_timeout_ms: int
+    transaction_partition_verification_enable: bool
+    transaction_remove_expired_transaction_cleanup_interval_ms: int
+    transaction_state_log_load_buffer_size: int
+    transaction_state_log_min_isr: int
+    transaction_state_log_num_partitions: int
+    transaction_state_log_replication_factor: int
+    transaction_state_log_segment_bytes: int
+    transactional_id_expiration_ms: int
+
     klamm_history_dir: Path
     klamm_history_retention_bytes: int
     klamm_history_topic: str | None

@@ -41,6 +41,8 @@ from klamm.zookeeper.session import split_connect_string
 T = TypeVar("T")
 
 _POLL_S: Final = 0.02
+#: `transaction.state.log.min.isr`, for clusters that have as many brokers.
+_TRANSACTIONS_MIN_ISR: Final = 2
 _REPLICATION_MAX: Final = 3
 #: Settings for small clusters in which failures have to be noticed soon.
 _DEFAULTS: Final = {
@@ -259,6 +261,8 @@ class Cluster:
             "log.dirs": str(directory / "log"),
             "klamm.history.dir": str(directory / "log-history"),
             "offsets.topic.replication.factor": replication,
+            "transaction.state.log.replication.factor": replication,
+            "transaction.state.log.min.isr": str(min(_TRANSACTIONS_MIN_ISR, len(self._ids))),
             **_DEFAULTS,
             **({"broker.rack": rack} if rack is not None else {}),
             **self._config,

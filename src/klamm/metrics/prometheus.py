@@ -81,7 +81,7 @@ class Page:
 def prometheus_name(jmx_name: str) -> str:
     """`kafka.controller:type=T,name=N` as `kafka_controller_T_N`."""
     group, _, properties = jmx_name.partition(":")
-    parts = [part.partition("=")[2] for part in properties.split(",")]
+    parts = [part.partition("=")[2].replace("-", "_") for part in properties.split(",")]
     return "_".join([group.replace(".", "_"), *parts])
 
 

@@ -103,9 +103,7 @@ class BrokerServer:
         self.forwarding = ForwardingManager(candidate)
         parts = (
             cluster,
-            FindCoordinatorHandlers(
-                self.metadata, self._creation, have_transactions=self.data is None
-            ),
+            FindCoordinatorHandlers(self.metadata, self._creation),
             ConfigHandlers(lambda: self.config, self.metadata, store, self.security.check_change),
             self.forwarding,
             self._control,

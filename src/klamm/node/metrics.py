@@ -145,6 +145,7 @@ async def render_data(page: Page, data: DataPlane) -> None:
     )
     _render_disks(page, data)
     _render_groups(page, data.groups.coordinator.census())
+    _render_transactions(page, data)
     await _render_partitions(page, replicas)
 
 
@@ -223,6 +224,7 @@ def _render_replicas(page: Page, data: DataPlane, replicas: list[Partition]) -> 
             sum(each.is_reassigning and each.role is Role.LEADER for each in replicas),
         ),
         ("ProducerIdCount", sum(len(log.producers) for log in _logs(replicas))),
+        ("PartitionsWithLateTransactionsCount", data.replicas.late_transaction_count),
     ):
         page.gauge(f"{manager},name={name}", count)
     meters = data.meters
@@ -285,6 +287,23 @@ def _render_groups(page: Page, census: GroupCounts) -> None:
     page.gauge(f"{manager},name=NumOffsets", census.offsets)
     for state, count in census.groups.items():
         page.gauge(f"{manager},name=NumGroups{state.value}", count)
+
+
+def _render_transactions(page: Page, data: DataPlane) -> None:
+    channels = "kafka.coordinator.transaction:type=TransactionMarkerChannelManager"
+    service, verifier = data.transactions, data.verifier
+    page.gauge(f"{channels},name=UnknownDestinationQueueSize", service.markers.unknown_destinations)
+    page.gauge(
+        f"{channels},name=LogAppendRetryQueueSize", service.coordinator.counts().append_retries
+    )
+    coordinator = "kafka.server:type=transaction-coordinator-metrics"
+    times_ms = service.load_times_ms
+    page.gauge(f"{coordinator},name=partition-load-time-max", max(times_ms, default=0))
+    average_ms = sum(times_ms) / len(times_ms) if times_ms else 0
+    page.gauge(f"{coordinator},name=partition-load-time-avg", average_ms)
+    manager = "kafka.server:type=AddPartitionsToTxnManager"
+    page.histogram(f"{manager},name=VerificationTimeMs", verifier.times.durations_ms)
+    page.meter(f"{manager},name=VerificationFailureRate", verifier.failures)
 
 
 async def _render_partitions(page: Page, replicas: list[Partition]) -> None:

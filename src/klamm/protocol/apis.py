@@ -37,6 +37,11 @@ class ApiKey(enum.IntEnum):
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
     DESCRIBE_ACLS = 29
     CREATE_ACLS = 30
     DELETE_ACLS = 31
@@ -58,6 +63,9 @@ class ApiKey(enum.IntEnum):
     ALTER_PARTITION = 56
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
     ALLOCATE_PRODUCER_IDS = 67
 
 
@@ -122,6 +130,11 @@ _TABLE: Final = (
     _api(_K.DELETE_RECORDS, "DeleteRecords", (0, 2), 2),
     _api(_K.INIT_PRODUCER_ID, "InitProducerId", (0, 5), 2),
     _api(_K.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", (2, 4), 4),
+    _api(_K.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", (0, 5), 3),
+    _api(_K.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", (0, 4), 3),
+    _api(_K.END_TXN, "EndTxn", (0, 4), 3),
+    _api(_K.WRITE_TXN_MARKERS, "WriteTxnMarkers", (1, 1), 1),
+    _api(_K.TXN_OFFSET_COMMIT, "TxnOffsetCommit", (0, 4), 3),
     _api(_K.DESCRIBE_ACLS, "DescribeAcls", (1, 3), 2),
     _api(_K.CREATE_ACLS, "CreateAcls", (1, 3), 2),
     _api(_K.DELETE_ACLS, "DeleteAcls", (1, 3), 2),
@@ -143,6 +156,9 @@ _TABLE: Final = (
     _api(_K.ALTER_PARTITION, "AlterPartition", (0, 3), 0),
     _api(_K.UPDATE_FEATURES, "UpdateFeatures", (0, 1), 0),
     _api(_K.DESCRIBE_CLUSTER, "DescribeCluster", (0, 1), 0),
+    _api(_K.DESCRIBE_PRODUCERS, "DescribeProducers", (0, 0), 0),
+    _api(_K.DESCRIBE_TRANSACTIONS, "DescribeTransactions", (0, 0), 0),
+    _api(_K.LIST_TRANSACTIONS, "ListTransactions", (0, 1), 0),
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )
 

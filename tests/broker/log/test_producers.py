@@ -223,3 +223,75 @@ def test_an_expired_producer_does_not_come_back_from_a_snapshot(producers):
     producers.take_snapshot(101)
     producers.load_snapshot(101, now_ms=1000 + DAY)
     assert len(producers) == 0
+
+
+@pytest.mark.rule("TXN-20")
+def test_a_transaction_that_is_open_for_too_long_is_late(producers):
+    limit_ms, buffer_ms = 900_000, 300_000
+    assert not producers.has_late_transaction(10**12, limit_ms)
+    producers.update(header(pid=1, transactional=True, timestamp=1000), 100)
+    producers.update(header(pid=2, transactional=True, timestamp=9000), 101)
+    due_ms = 1000 + limit_ms + buffer_ms
+    assert not producers.has_late_transaction(due_ms, limit_ms)
+    assert producers.has_late_transaction(due_ms + 1, limit_ms)
+    producers.complete(header(pid=1, control=True), 102, ABORT)
+    assert not producers.has_late_transaction(due_ms + 1, limit_ms)
+
+
+@pytest.mark.rule("TXN-7")
+def test_markers_of_fenced_producers_and_coordinators_are_refused(producers):
+    def marker_refusal(epoch, coordinator_epoch):
+        try:
+            producers.check_marker(header(pid=1, epoch=epoch, control=True), coordinator_epoch)
+        except AppendError as error:
+            return error.code
+        return None
+
+    assert marker_refusal(0, 0) is None
+    producers.update(header(pid=1, epoch=3, transactional=True), 100)
+    producers.complete(header(pid=1, epoch=3, control=True), 101, EndTransactionMarker(True, 7))
+    assert marker_refusal(2, 9) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert marker_refusal(3, 6) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert marker_refusal(3, 7) is None
+    assert marker_refusal(4, 8) is None
+
+
+@pytest.mark.rule("TXN-12")
+def test_a_verification_has_to_be_the_same_at_the_append(producers):
+    def refused(entry, sequence=0):
+        try:
+            producers.check_verified(header(sequence=sequence, transactional=True), entry)
+            producers.check(header(sequence=sequence, transactional=True))
+        except AppendError as error:
+            return error.code
+        return None
+
+    assert refused(None) is ErrorCode.INVALID_TXN_STATE
+    entry = producers.begin_verification(7, 0, 0, now_ms=1)
+    assert producers.begin_verification(7, 0, 3, now_ms=1) is entry
+    assert refused(entry, sequence=3) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refused(entry) is None
+    producers.update(header(sequence=0, transactional=True), 100)
+    assert producers.begin_verification(7, 0, 1, now_ms=1) is None, "the transaction is open"
+    assert refused(None, sequence=1) is None
+    producers.complete(header(control=True), 101, COMMIT)
+    assert refused(entry, sequence=1) is ErrorCode.INVALID_TXN_STATE
+    later = producers.begin_verification(7, 0, 1, now_ms=1)
+    producers.complete(header(control=True), 102, COMMIT)
+    assert refused(later, sequence=1) is ErrorCode.INVALID_TXN_STATE, "a marker ends it"
+
+
+def test_the_first_unstable_offset_is_that_of_a_walk_over_all_transactions(producers):
+    opened, unsettled = {}, {}
+    for number in range(300):
+        pid = number * 7919 % 23
+        if pid in opened:
+            producers.complete(header(pid=pid, control=True), number, COMMIT)
+            unsettled[opened.pop(pid)] = number
+        else:
+            producers.update(header(pid=pid, transactional=True, sequence=number), number)
+            opened[pid] = number
+        if number % 5 == 0:
+            producers.settle(number - 8)
+            unsettled = {start: at for start, at in unsettled.items() if at >= number - 8}
+        assert producers.first_unstable_offset == min([*opened.values(), *unsettled], default=None)

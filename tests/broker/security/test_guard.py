@@ -73,6 +73,8 @@ def test_what_is_denied_reaches_no_handler_and_is_answered(key, version, data):
         reached.append(served.body)
         return {"groups": [], "topics": [], "results": [], "responses": []} | {
             "coordinators": [],
+            "transaction_states": [],
+            "unknown_state_filters": [],
             "error_code": ErrorCode.NONE,
         }
 

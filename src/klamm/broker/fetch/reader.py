@@ -223,7 +223,7 @@ class FetchReader:
         if params.reader.read_committed:
             aborted = [
                 AbortedTransaction(each.producer_id, each.first_offset)
-                for each in replica.aborted_transactions(offset, view.readable_end)
+                for each in replica.aborted_transactions_in(offset, found)
             ]
         return FetchPartitionResponse(
             name.partition,

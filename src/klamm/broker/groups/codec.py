@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from klamm.broker.groups.coordinator import GROUP_TYPE
 from klamm.broker.groups.messages import (
+    NO_GENERATION,
     NO_LEADER_EPOCH,
+    UNKNOWN_MEMBER,
     DeleteGroupsResponse,
     FetchedOffset,
     GroupDescription,
@@ -167,6 +169,28 @@ def leave_body(header: RequestHeader, response: LeaveResponse) -> Values:
 def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
     """The offsets to commit, for partitions that exist."""
     retention = getattr(body, "retention_time", -_MILLISECOND)
+    return OffsetCommitRequest(
+        group_id=body.group_id,
+        member_id=body.member_id,
+        instance_id=getattr(body, "group_instance_id", None),
+        generation=body.generation_id_or_member_epoch,
+        offsets=_offsets_to_commit(body, exists),
+        retention_ms=None if retention == -_MILLISECOND else retention // _MILLISECOND,
+    )
+
+
+def txn_offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
+    """What a transaction commits, of partitions that exist; its producer is not verified yet."""
+    return OffsetCommitRequest(
+        group_id=body.group_id,
+        member_id=getattr(body, "member_id", UNKNOWN_MEMBER),
+        instance_id=getattr(body, "group_instance_id", None),
+        generation=getattr(body, "generation_id", NO_GENERATION),
+        offsets=_offsets_to_commit(body, exists),
+    )
+
+
+def _offsets_to_commit(body: Any, exists: Exists) -> dict[TopicPartition, OffsetToCommit]:
     offsets = {
         TopicPartition(topic.name, each.partition_index): OffsetToCommit(
             each.committed_offset,
@@ -176,14 +200,7 @@ def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
         for topic in body.topics
         for each in topic.partitions
     }
-    return OffsetCommitRequest(
-        group_id=body.group_id,
-        member_id=body.member_id,
-        instance_id=getattr(body, "group_instance_id", None),
-        generation=body.generation_id_or_member_epoch,
-        offsets={partition: offset for partition, offset in offsets.items() if exists(partition)},
-        retention_ms=None if retention == -_MILLISECOND else retention // _MILLISECOND,
-    )
+    return {partition: offset for partition, offset in offsets.items() if exists(partition)}
 
 
 def offset_commit_body(body: Any, response: OffsetCommitResponse) -> Values:

@@ -118,6 +118,8 @@ class GroupCoordinator:
         self._owned: set[int] = set()
         self._loading: dict[int, Replay] = {}
         self._epochs: dict[int, int] = {}  # the latest leader epoch seen, by partition
+        #: The groups with offsets of an open transaction, by partition and producer id.
+        self._transactional: dict[tuple[int, int], set[str]] = {}
 
     # Partitions
 
@@ -156,8 +158,12 @@ class GroupCoordinator:
             )
             group.offsets.load(found.offsets, found.open_transactions)
             self._groups[group_id] = group
+            for producer_id in group.offsets.open_transactions():
+                self._note_transaction(group, producer_id)
             self._membership.start_sessions(group, now_ms)
             groups, offsets = groups + 1, offsets + len(found.offsets)
+        for producer_id, is_commit in replay.late_markers:
+            self.end_transaction(partition, producer_id, is_commit=is_commit)
         if not self._timers.is_armed(_RETENTION):
             self._arm_retention(now_ms)
         return Loaded(groups, offsets, replay.ignored)
@@ -171,6 +177,8 @@ class GroupCoordinator:
             return []
         self._loading.pop(partition, None)
         self._owned.discard(partition)
+        for key in [each for each in self._transactional if each[0] == partition]:
+            del self._transactional[key]
         for group in [g for g in self._groups.values() if g.partition == partition]:
             self._membership.end(group, ErrorCode.NOT_COORDINATOR, now_ms)
             del self._groups[group.id]
@@ -224,15 +232,17 @@ class GroupCoordinator:
                 ticket, OffsetCommitResponse(errors={})
             )  # and no group comes of it
             return self._outbox.drain()
-        error = self._check(request.group_id, may_be_empty=True)
+        is_transactional = request.producer is not None
+        error = self._check(request.group_id, may_be_empty=not is_transactional)
         group = self._groups.get(request.group_id)
         if not error and group is None:
-            if request.generation < 0:
+            if request.generation < 0 or is_transactional:
                 group = self._create(request.group_id, now_ms)
             else:
                 error = ErrorCode.ILLEGAL_GENERATION
         if not error and group is not None:
-            error = group.check_commit(request.member_id, request.instance_id, request.generation)
+            check = group.check_transactional_commit if is_transactional else group.check_commit
+            error = check(request.member_id, request.instance_id, request.generation)
         if error or group is None:
             self._outbox.response(
                 ticket, OffsetCommitResponse(errors=dict.fromkeys(request.offsets, error))
@@ -338,6 +348,19 @@ class GroupCoordinator:
         self._outbox.report(number, error, now_ms)
         return self._outbox.drain()
 
+    def end_transaction(self, partition: int, producer_id: int, *, is_commit: bool) -> None:
+        """A marker is replicated in `partition`: the transaction's offsets count, or are forgotten.
+
+        A marker that comes while the log is read may or may not be read, so it is kept for later.
+        """
+        loading = self._loading.get(partition)
+        if loading is not None:
+            loading.late_markers.append((producer_id, is_commit))
+        for group_id in self._transactional.pop((partition, producer_id), ()):
+            group = self._groups.get(group_id)
+            if group is not None:
+                group.offsets.end_transaction(producer_id, is_commit=is_commit)
+
     def partitions_deleted(
         self, partitions: Collection[TopicPartition], now_ms: int
     ) -> list[Effect]:
@@ -427,7 +450,7 @@ class GroupCoordinator:
     def _commit(
         self, group: GroupMetadata, ticket: Ticket, request: OffsetCommitRequest, now_ms: int
     ) -> None:
-        if request.member_id in group.members:
+        if request.producer is None and request.member_id in group.members:
             self._membership.touch(group, request.member_id, now_ms)
         expire_ms = None if request.retention_ms is None else now_ms + request.retention_ms
         errors = dict.fromkeys(request.offsets, ErrorCode.NONE)
@@ -442,20 +465,33 @@ class GroupCoordinator:
             self._outbox.response(ticket, OffsetCommitResponse(errors=errors))
             return
 
+        producer = request.producer
+
         def on_appended(error: ErrorCode, _: int) -> None:
             if error:
-                group.offsets.fail_commit(offsets, number)
                 errors.update(dict.fromkeys(offsets, _COMMIT_ERRORS.get(error, error)))
-            else:
-                group.offsets.finish_commit(offsets, number)
+            if producer is None:
+                if error:
+                    group.offsets.fail_commit(offsets, number)
+                else:
+                    group.offsets.finish_commit(offsets, number)
+            elif error:
+                group.offsets.fail_transactional_commit(producer.producer_id, offsets, number)
             self._outbox.response(ticket, OffsetCommitResponse(errors=errors))
 
         records = [
             offset_record(OffsetKey(group.id, *partition), committed)
             for partition, committed in offsets.items()
         ]
-        number = self._outbox.append(group.partition, records, now_ms, on_appended)
-        group.offsets.begin_commit(offsets, number)
+        number = self._outbox.append(group.partition, records, now_ms, on_appended, producer)
+        if producer is None:
+            group.offsets.begin_commit(offsets, number)
+        else:
+            group.offsets.begin_transactional_commit(producer.producer_id, offsets, number)
+            self._note_transaction(group, producer.producer_id)
+
+    def _note_transaction(self, group: GroupMetadata, producer_id: int) -> None:
+        self._transactional.setdefault((group.partition, producer_id), set()).add(group.id)
 
     def _delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
         if error := self._check(group_id, may_be_empty=True):

@@ -7,7 +7,7 @@ the fate of each `Append` once, whatever its `acks`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from klamm.broker.groups.messages import Response
+from klamm.broker.groups.messages import Response, TransactionalProducer
 from klamm.broker.groups.records import GroupRecord
 from klamm.protocol.codes import ErrorCode
 
@@ -33,6 +33,7 @@ class Append:
     timestamp_ms: int  # of every record, as CreateTime
     acks: int
     timeout_ms: int  # after this long without the acks: REQUEST_TIMED_OUT
+    producer: TransactionalProducer | None = None  # of records that are part of a transaction
 
 
 Effect = SendResponse | Append
@@ -54,10 +55,15 @@ class Outbox:
         self._effects.append(SendResponse(ticket, response))
 
     def append(
-        self, partition: int, records: Sequence[GroupRecord], now_ms: int, then: Continuation | None
+        self,
+        partition: int,
+        records: Sequence[GroupRecord],
+        now_ms: int,
+        then: Continuation | None,
+        producer: TransactionalProducer | None = None,
     ) -> int:
         """Write with the configured acks, and go on with `then` once they are there."""
-        number = self._append(partition, records, now_ms, self._acks)
+        number = self._append(partition, records, now_ms, self._acks, producer)
         if then is not None:
             self._waiting[number] = then
         return number
@@ -78,10 +84,23 @@ class Outbox:
         return effects
 
     def _append(
-        self, partition: int, records: Sequence[GroupRecord], now_ms: int, acks: int
+        self,
+        partition: int,
+        records: Sequence[GroupRecord],
+        now_ms: int,
+        acks: int,
+        producer: TransactionalProducer | None = None,
     ) -> int:
         self._appends += 1
         self._effects.append(
-            Append(self._appends, partition, tuple(records), now_ms, acks, self._timeout_ms)
+            Append(
+                self._appends,
+                partition,
+                tuple(records),
+                now_ms,
+                acks,
+                self._timeout_ms,
+                producer,
+            )
         )
         return self._appends

@@ -406,6 +406,20 @@ class GroupMetadata:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
+    def check_transactional_commit(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether the sender may commit as part of a transaction (TXN-10).
+
+        Old producers do not say which member they are, and are believed.
+        """
+        is_anonymous = member_id == UNKNOWN_MEMBER and instance_id is None
+        if generation < 0 and (is_anonymous or self.state is GroupState.EMPTY):
+            return ErrorCode.NONE
+        if error := self.check_member(member_id, instance_id):
+            return error
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
     def has_deletable_offsets(self) -> bool:
         """Whether the group is empty, or its subscribed topics are known."""
         return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER

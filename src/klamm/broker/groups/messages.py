@@ -112,6 +112,15 @@ class OffsetToCommit(NamedTuple):
     metadata: str | None = ""
 
 
+class TransactionalProducer(NamedTuple):
+    """The producer whose transaction offsets are part of."""
+
+    producer_id: int
+    producer_epoch: int
+    #: Goes to the log with the offsets: the verification of the transaction, if there was one.
+    verification: object | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitRequest:
     group_id: str
@@ -120,6 +129,7 @@ class OffsetCommitRequest:
     generation: int = NO_GENERATION
     instance_id: str | None = None
     retention_ms: int | None = None  # None: as the broker is configured
+    producer: TransactionalProducer | None = None  # of a TxnOffsetCommit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

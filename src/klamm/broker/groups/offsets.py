@@ -5,19 +5,19 @@ offset before it, or are told to wait if they ask for stable offsets only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from klamm.broker.groups.messages import FetchedOffset
 from klamm.broker.groups.records import CommittedOffset
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
-#: Stands for the place in the log of everything that was there before this coordinator.
-LOADED: Final = 0
 
+class PlacedOffset(NamedTuple):
+    """A committed offset and the append that wrote it, which tells older from newer.
 
-class _Placed(NamedTuple):
-    """A committed offset and the append that wrote it, which tells older from newer."""
+    What was in the log before this coordinator has negative numbers.
+    """
 
     number: int
     committed: CommittedOffset
@@ -27,9 +27,10 @@ class GroupOffsets:
     """The offsets of one group, by partition."""
 
     def __init__(self) -> None:
-        self._committed: dict[TopicPartition, _Placed] = {}
+        self._committed: dict[TopicPartition, PlacedOffset] = {}
         self._pending: dict[TopicPartition, int] = {}  # the latest append that has yet to succeed
-        self._transactional: dict[int, set[TopicPartition]] = {}  # by producer id
+        #: Offsets of open transactions, by producer id.
+        self._transactional: dict[int, dict[TopicPartition, PlacedOffset]] = {}
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -47,15 +48,13 @@ class GroupOffsets:
 
     def load(
         self,
-        committed: Mapping[TopicPartition, CommittedOffset],
-        transactional: Mapping[int, Collection[TopicPartition]],
+        committed: Mapping[TopicPartition, PlacedOffset],
+        transactional: Mapping[int, Mapping[TopicPartition, PlacedOffset]],
     ) -> None:
         """Take over what a replay of the log has found; transactions are those still open."""
-        self._committed = {
-            partition: _Placed(LOADED, offset) for partition, offset in committed.items()
-        }
+        self._committed = dict(committed)
         self._transactional = {
-            producer_id: set(partitions) for producer_id, partitions in transactional.items()
+            producer_id: dict(offsets) for producer_id, offsets in transactional.items()
         }
 
     def begin_commit(self, partitions: Iterable[TopicPartition], number: int) -> None:
@@ -70,13 +69,48 @@ class GroupOffsets:
             previous = self._committed.get(partition)
             # Reports may overtake each other; the log's order decides.
             if previous is None or previous.number < number:
-                self._committed[partition] = _Placed(number, committed)
+                self._committed[partition] = PlacedOffset(number, committed)
             self._end_pending(partition, number)
 
     def fail_commit(self, partitions: Iterable[TopicPartition], number: int) -> None:
         """Append `number` failed; what was committed before still counts."""
         for partition in partitions:
             self._end_pending(partition, number)
+
+    def begin_transactional_commit(
+        self,
+        producer_id: int,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        number: int,
+    ) -> None:
+        """Offsets of a transaction are being written; they count when it is committed (TXN-10)."""
+        pending = self._transactional.setdefault(producer_id, {})
+        pending.update((each, PlacedOffset(number, found)) for each, found in offsets.items())
+
+    def fail_transactional_commit(
+        self, producer_id: int, partitions: Iterable[TopicPartition], number: int
+    ) -> None:
+        """Append `number` failed: its offsets are not part of the transaction."""
+        pending = self._transactional.get(producer_id, {})
+        for partition in partitions:
+            placed = pending.get(partition)
+            if placed is not None and placed.number == number:
+                del pending[partition]
+        if not pending:
+            self._transactional.pop(producer_id, None)
+
+    def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
+        """A marker is in the log: offsets before it count from now on, or never."""
+        pending = self._transactional.pop(producer_id, {})
+        for partition, placed in pending.items() if is_commit else ():
+            previous = self._committed.get(partition)
+            # A later commit outside of the transaction survives the marker.
+            if previous is None or previous.number < placed.number:
+                self._committed[partition] = placed
+
+    def open_transactions(self) -> Collection[int]:
+        """The producer ids with offsets that wait for a marker."""
+        return self._transactional.keys()
 
     def fetch(self, partition: TopicPartition, *, require_stable: bool) -> FetchedOffset:
         """What a reader is told about a partition."""
@@ -92,6 +126,9 @@ class GroupOffsets:
 
     def remove(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Forget these, finished or not; returns those whose records need a tombstone."""
+        partitions = list(partitions)
+        if self._transactional:
+            self._remove_transactional(partitions)
         removed = [
             partition
             for partition in partitions
@@ -101,6 +138,13 @@ class GroupOffsets:
             self._committed.pop(partition, None)
             self._pending.pop(partition, None)
         return removed
+
+    def _remove_transactional(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget the offsets of open transactions for these partitions."""
+        for partition in partitions:
+            for pending in self._transactional.values():
+                pending.pop(partition, None)
+        self._transactional = {each: left for each, left in self._transactional.items() if left}
 
     def remove_all(self) -> list[TopicPartition]:
         """Forget everything; returns what needs a tombstone."""
@@ -119,7 +163,7 @@ class GroupOffsets:
             partition
             for partition, (_, committed) in self._committed.items()
             if partition.topic not in subscribed
-            and partition not in self._pending
+            and not self._is_unstable(partition)
             and now_ms
             >= (
                 counts_from_ms(committed) + retention_ms

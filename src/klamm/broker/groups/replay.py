@@ -3,10 +3,10 @@
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
+from klamm.broker.groups.offsets import PlacedOffset
 from klamm.broker.groups.records import (
-    CommittedOffset,
     GroupKey,
     OffsetKey,
     StoredGroup,
@@ -38,15 +38,8 @@ class ReplayedGroup:
     """The state of one group that a replay has found."""
 
     stored: StoredGroup | None = None  # None: no members ever, only offsets
-    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    open_transactions: dict[int, set[TopicPartition]] = field(default_factory=dict)
-
-
-class _Placed(NamedTuple):
-    """An offset and the batch it was in, which tells older from newer."""
-
-    batch: int
-    committed: CommittedOffset
+    offsets: dict[TopicPartition, PlacedOffset] = field(default_factory=dict)
+    open_transactions: dict[int, dict[TopicPartition, PlacedOffset]] = field(default_factory=dict)
 
 
 class Replay:
@@ -56,9 +49,11 @@ class Replay:
         self.epoch = epoch  # of the leader on whose behalf the log is read
         self.ignored = 0  # records that could not be understood
         self._batches = 0
+        #: Markers that were appended while the log was read: producer id, whether it committed.
+        self.late_markers: list[tuple[int, bool]] = []
         self._groups: dict[str, StoredGroup] = {}
-        self._offsets: dict[OffsetKey, _Placed] = {}
-        self._transactions: dict[int, dict[OffsetKey, _Placed]] = {}  # by producer id
+        self._offsets: dict[OffsetKey, PlacedOffset] = {}
+        self._transactions: dict[int, dict[OffsetKey, PlacedOffset]] = {}  # by producer id
 
     def read(self, batch: ReplayBatch) -> None:
         """Apply one batch."""
@@ -81,19 +76,22 @@ class Replay:
     def groups(self) -> Iterator[tuple[str, ReplayedGroup]]:
         """The groups that are left at the end of the log."""
         groups = {group_id: ReplayedGroup(stored) for group_id, stored in self._groups.items()}
-        for key, (_, committed) in self._offsets.items():
+        # What a coordinator writes from now on comes later than all of the log.
+        first = self._batches + 1
+        for key, (batch, committed) in self._offsets.items():
             group = groups.setdefault(key.group_id, ReplayedGroup())
-            group.offsets[TopicPartition(key.topic, key.partition)] = committed
+            name = TopicPartition(key.topic, key.partition)
+            group.offsets[name] = PlacedOffset(batch - first, committed)
         for producer_id, offsets in self._transactions.items():
-            for key in offsets:
+            for key, (batch, committed) in offsets.items():
                 group = groups.setdefault(key.group_id, ReplayedGroup())
-                group.open_transactions.setdefault(producer_id, set()).add(
-                    TopicPartition(key.topic, key.partition)
-                )
+                pending = group.open_transactions.setdefault(producer_id, {})
+                name = TopicPartition(key.topic, key.partition)
+                pending[name] = PlacedOffset(batch - first, committed)
         yield from groups.items()
 
     def _read_record(
-        self, key: bytes | None, value: bytes | None, offsets: dict[OffsetKey, _Placed]
+        self, key: bytes | None, value: bytes | None, offsets: dict[OffsetKey, PlacedOffset]
     ) -> None:
         if key is None:
             raise RemoteProtocolError("a record of the offsets topic without a key")
@@ -102,7 +100,7 @@ class Replay:
                 if value is None:
                     offsets.pop(offset_key, None)
                 else:
-                    offsets[offset_key] = _Placed(self._batches, decode_offset_value(value))
+                    offsets[offset_key] = PlacedOffset(self._batches, decode_offset_value(value))
             case GroupKey(group_id):
                 if value is None:
                     self._groups.pop(group_id, None)
@@ -122,5 +120,5 @@ class Replay:
         for offset_key, placed in offsets.items():
             previous = self._offsets.get(offset_key)
             # An offset that was committed after this one, outside the transaction, stays.
-            if previous is None or previous.batch < placed.batch:
+            if previous is None or previous.number < placed.number:
                 self._offsets[offset_key] = placed

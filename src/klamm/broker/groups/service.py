@@ -20,6 +20,7 @@ from klamm.broker.groups.effects import Append, Effect, SendResponse, Ticket
 from klamm.broker.groups.replay import ReplayBatch
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.log import Log
+from klamm.broker.log.producers import VerificationStateEntry
 from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.metadata.cache import SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
@@ -121,6 +122,10 @@ class GroupService:
         if change.deleted:
             self._carry_out(self.coordinator.partitions_deleted(change.deleted, self.now_ms))
 
+    def end_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
+        """A marker is replicated: the offsets of its transaction count, or are forgotten."""
+        self.coordinator.end_transaction(partition, producer_id, is_commit=is_commit)
+
     async def _load(self, partition: int, epoch: int, replica: Log) -> None:
         coordinator = self.coordinator
         portions = _portions(replica)
@@ -166,11 +171,26 @@ class GroupService:
     def _append(self, append: Append) -> None:
         name = TopicPartition(CONSUMER_OFFSETS, append.partition)
         records = [Record(*each, append.timestamp_ms) for each in append.records]
-        batch = build_batch(records, codec=self._codec)
+        producer = append.producer
+        if producer is None:
+            batch = build_batch(records, codec=self._codec)
+        else:
+            batch = build_batch(
+                records,
+                codec=self._codec,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                base_sequence=0,
+                transactional=True,
+            )
         is_acked = append.acks == ACKS_ALL
         try:
             result = self._replicas.append(
-                name, batch.data, acks_all=is_acked, origin=AppendOrigin.COORDINATOR
+                name,
+                batch.data,
+                acks_all=is_acked,
+                origin=AppendOrigin.COORDINATOR,
+                verification=_verification_of(append),
             )
         except AppendError as error:
             self._report(append.number, error.code)
@@ -222,6 +242,12 @@ class GroupService:
             self._timer = None
         for task in self._tasks:
             task.cancel()
+
+
+def _verification_of(append: Append) -> VerificationStateEntry | None:
+    verification = append.producer.verification if append.producer else None
+    assert verification is None or isinstance(verification, VerificationStateEntry)
+    return verification
 
 
 def _portions(replica: Log) -> Iterator[list[ReplayBatch]]:

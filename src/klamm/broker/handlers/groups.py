@@ -23,17 +23,13 @@ _LOGS: Final = {_GROUP_KEY: CONSUMER_OFFSETS, _TRANSACTION_KEY: TRANSACTION_STAT
 
 
 class FindCoordinatorHandlers:
-    """Says who coordinates a group; any broker knows.
+    """Says who coordinates a group or a transactional id; any broker knows.
 
-    Brokers of klamm coordinate no transactions; those of Apache Kafka do, where there are some:
-    `have_transactions` says that there will be, even if nobody has asked them for any yet.
+    The first who asks has the topic made that holds the coordinators' state.
     """
 
-    def __init__(
-        self, metadata: MetadataCache, creation: AutoTopicCreation, *, have_transactions: bool
-    ) -> None:
+    def __init__(self, metadata: MetadataCache, creation: AutoTopicCreation) -> None:
         self._metadata = metadata
-        self._coordinated = {_GROUP_KEY, _TRANSACTION_KEY} if have_transactions else {_GROUP_KEY}
         self._creation = creation
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
@@ -43,11 +39,13 @@ class FindCoordinatorHandlers:
     async def _find_coordinator(self, call: Call) -> Body:
         key_type, keys = groups.find_coordinator_keys(call.header, call.body)
         snapshot = self._metadata.snapshot
-        topic = snapshot.topic(_LOGS[key_type]) if key_type in _LOGS else None
-        if topic is None and key_type == _GROUP_KEY:
-            await self._creation.create(CONSUMER_OFFSETS)
-        may_come = topic is not None or key_type in self._coordinated
-        nobody = ErrorCode.COORDINATOR_NOT_AVAILABLE if may_come else ErrorCode.INVALID_REQUEST
+        log_name = _LOGS.get(key_type)
+        topic = None if log_name is None else snapshot.topic(log_name)
+        if topic is None and log_name is not None:
+            await self._creation.create(log_name)
+        nobody = (
+            ErrorCode.INVALID_REQUEST if log_name is None else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
         found = []
         for key in keys:
             record = topic and topic.partition(group_partition(key, len(topic)))

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Collection, Iterable, Mapping
-from typing import Final, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
@@ -11,6 +11,7 @@ from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
+from klamm.broker.log.producers import VerificationStateEntry
 from klamm.broker.log.validation import (
     DECOMPRESSED_ON_LOOP_BYTES,
     TakesLongError,
@@ -23,6 +24,7 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
+from klamm.broker.transactions.verifier import Errors, TransactionVerifier
 from klamm.names import ACKS_ALL, TopicPartition, is_internal
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
@@ -36,7 +38,7 @@ from klamm.protocol.fast.produce import (
     ProduceTopicResponse,
     encode_produce_response,
 )
-from klamm.protocol.records import HEADER_SIZE, Batch
+from klamm.protocol.records import HEADER_SIZE, Batch, decode_batch_header
 
 _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
@@ -45,10 +47,34 @@ _FIRST_WITH_LEADER_HINTS: Final = 10
 #: Where the attributes of a batch end, and the transactional bit in their last byte.
 _ATTRIBUTES_END: Final = 23
 _TRANSACTIONAL_BIT: Final = 0x10
+#: Where the producer id of a batch begins, and what a first byte of a negative one is at least.
+_PRODUCER_ID_AT: Final = 43
+_NEGATIVE: Final = 0x80
+_FIRST_WITH_ABORTABLE: Final = 11
+#: The coordinator could not be asked: the producer should try again.
+_UNKNOWN_FOR_NOW: Final = frozenset(
+    {
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
 
 Required = dict[TopicPartition, int]
 #: What a request holds for a partition, or what came of looking at it ahead.
 Records: TypeAlias = memoryview | Batch | AppendError | None
+
+
+class VerifiedBatches(NamedTuple):
+    """The verifications of batches that begin a transaction, and what came of them."""
+
+    entries: Mapping[TopicPartition, VerificationStateEntry]
+    errors: Errors
+
+
+NOT_VERIFIED: Final = VerifiedBatches({}, {})
 
 
 class ProduceHandlers:
@@ -59,12 +85,14 @@ class ProduceHandlers:
         replicas: ReplicaManager,
         metadata: MetadataCache,
         meters: BrokerMeters,
+        verifier: TransactionVerifier,
         quotas: ByteQuotas = NO_QUOTAS,
     ) -> None:
         self._quotas = quotas
         self._replicas = replicas
         self._metadata = metadata
         self._meters = meters
+        self._verifier = verifier
         self._validating = asyncio.Lock()
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
@@ -80,9 +108,63 @@ class ProduceHandlers:
         }
         batches = cast("Collection[memoryview | None]", sent.values())
         if any(map(is_garbage, batches)):
-            return self._refuse_all(call, sent)
-        if take_long(batches):
-            return self._validate_aside(call, sent)
+            return self._refuse_all(call, sent, ErrorCode.CORRUPT_MESSAGE)
+        if not any(map(is_transactional, batches)):
+            return self._validate_and_append(call, sent, NOT_VERIFIED)
+        verified = self._verify(call, sent)
+        if isinstance(verified, ErrorCode):
+            return self._refuse_all(call, sent, verified)
+        if isinstance(verified, VerifiedBatches):
+            return self._validate_and_append(call, sent, verified)
+        return self._append_when_verified(call, sent, verified)
+
+    def _verify(
+        self, call: Call, sent: Mapping[TopicPartition, Records]
+    ) -> VerifiedBatches | ErrorCode | Awaitable[VerifiedBatches]:
+        """Ask the coordinator about batches that begin a transaction on their partition (TXN-12).
+
+        Returns an error if the whole request is refused.
+        """
+        transactional_id = call.body.transactional_id
+        if transactional_id is None:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        headers = {
+            name: decode_batch_header(records)
+            for name, records in sent.items()
+            if isinstance(records, memoryview) and is_transactional(records)
+        }
+        producers = {(each.producer_id, each.producer_epoch) for each in headers.values()}
+        if len(producers) > 1:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        ((producer_id, epoch),) = producers
+        knows = self._metadata.snapshot.knows
+        begun = {
+            name: self._replicas.begin_verification(name, producer_id, epoch, each.base_sequence)
+            for name, each in headers.items()
+            if knows(name) and _may_write(call, name.topic)
+        }
+        entries = {name: each for name, each in begun.items() if each is not None}
+        if not entries:
+            return NOT_VERIFIED
+        errors = self._verifier.verify(transactional_id, producer_id, epoch, tuple(entries))
+        if isinstance(errors, Mapping):
+            return VerifiedBatches(entries, errors)
+        return _verified_later(entries, errors)
+
+    async def _append_when_verified(
+        self,
+        call: Call,
+        sent: dict[TopicPartition, Records],
+        verified: Awaitable[VerifiedBatches],
+    ) -> Result:
+        result = self._validate_and_append(call, sent, await verified)
+        return await result if inspect.isawaitable(result) else result
+
+    def _validate_and_append(
+        self, call: Call, sent: dict[TopicPartition, Records], verified: VerifiedBatches
+    ) -> Result | Awaitable[Result]:
+        if take_long(cast("Collection[memoryview | None]", sent.values())):
+            return self._validate_aside(call, sent, verified)
         for name, records in sent.items():
             if not isinstance(records, memoryview) or len(records) < HEADER_SIZE:
                 continue
@@ -90,20 +172,19 @@ class ProduceHandlers:
                 try:
                     sent[name] = self._validate(call, name, records, DECOMPRESSED_ON_LOOP_BYTES)
                 except TakesLongError:
-                    return self._validate_aside(call, sent)
-        return self._append_all(call, sent)
+                    return self._validate_aside(call, sent, verified)
+        return self._append_all(call, sent, verified)
 
-    def _refuse_all(self, call: Call, sent: Iterable[TopicPartition]) -> Result:
-        """Refuse the whole request because something in it is no batch at all (PROD-1)."""
-        topics = _by_topic(
-            (name, ProducePartitionResponse(name.partition, ErrorCode.CORRUPT_MESSAGE))
-            for name in sent
-        )
+    def _refuse_all(self, call: Call, sent: Iterable[TopicPartition], error: ErrorCode) -> Result:
+        """Refuse the whole request because of something in it (PROD-1, TXN-12)."""
+        topics = _by_topic((name, ProducePartitionResponse(name.partition, error)) for name in sent)
         if call.body.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
         return self._respond(call, topics)
 
-    async def _validate_aside(self, call: Call, sent: Mapping[TopicPartition, Records]) -> Result:
+    async def _validate_aside(
+        self, call: Call, sent: Mapping[TopicPartition, Records], verified: VerifiedBatches
+    ) -> Result:
         """Serve other clients while another thread validates; one such request at a time."""
 
         def validate() -> dict[TopicPartition, Records]:
@@ -116,7 +197,7 @@ class ProduceHandlers:
 
         async with self._validating:
             validated = await asyncio.to_thread(validate)
-        result = self._append_all(call, validated)
+        result = self._append_all(call, validated, verified)
         return await result if inspect.isawaitable(result) else result
 
     def _validate(
@@ -135,12 +216,12 @@ class ProduceHandlers:
             return failure
 
     def _append_all(
-        self, call: Call, sent: Mapping[TopicPartition, Records]
+        self, call: Call, sent: Mapping[TopicPartition, Records], verified: VerifiedBatches
     ) -> Result | Awaitable[Result]:
         request: ProduceRequest = call.body
         required: Required = {}
         topics = _by_topic(
-            (name, self._append_or_refuse(call, name, records, required))
+            (name, self._append_or_refuse(call, name, records, required, verified))
             for name, records in sent.items()
         )
         if request.acks == _NO_ACKS:
@@ -162,18 +243,28 @@ class ProduceHandlers:
         return self._respond(call, _with_errors(topics, operation.errors))
 
     def _append_or_refuse(
-        self, call: Call, name: TopicPartition, records: Records, required: Required
+        self,
+        call: Call,
+        name: TopicPartition,
+        records: Records,
+        required: Required,
+        verified: VerifiedBatches,
     ) -> ProducePartitionResponse:
         if not _may_write(call, name.topic):
             denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return ProducePartitionResponse(name.partition, denied)
         try:
-            return self._append(call, name, records, required)
+            return self._append(call, name, records, required, verified)
         except AppendError as error:
             return self._refused(name, error, call.header.api_version)
 
     def _append(
-        self, call: Call, name: TopicPartition, records: Records, required: Required
+        self,
+        call: Call,
+        name: TopicPartition,
+        records: Records,
+        required: Required,
+        verified: VerifiedBatches,
     ) -> ProducePartitionResponse:
         """Make the checks of PROD-1 and PROD-2 in their order, and append.
 
@@ -190,10 +281,11 @@ class ProduceHandlers:
             raise AppendError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {name.topic}"
             )
-        if is_transactional(sound.data if isinstance(sound, Batch) else sound):
-            # There is no coordinator to end the transaction.
-            raise AppendError(ErrorCode.INVALID_TXN_STATE)
-        result = self._replicas.append(name, sound, acks_all=acks == ACKS_ALL)
+        if code := verified.errors.get(name, ErrorCode.NONE):
+            raise _unverified(code, call.header.api_version)
+        result = self._replicas.append(
+            name, sound, acks_all=acks == ACKS_ALL, verification=verified.entries.get(name)
+        )
         if acks == ACKS_ALL:
             required[name] = result.last_offset + 1
         return ProducePartitionResponse(
@@ -278,9 +370,33 @@ def _may_write(call: Call, topic: str) -> bool:
     return access is None or access.may(AclOperation.WRITE, ResourceType.TOPIC, topic)
 
 
-def is_transactional(records: memoryview) -> bool:
-    """Whether a batch, which must be complete, belongs to a transaction."""
-    return bool(records[_ATTRIBUTES_END - 1] & _TRANSACTIONAL_BIT)
+def is_transactional(records: memoryview | None) -> bool:
+    """Whether a batch, if it is one, says that it is part of a producer's transaction."""
+    return (
+        records is not None
+        and len(records) >= HEADER_SIZE
+        and bool(records[_ATTRIBUTES_END - 1] & _TRANSACTIONAL_BIT)
+        and bool(records[_PRODUCER_ID_AT] < _NEGATIVE)
+    )
+
+
+async def _verified_later(
+    entries: Mapping[TopicPartition, VerificationStateEntry], errors: Awaitable[Errors]
+) -> VerifiedBatches:
+    return VerifiedBatches(entries, await errors)
+
+
+def _unverified(code: ErrorCode, version: int) -> AppendError:
+    """What a producer is told if the coordinator did not agree, or could not be asked."""
+    if code in _UNKNOWN_FOR_NOW:
+        return AppendError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            "Unable to verify the partition has been added to the transaction. Underlying error: "
+            f"{code.name}",
+        )
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_WITH_ABORTABLE:
+        code = ErrorCode.INVALID_TXN_STATE
+    return AppendError(code)
 
 
 def _with_errors(

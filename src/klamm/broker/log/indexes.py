@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +88,24 @@ class _Index:
         if recent and recent[0].key <= key:
             return recent[bisect_right(recent, key, key=_key) - 1]
         return self._search(key) if self.entries else None
+
+    def first_with_value(self, value: int) -> IndexEntry | None:
+        """The first entry whose value is not below `value`."""
+        recent = self._recent
+        if recent and recent[0].value < value:
+            row = bisect_left(recent, value, key=_value)
+            return recent[row] if row < len(recent) else None
+        low, high = 0, self.entries
+        if not high:
+            return None
+        file = self._opened()
+        while low < high:
+            middle = (low + high) // 2
+            if self._read(file, middle, middle + 1)[0].value < value:
+                low = middle + 1
+            else:
+                high = middle
+        return self._read(file, low, low + 1)[0] if low < self.entries else None
 
     def cut(self, rows: int) -> None:
         """Keep the first `rows` entries only."""
@@ -231,3 +249,7 @@ class TimeIndex(_Index):
 
 def _key(entry: IndexEntry) -> int:
     return entry.key
+
+
+def _value(entry: IndexEntry) -> int:
+    return entry.value

@@ -28,8 +28,8 @@ from klamm.broker.log.epochs import LeaderEpochCache
 from klamm.broker.log.errors import AppendError, OffsetOutOfRangeError
 from klamm.broker.log.files import Buffer, Files
 from klamm.broker.log.names import CLEANED, DELETED, SWAP
-from klamm.broker.log.producers import NO_PRODUCER, ProducerStateManager
-from klamm.broker.log.replay import note_batch, rebuild_producers
+from klamm.broker.log.producers import NO_PRODUCER, ProducerStateManager, VerificationStateEntry
+from klamm.broker.log.replay import decode_marker, note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
 from klamm.broker.log.retention import expired_segments
 from klamm.broker.log.segment import Segment, Segments
@@ -137,10 +137,13 @@ class Log:
         leader_epoch: int,
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        must_be_verified: bool = False,
+        verification: VerificationStateEntry | None = None,
     ) -> AppendResult:
         """Append one batch, with offsets and epoch of our own; AppendError if it is refused.
 
-        A `Batch` has been through `validate_batch` already.
+        A `Batch` has been through `validate_batch` already. With `must_be_verified`, a batch that
+        begins a transaction needs the verification that was begun for it (TXN-12).
         """
         if not self.directory.is_online:
             raise self.directory.refusal()
@@ -164,7 +167,11 @@ class Log:
                             self.start_offset,
                             is_duplicate=True,
                         )
+                if must_be_verified and header.is_transactional:
+                    self.producers.check_verified(header, verification)
                 self.producers.check(header, sequence=origin is AppendOrigin.CLIENT)
+            elif has_producer and (marker := decode_marker(batch)):
+                self.producers.check_marker(header, marker.coordinator_epoch)
             first = self.end_offset
             last = first + header.last_offset_delta
             try:
@@ -356,6 +363,36 @@ class Log:
                 return look(self._segments)
         except OSError as error:
             raise self.directory.fail(error) from error
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, now_ms: int
+    ) -> VerificationStateEntry | None:
+        """What the first batch of a transaction has to be verified with; None if it is open."""
+        with self._lock:
+            return self.producers.begin_verification(producer_id, epoch, sequence, now_ms)
+
+    def aborted_transactions_in(self, offset: int, data: Slice) -> list[AbortedTxn]:
+        """The aborted transactions that a reader of `data`, read from `offset` on, has to know.
+
+        They end with the data, as exactly as the offset index tells where that is (TXN-9).
+        """
+        if not data.size:
+            return []
+
+        def look(segments: Segments) -> list[AbortedTxn]:
+            upper_offset = self.end_offset
+            for row in range(segments.floor(offset), len(segments.items)):
+                segment = segments.items[row]
+                if segment.file is data.file:
+                    entry = segment.offset_index.first_with_value(data.position + data.size)
+                    if entry is not None:
+                        upper_offset = entry.key
+                    elif row + 1 < len(segments.items):
+                        upper_offset = segments.bases[row + 1]
+                    break
+            return self.aborted_transactions(offset, upper_offset)
+
+        return self._look_up(look)
 
     def aborted_transactions(self, offset: int, upper_offset: int) -> list[AbortedTxn]:
         """The aborted transactions with data in [offset, upper_offset)."""

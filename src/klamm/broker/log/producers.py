@@ -7,10 +7,12 @@ log from its start.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +31,8 @@ NO_PRODUCER: Final = -1
 NO_SEQUENCE: Final = -1
 NO_OFFSET: Final = -1
 _LAST_SEQUENCE: Final = 2**31 - 1
+#: A transaction that is open for this much longer than any may be is late.
+_LATE_BUFFER_MS: Final = 300_000
 #: How many batches of a producer can be recognized when they are sent again.
 REMEMBERED_BATCHES: Final = 5
 
@@ -64,6 +68,28 @@ class EndTransactionMarker(NamedTuple):
 
     is_abort: bool
     coordinator_epoch: int
+
+
+class VerificationStateEntry:
+    """A question to the transaction coordinator that is under way, or answered and not used yet.
+
+    It is compared by identity: a batch has to come with the very verification that was begun for
+    its producer, so that no marker can fall between the question and the append (TXN-12).
+    """
+
+    __slots__ = ("epoch", "lowest_sequence", "since_ms")
+
+    def __init__(self, epoch: int, lowest_sequence: int, since_ms: int) -> None:
+        self.epoch = epoch
+        self.lowest_sequence = lowest_sequence
+        self.since_ms = since_ms
+
+    def meet(self, epoch: int, sequence: int) -> None:
+        """Note the first sequence of another batch that waits for the same verification."""
+        if epoch == self.epoch:
+            self.lowest_sequence = min(self.lowest_sequence, sequence)
+        elif epoch > self.epoch:
+            self.epoch, self.lowest_sequence = epoch, sequence
 
 
 @dataclass(slots=True)
@@ -102,8 +128,16 @@ class ProducerStateManager:
         self._expiration_ms = expiration_ms
         self._states: dict[int, ProducerStateEntry] = {}
         self._open_transactions: dict[int, int] = {}
-        #: Finished, but with a marker that may not be committed yet; by first offset.
-        self._unsettled: dict[int, CompletedTxn] = {}
+        #: Finished, but with a marker that may not be committed yet; in the order of markers.
+        self._unsettled: deque[CompletedTxn] = deque()
+        #: Heaps of the first offsets of open and of unsettled transactions. What comes to their
+        #: top and is neither any more is dropped by whoever changes the transactions.
+        self._open_starts: list[tuple[int, int]] = []
+        self._unsettled_starts: list[int] = []
+        self._is_unsettled: set[int] = set()
+        #: Where the earliest transaction begins that a reader may not look past.
+        self.first_unstable_offset: int | None = None
+        self._verifications: dict[int, VerificationStateEntry] = {}
         found = map(parse_segment_file, os.listdir(replica))
         self._snapshots = {
             parsed[0] for parsed in found if parsed and parsed[1] == PRODUCER_SNAPSHOT
@@ -136,10 +170,12 @@ class ProducerStateManager:
 
     def check(self, header: BatchHeader, *, sequence: bool = True) -> None:
         """Raise if the batch may not follow what its producer wrote before; change nothing."""
+        epoch, first = header.producer_epoch, header.base_sequence
         state = self._states.get(header.producer_id)
         if state is None:
+            if sequence:
+                self._check_verified_sequence(header)
             return
-        epoch, first = header.producer_epoch, header.base_sequence
         if epoch < state.epoch:
             raise AppendError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -147,6 +183,7 @@ class ProducerStateManager:
                 f"last seen epoch {state.epoch}",
             )
         if sequence:
+            self._check_verified_sequence(header)
             expected = _sequence_after(state.last_sequence) if epoch == state.epoch else 0
             if first != expected:
                 raise AppendError(
@@ -159,6 +196,61 @@ class ProducerStateManager:
             raise AppendError(
                 ErrorCode.INVALID_TXN_STATE,
                 f"Expected transactional write from producer {header.producer_id}",
+            )
+
+    def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
+        """Raise if a marker comes from a fenced producer epoch or coordinator (TXN-7)."""
+        state = self._states.get(header.producer_id)
+        if state is None:
+            return
+        if header.producer_epoch < state.epoch:
+            raise AppendError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"Epoch of producer {header.producer_id} is {header.producer_epoch}, which is "
+                f"smaller than the last seen epoch {state.epoch}",
+            )
+        if coordinator_epoch < state.coordinator_epoch:
+            raise AppendError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"Coordinator epoch {coordinator_epoch} of a marker of producer "
+                f"{header.producer_id} is smaller than the last seen {state.coordinator_epoch}",
+            )
+
+    # -- verification of transactions
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, now_ms: int
+    ) -> VerificationStateEntry | None:
+        """What the first batch of a transaction has to be verified with; None if it is open."""
+        if producer_id in self._open_transactions:
+            return None
+        verification = self._verifications.get(producer_id)
+        if verification is None:
+            verification = VerificationStateEntry(epoch, sequence, now_ms)
+            self._verifications[producer_id] = verification
+        else:
+            verification.meet(epoch, sequence)
+        return verification
+
+    def check_verified(
+        self, header: BatchHeader, verification: VerificationStateEntry | None
+    ) -> None:
+        """Raise if a transactional batch begins a transaction that was not verified."""
+        if header.producer_id in self._open_transactions:
+            return
+        if verification is None or self._verifications.get(header.producer_id) is not verification:
+            raise AppendError(
+                ErrorCode.INVALID_TXN_STATE, "Record was not part of an ongoing transaction"
+            )
+
+    def _check_verified_sequence(self, header: BatchHeader) -> None:
+        verification = self._verifications.get(header.producer_id)
+        if verification is not None and header.base_sequence > verification.lowest_sequence:
+            raise AppendError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"Out of order sequence number for producer {header.producer_id}: "
+                f"{header.base_sequence} (incoming seq. number), "
+                f"{verification.lowest_sequence} (earliest seen sequence)",
             )
 
     # -- a batch that is in the log
@@ -179,7 +271,7 @@ class ProducerStateManager:
         state.timestamp = header.max_timestamp
         if header.is_transactional and state.transaction_start == NO_OFFSET:
             state.transaction_start = base_offset
-            self._open_transactions[header.producer_id] = base_offset
+            self._open(header.producer_id, base_offset)
 
     def complete(
         self, header: BatchHeader, base_offset: int, marker: EndTransactionMarker
@@ -193,11 +285,32 @@ class ProducerStateManager:
         if start == NO_OFFSET:
             return None
         done = CompletedTxn(header.producer_id, start, base_offset, marker.is_abort)
-        self._unsettled[start] = done
+        self._unsettled.append(done)
+        self._is_unsettled.add(start)
+        heapq.heappush(self._unsettled_starts, start)
+        self._find_first_unstable()
         return done
 
+    def _open(self, producer_id: int, start: int) -> None:
+        self._open_transactions[producer_id] = start
+        heapq.heappush(self._open_starts, (start, producer_id))
+        self._find_first_unstable()
+
+    def _find_first_unstable(self) -> None:
+        opened, unsettled = self._open_starts, self._unsettled_starts
+        while opened and self._open_transactions.get(opened[0][1]) != opened[0][0]:
+            heapq.heappop(opened)
+        while unsettled and unsettled[0] not in self._is_unsettled:
+            heapq.heappop(unsettled)
+        firsts = [start for start, _ in opened[:1]] + unsettled[:1]
+        self.first_unstable_offset = min(firsts, default=None)
+
     def _enter(self, header: BatchHeader) -> ProducerStateEntry:
-        """The state of the batch's producer; a new epoch has no earlier batches."""
+        """The state of the batch's producer; a new epoch has no earlier batches.
+
+        Any batch or marker ends a verification.
+        """
+        self._verifications.pop(header.producer_id, None)
         state = self._states.get(header.producer_id)
         if state is None:
             state = self._states[header.producer_id] = ProducerStateEntry(header.producer_epoch)
@@ -208,32 +321,37 @@ class ProducerStateManager:
 
     def settle(self, high_watermark: int) -> None:
         """Forget finished transactions whose marker is committed."""
-        if self._unsettled:
-            self._unsettled = {
-                start: done
-                for start, done in self._unsettled.items()
-                if done.last_offset >= high_watermark
-            }
-
-    @property
-    def first_unstable_offset(self) -> int | None:
-        """Where the earliest transaction begins that a reader may not look past."""
-        if not (self._open_transactions or self._unsettled):
-            return None
-        return min([*self._open_transactions.values(), *self._unsettled])
+        unsettled = self._unsettled
+        if unsettled and unsettled[0].last_offset < high_watermark:
+            while unsettled and unsettled[0].last_offset < high_watermark:
+                self._is_unsettled.discard(unsettled.popleft().first_offset)
+            self._find_first_unstable()
 
     def stable_end_after(self, completed: CompletedTxn) -> int:
-        """The last stable offset once `completed` no longer counts."""
-        others = [
-            start for pid, start in self._open_transactions.items() if pid != completed.producer_id
-        ]
-        return min(others, default=completed.last_offset + 1)
+        """The last stable offset once `completed`, which is no longer open, does not count."""
+        opened = self._open_starts
+        return opened[0][0] if opened else completed.last_offset + 1
+
+    def has_late_transaction(self, now_ms: int, max_timeout_ms: int) -> bool:
+        """Whether the earliest open transaction should long have been ended (TXN-20)."""
+        opened = self._open_starts
+        if not opened:
+            return False
+        heard_ms = self._states[opened[0][1]].timestamp
+        return heard_ms > 0 and now_ms - heard_ms > max_timeout_ms + _LATE_BUFFER_MS
+
+    def __iter__(self) -> Iterator[tuple[int, ProducerStateEntry]]:
+        """Producer ids and their states, for DescribeProducers."""
+        return iter(list(self._states.items()))
 
     def expire(self, now_ms: int) -> None:
         """Forget producers that have been silent for too long and have nothing open."""
         expired = [pid for pid, state in self._states.items() if self._is_expired(state, now_ms)]
         for pid in expired:
             del self._states[pid]
+        for pid, verification in list(self._verifications.items()):
+            if now_ms - verification.since_ms >= self._expiration_ms:
+                del self._verifications[pid]
 
     def _is_expired(self, state: ProducerStateEntry, now_ms: int) -> bool:
         is_idle = now_ms - state.timestamp >= self._expiration_ms
@@ -245,6 +363,11 @@ class ProducerStateManager:
         self._states.clear()
         self._open_transactions.clear()
         self._unsettled.clear()
+        self._is_unsettled.clear()
+        self._open_starts.clear()
+        self._unsettled_starts.clear()
+        self._verifications.clear()
+        self.first_unstable_offset = None
 
     def snapshots(self) -> list[int]:
         """The offsets for which there is a snapshot, ascending."""
@@ -329,7 +452,7 @@ class ProducerStateManager:
             if not self._is_expired(state, now_ms):
                 self._states[pid] = state
             if start != NO_OFFSET:
-                self._open_transactions[pid] = start
+                self._open(pid, start)
 
 
 def _sequence_after(last: int) -> int:

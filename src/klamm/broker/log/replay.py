@@ -71,11 +71,11 @@ def _apply(producers: ProducerStateManager, batch: Batch, base_offset: int) -> C
     if not header.is_control:
         producers.update(header, base_offset)
         return None
-    marker = _decode_marker(batch)
+    marker = decode_marker(batch)
     return producers.complete(header, base_offset, marker) if marker else None
 
 
-def _decode_marker(batch: Batch) -> EndTransactionMarker | None:
+def decode_marker(batch: Batch) -> EndTransactionMarker | None:
     """What a control batch says; None if compaction has emptied it."""
     record = next(iterate_records(batch), None)
     if record is None or record.key is None or record.value is None:

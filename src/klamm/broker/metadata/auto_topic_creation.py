@@ -1,11 +1,11 @@
-"""Automatic creation of topics that a client or a coordinator uses (META-6, GRP-2)."""
+"""Automatic creation of topics that a client or a coordinator uses (META-6, GRP-2, TXN-1)."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from klamm.config.broker import BrokerConfig
 from klamm.errors import UnavailableError
-from klamm.names import CONSUMER_OFFSETS
+from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from klamm.protocol.codes import ErrorCode
 
 #: Sends a request to the controller's process and returns its response.
@@ -46,6 +46,18 @@ class AutoTopicCreation:
                     "cleanup.policy": "compact",
                     "compression.type": "producer",
                     "segment.bytes": str(config.offsets_topic_segment_bytes),
+                },
+            }
+        if topic == TRANSACTION_STATE:
+            return {
+                "partitions": config.transaction_state_log_num_partitions,
+                "factor": config.transaction_state_log_replication_factor,
+                "config": {
+                    "cleanup.policy": "compact",
+                    "compression.type": "uncompressed",
+                    "min.insync.replicas": str(config.transaction_state_log_min_isr),
+                    "segment.bytes": str(config.transaction_state_log_segment_bytes),
+                    "unclean.leader.election.enable": "false",
                 },
             }
         return {

@@ -21,6 +21,7 @@ from klamm.broker.log.errors import AppendError, StorageError
 from klamm.broker.log.files import Buffer
 from klamm.broker.log.log import Log
 from klamm.broker.log.manager import LogManager
+from klamm.broker.log.producers import VerificationStateEntry
 from klamm.broker.log.results import AppendResult
 from klamm.broker.log.validation import AppendOrigin, validate_batch
 from klamm.broker.metadata.cache import MetadataCache
@@ -75,7 +76,7 @@ class ReplicaManager:
         self.purgatories = purgatories
         self.leader_throttle = ReplicationThrottle()
         self.is_shutting_down = False
-        self.role_listener: RoleListener | None = None
+        self.role_listeners: list[RoleListener] = []
         self._config = config
         self._identity = identity
         self._metadata = metadata
@@ -101,6 +102,17 @@ class ReplicaManager:
     def offline_count(self) -> int:
         """Replicas whose log directory has failed."""
         return len(self._offline)
+
+    @property
+    def late_transaction_count(self) -> int:
+        """Led partitions with a transaction that is open for longer than any may be (TXN-20)."""
+        now_ms, max_timeout_ms = self._clock.wall_ms(), self._config.transaction_max_timeout_ms
+        return sum(
+            partition.role is Role.LEADER
+            and isinstance(partition.log, Log)
+            and partition.log.producers.has_late_transaction(now_ms, max_timeout_ms)
+            for partition in self._partitions.values()
+        )
 
     def find(self, name: TopicPartition) -> Partition | ErrorCode:
         """The hosted partition, or the error for a request about a partition elsewhere (UMD-9)."""
@@ -204,8 +216,8 @@ class ReplicaManager:
         if self._partitions.pop(name, None) is not None:
             self._hosted[name.topic] -= 1
         self._alter_partition_manager.withdraw(name)
-        if self.role_listener is not None:
-            self.role_listener.on_removed(name)
+        for listener in self.role_listeners:
+            listener.on_removed(name)
 
     def _open(
         self, name: TopicPartition, topic_id: uuid.UUID | None, state: LeaderAndIsrPartitionState
@@ -234,8 +246,8 @@ class ReplicaManager:
             state.isr,
         )
         self.purgatories.on_leadership_change(name)
-        if self.role_listener is not None:
-            self.role_listener.on_leading(name, state.leader_epoch, replica)
+        for listener in self.role_listeners:
+            listener.on_leading(name, state.leader_epoch, replica)
 
     def _follow(
         self, partition: Partition, state: LeaderAndIsrPartitionState, replica: Log
@@ -245,8 +257,8 @@ class ReplicaManager:
         self._alter_partition_manager.withdraw(name)
         partition.become_follower(state, replica)
         self.purgatories.on_leadership_change(name)
-        if self.role_listener is not None:
-            self.role_listener.on_following(name, state.leader_epoch)
+        for listener in self.role_listeners:
+            listener.on_following(name, state.leader_epoch)
         if not self.is_shutting_down:
             self.fetchers.add(name, replica, state.leader, state.leader_epoch)
 
@@ -274,10 +286,13 @@ class ReplicaManager:
         *,
         acks_all: bool,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        verification: VerificationStateEntry | None = None,
     ) -> AppendResult:
         """Append one batch to a partition that this broker leads (PROD-2, from its fifth check on).
 
-        A `Batch` is what `validate` has returned. A batch that is refused raises an AppendError.
+        A `Batch` is what `validate` has returned; `verification` is what `begin_verification` has
+        returned for a batch that begins a transaction. A batch that is refused raises an
+        AppendError.
         """
         size = records.header.size if isinstance(records, Batch) else len(records)
         try:
@@ -292,6 +307,8 @@ class ReplicaManager:
                 leader_epoch=partition.leader_epoch,
                 now_ms=self._clock.wall_ms(),
                 origin=origin,
+                must_be_verified=self._config.transaction_partition_verification_enable,
+                verification=verification,
             )
         except AppendError as error:
             self._meters.on_append_error(name.topic, size, error)
@@ -307,6 +324,24 @@ class ReplicaManager:
             if rose:
                 self.purgatories.on_high_watermark(name)
         return result
+
+    def begin_verification(
+        self, name: TopicPartition, producer_id: int, epoch: int, sequence: int
+    ) -> VerificationStateEntry | None:
+        """What a transactional batch has to be verified with (TXN-12).
+
+        None if its transaction is open here, if verification is switched off, or if the partition
+        is not led here, in which case the append is refused anyway.
+        """
+        partition = self.find(name)
+        if (
+            not self._config.transaction_partition_verification_enable
+            or isinstance(partition, ErrorCode)
+            or partition.role is not Role.LEADER
+        ):
+            return None
+        assert isinstance(partition.log, Log), "a leader has a log on disk"
+        return partition.log.begin_verification(producer_id, epoch, sequence, self._clock.wall_ms())
 
     def validate(
         self,

@@ -461,7 +461,7 @@ def _judge_describe_transactions(call: Call, access: Access, handler: Handler) -
             "error_code": code,
             "transaction_state": "",
             "transaction_timeout": 0,
-            "transaction_start_time": -1,
+            "transaction_start_time_ms": -1,
             "producer_id": -1,
             "producer_epoch": -1,
             "topics": [],

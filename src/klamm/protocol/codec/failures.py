@@ -29,7 +29,7 @@ def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
 def error_codes(values: Values) -> Iterator[int]:
     """All error codes in the values of a response of any API."""
     for name, value in values.items():
-        if name == "error_code":
+        if name in ("error_code", "partition_error_code"):
             yield value
         elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             for each in value:
@@ -199,6 +199,89 @@ def _elect_leaders(body: Any, code: ErrorCode) -> Values:
     }
 
 
+def _add_partitions_to_txn(body: Any, code: ErrorCode) -> Values:
+    def results(topics: Any) -> list[Values]:
+        return [
+            {
+                "name": topic.name,
+                "results_by_partition": [
+                    {"partition_index": each, "partition_error_code": code}
+                    for each in topic.partitions
+                ],
+            }
+            for topic in topics
+        ]
+
+    transactions = getattr(body, "transactions", None)
+    if transactions is None:
+        return {"results_by_topic_v3_and_below": results(body.v3_and_below_topics)}
+    return {
+        "error_code": code,
+        "results_by_transaction": [
+            {"transactional_id": each.transactional_id, "topic_results": results(each.topics)}
+            for each in transactions
+        ],
+    }
+
+
+def _write_txn_markers(body: Any, code: ErrorCode) -> Values:
+    return {
+        "markers": [
+            {
+                "producer_id": marker.producer_id,
+                "topics": [
+                    {
+                        "name": topic.name,
+                        "partitions": [
+                            {"partition_index": each, "error_code": code}
+                            for each in topic.partition_indexes
+                        ],
+                    }
+                    for topic in marker.topics
+                ],
+            }
+            for marker in body.markers
+        ]
+    }
+
+
+def _describe_transactions(body: Any, code: ErrorCode) -> Values:
+    unknown = {
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time_ms": -1,
+        "producer_id": -1,
+        "producer_epoch": -1,
+        "topics": [],
+    }
+    return {
+        "transaction_states": [
+            {"error_code": code, "transactional_id": each, **unknown}
+            for each in body.transactional_ids
+        ]
+    }
+
+
+def _describe_producers(body: Any, code: ErrorCode) -> Values:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": each,
+                        "error_code": code,
+                        "error_message": code.message,
+                        "active_producers": [],
+                    }
+                    for each in topic.partition_indexes
+                ],
+            }
+            for topic in body.topics
+        ]
+    }
+
+
 def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
     def make(body: Any, code: ErrorCode) -> Values:
         return {
@@ -276,6 +359,13 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.OFFSET_FOR_LEADER_EPOCH: _each_partition(
             "topics", "topic", "partition", "topics", "partition"
         ),
+        ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
+        ApiKey.WRITE_TXN_MARKERS: _write_txn_markers,
+        ApiKey.TXN_OFFSET_COMMIT: _each_partition(
+            "topics", "name", "partition_index", "topics", "partition_index"
+        ),
+        ApiKey.DESCRIBE_PRODUCERS: _describe_producers,
+        ApiKey.DESCRIBE_TRANSACTIONS: _describe_transactions,
         ApiKey.CREATE_TOPICS: _create_topics,
         ApiKey.DELETE_TOPICS: _delete_topics,
         ApiKey.CREATE_PARTITIONS: _create_partitions,

@@ -1,0 +1,262 @@
+"""Transactions, for producers, brokers and administrators (transactions.md)."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from klamm.broker.groups import codec as groups_codec
+from klamm.broker.groups.coordinator import group_partition
+from klamm.broker.groups.messages import OffsetCommitResponse, TransactionalProducer
+from klamm.broker.groups.service import GroupService
+from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.log.log import Log
+from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.transactions import codec
+from klamm.broker.transactions.codec import Addition
+from klamm.broker.transactions.effects import Effect
+from klamm.broker.transactions.marker_writer import MarkerWriter
+from klamm.broker.transactions.messages import AddResponse, EndResponse, InitResponse
+from klamm.broker.transactions.producer_ids import ProducerIds
+from klamm.broker.transactions.service import TransactionService
+from klamm.broker.transactions.verifier import TransactionVerifier
+from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+Errors = Mapping[TopicPartition, ErrorCode]
+
+
+class TransactionHandlers:
+    """Hands requests to the transaction coordinator and its responses back."""
+
+    def __init__(
+        self,
+        service: TransactionService,
+        producer_ids: ProducerIds,
+        metadata: MetadataCache,
+        offsets_partitions: Callable[[], int],
+    ) -> None:
+        """`offsets_partitions` tells the number of partitions of `__consumer_offsets`."""
+        self._service = service
+        self._producer_ids = producer_ids
+        self._metadata = metadata
+        self._offsets_partitions = offsets_partitions
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {
+            ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
+            ApiKey.ADD_PARTITIONS_TO_TXN: self._add_partitions,
+            ApiKey.ADD_OFFSETS_TO_TXN: self._add_offsets,
+            ApiKey.END_TXN: self._end,
+            ApiKey.DESCRIBE_TRANSACTIONS: self._describe,
+            ApiKey.LIST_TRANSACTIONS: self._list,
+        }
+
+    def _init_producer_id(self, call: Call) -> Result | Awaitable[Result]:
+        body, header = call.body, call.header
+        if not codec.has_both_or_none(body):
+            return codec.init_body(header, InitResponse(error=ErrorCode.INVALID_REQUEST))
+        if body.transactional_id is None:
+            taken = self._producer_ids.take()
+            response = (
+                InitResponse(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+                if taken is None
+                else InitResponse(error=ErrorCode.NONE, producer_id=taken, producer_epoch=0)
+            )
+            return codec.init_body(header, response)
+        request = codec.init_request(body)
+        return self._submit(
+            lambda ticket, now_ms: self._service.coordinator.init_producer_id(
+                ticket, request, now_ms
+            ),
+            lambda response: codec.init_body(header, response),
+        )
+
+    async def _add_partitions(self, call: Call) -> Body:
+        additions = codec.additions(call.header, call.body, self._exists)
+        errors = await asyncio.gather(*map(self._add, additions))
+        ids = (each.request.transactional_id for each in additions)
+        return codec.additions_body(call.header, zip(ids, errors, strict=True))
+
+    async def _add(self, addition: Addition) -> Errors:
+        request, coordinator = addition.request, self._service.coordinator
+        if addition.refused:
+            return addition.refused
+        if addition.verify_only:
+            verdict = coordinator.verify_partitions(request)
+            return verdict.errors or dict.fromkeys(request.partitions, verdict.error)
+        response: AddResponse = await self._service.submit(
+            lambda ticket, now_ms: coordinator.add_partitions(ticket, request, now_ms)
+        )
+        return dict.fromkeys(request.partitions, response.error)
+
+    def _add_offsets(self, call: Call) -> Result | Awaitable[Result]:
+        index = group_partition(call.body.group_id, self._offsets_partitions())
+        partition = TopicPartition(CONSUMER_OFFSETS, index)
+        request = codec.add_offsets_request(call.body, partition)
+
+        def respond(response: AddResponse) -> Body:
+            return codec.error_body(call.header, response.error)
+
+        return self._submit(
+            lambda ticket, now_ms: self._service.coordinator.add_partitions(
+                ticket, request, now_ms
+            ),
+            respond,
+        )
+
+    def _end(self, call: Call) -> Result | Awaitable[Result]:
+        request = codec.end_request(call.body)
+
+        def respond(response: EndResponse) -> Body:
+            return codec.error_body(call.header, response.error)
+
+        return self._submit(
+            lambda ticket, now_ms: self._service.coordinator.end_transaction(
+                ticket, request, now_ms
+            ),
+            respond,
+        )
+
+    def _describe(self, call: Call) -> Body:
+        found = map(self._service.coordinator.describe, call.body.transactional_ids)
+        return codec.descriptions_body(found)
+
+    def _list(self, call: Call) -> Body:
+        request = codec.list_request(call.body)
+        return codec.list_body(
+            self._service.coordinator.list_transactions(request, self._service.now_ms)
+        )
+
+    def _exists(self, name: TopicPartition) -> bool:
+        return self._metadata.snapshot.knows(name)
+
+    def _submit(
+        self, ask: Callable[[int, int], list[Effect]], respond: Callable[[Any], Result]
+    ) -> Result | Awaitable[Result]:
+        future = self._service.submit(ask)
+        return respond(future.result()) if future.done() else _then(future, respond)
+
+
+async def _then(future: asyncio.Future[Any], respond: Callable[[Any], Result]) -> Result:
+    return respond(await future)
+
+
+class TransactionalDataHandlers:
+    """What leaders of partitions do for transactions: markers, offsets, producers."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        groups: GroupService,
+        markers: MarkerWriter,
+        verifier: TransactionVerifier,
+        metadata: MetadataCache,
+    ) -> None:
+        self._replicas = replicas
+        self._groups = groups
+        self._markers = markers
+        self._verifier = verifier
+        self._metadata = metadata
+
+    def handlers(self) -> Mapping[ApiKey, Handler]:
+        """By API."""
+        return {
+            ApiKey.WRITE_TXN_MARKERS: self._write_markers,
+            ApiKey.TXN_OFFSET_COMMIT: self._commit_offsets,
+            ApiKey.DESCRIBE_PRODUCERS: self._describe_producers,
+        }
+
+    async def _write_markers(self, call: Call) -> Body:
+        return codec.markers_body(await self._markers.write(codec.markers(call.body)))
+
+    # TxnOffsetCommit
+
+    async def _commit_offsets(self, call: Call) -> Body:
+        """Verify the transaction, then commit as part of it (TXN-10, TXN-12)."""
+        body, header = call.body, call.header
+        snapshot = self._metadata.snapshot
+        request = groups_codec.txn_offset_commit_request(body, snapshot.knows)
+        errors: Errors = {}
+        if request.offsets:
+            error, producer = await self._verify(body)
+            if error:
+                errors = dict.fromkeys(request.offsets, error)
+            else:
+                request = replace(request, producer=producer)
+                response: OffsetCommitResponse = await self._groups.submit(
+                    lambda ticket, now_ms: self._groups.coordinator.commit_offsets(
+                        ticket, request, now_ms
+                    )
+                )
+                errors = response.errors
+        told = {each: codec.offset_commit_error(header, error) for each, error in errors.items()}
+        return groups_codec.offset_commit_body(body, OffsetCommitResponse(errors=told))
+
+    async def _verify(self, body: Any) -> tuple[ErrorCode, TransactionalProducer]:
+        producer_id, epoch = body.producer_id, body.producer_epoch
+        index = group_partition(body.group_id, self._groups.coordinator.partition_count)
+        name = TopicPartition(CONSUMER_OFFSETS, index)
+        verification = self._replicas.begin_verification(name, producer_id, epoch, -1)
+        producer = TransactionalProducer(producer_id, epoch, verification)
+        if verification is None:
+            return ErrorCode.NONE, producer
+        verdict = self._verifier.verify(body.transactional_id, producer_id, epoch, (name,))
+        errors = await verdict if inspect.isawaitable(verdict) else verdict
+        return errors[name], producer
+
+    # DescribeProducers
+
+    def _describe_producers(self, call: Call) -> Body:
+        return {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        self._producers_of(TopicPartition(topic.name, index))
+                        for index in topic.partition_indexes
+                    ],
+                }
+                for topic in call.body.topics
+            ]
+        }
+
+    def _producers_of(self, name: TopicPartition) -> Body:
+        complaint = complaint_about(name.topic)
+        if complaint is not None:
+            return _no_producers(name, ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+        partition = self._replicas.find(name)
+        if isinstance(partition, ErrorCode):
+            return _no_producers(name, partition, partition.message)
+        if not isinstance(partition.log, Log):
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return _no_producers(name, error, error.message)
+        return {
+            "partition_index": name.partition,
+            "error_code": ErrorCode.NONE,
+            "error_message": None,
+            "active_producers": [
+                {
+                    "producer_id": producer_id,
+                    "producer_epoch": state.epoch,
+                    "last_sequence": state.last_sequence,
+                    "last_timestamp": state.timestamp,
+                    "coordinator_epoch": state.coordinator_epoch,
+                    "current_txn_start_offset": state.transaction_start,
+                }
+                for producer_id, state in partition.log.producers
+            ],
+        }
+
+
+def _no_producers(name: TopicPartition, error: ErrorCode, message: str) -> Body:
+    return {
+        "partition_index": name.partition,
+        "error_code": error,
+        "error_message": message,
+        "active_producers": [],
+    }

@@ -1,0 +1,105 @@
+"""What the transaction coordinator is asked and what it responds, without wire formats.
+
+Error codes are those of the newest version of a request; handlers translate them for older ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
+from klamm.names import TopicPartition
+from klamm.protocol.codes import ErrorCode
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitRequest:
+    transactional_id: str
+    timeout_ms: int
+    #: What the producer has, if it asks for a higher epoch (KIP-360).
+    current: ProducerIdAndEpoch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitResponse:
+    error: ErrorCode
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRequest:
+    """Add partitions to the transaction, or verify that they are in it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddResponse:
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResponse:
+    """`error` concerns the whole transaction; if it is NONE, `errors` has one per partition."""
+
+    error: ErrorCode
+    errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRequest:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndResponse:
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedTransaction:
+    error: ErrorCode
+    transactional_id: str
+    state: str = ""
+    timeout_ms: int = 0
+    start_ms: int = NO_TIMESTAMP
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    partitions: tuple[TopicPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListRequest:
+    states: frozenset[str] = frozenset()
+    producer_ids: frozenset[int] = frozenset()
+    #: Transactions that began at most this long ago are left out; negative: none are.
+    duration_ms: int = -1
+
+
+class ListedTransaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionList:
+    error: ErrorCode
+    unknown_states: tuple[str, ...] = ()
+    transactions: tuple[ListedTransaction, ...] = ()
+
+
+#: What a request that may wait for the log is responded with.
+Response = InitResponse | AddResponse | EndResponse
