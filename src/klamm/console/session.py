@@ -1,0 +1,194 @@
+"""What one console works with: the cluster, its history, and what it is allowed to do."""
+
+import asyncio
+import getpass
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from klamm.client.admin import Admin
+from klamm.console.columns import ClusterColumns
+from klamm.console.health import judge_health
+from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
+from klamm.console.ledger import Event, Ledger
+from klamm.console.watch import ClusterWatch, Moment, describe_health
+from klamm.core.columns import NO_BROKER
+from klamm.errors import ConfigError, KlammError
+
+_CAUGHT_UP_S: Final = 10.0
+#: A burst of more decisions than this is read from the brokers rather than folded in.
+_FOLDED_MAX: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    bootstrap_servers: str | None
+    zookeeper: str | None = None
+    spools: tuple[Path, ...] = ()
+    history_topic: str = DEFAULT_TOPIC
+    allow_changes: bool = False
+    state_dir: Path | None = None
+    #: Where the processes of a local cluster can be told to stop, under `klamm up`.
+    control: Path | None = None
+
+
+class Session:
+    """Opens the sources, keeps them followed, and closes them."""
+
+    def __init__(self, settings: Settings) -> None:
+        check_spools(settings.spools)
+        self.settings = settings
+        self.user = getpass.getuser()
+        self.ledger = Ledger()
+        self.stopping = asyncio.Event()
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+        bootstrap = settings.bootstrap_servers
+        if bootstrap is None and settings.zookeeper is not None:
+            bootstrap = asyncio.run(_brokers_in(settings.zookeeper))
+        self.bootstrap_servers = bootstrap
+        self.admin: Admin | None = None
+        self.watch: ClusterWatch | None = None
+        if bootstrap is not None:
+            # The controller writes the client's name into the history, as the cause of an event.
+            self.admin = Admin(bootstrap, client_id=f"klamm-console/{self.user}", timeout_s=10)
+            self.watch = ClusterWatch(self.admin)
+        elif not settings.spools:
+            raise ConfigError(
+                "The console needs a cluster (--bootstrap-server or --zookeeper) or a history "
+                "(--spool DIR)."
+            )
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether there is only a history to look at."""
+        return self.watch is None
+
+    def start(self) -> None:
+        if self.watch is not None:
+            self.watch.start()
+        if self.settings.spools:
+            self._follow(follow_spools, list(self.settings.spools))
+        elif self.bootstrap_servers is not None:
+            self._follow(follow_topic, self.bootstrap_servers, self.settings.history_topic)
+
+    def _follow(self, follow: Any, *source: Any) -> None:
+        arguments = (*source, self._on_batches, self._ending)
+        thread = threading.Thread(target=follow, args=arguments, name="history", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        if self.watch is not None:
+            self.watch.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.admin is not None:
+            self.admin.close()
+
+    def _on_batches(self, batches: list[Any], is_all: bool) -> None:
+        was_caught_up = self.ledger.caught_up.is_set()
+        fresh = self.ledger.add(batches, is_all)
+        if fresh and was_caught_up and self.watch is not None:
+            self.watch.on_history([event.row for event in fresh], _decided(fresh))
+
+    # Questions
+
+    def online(self) -> tuple[Admin, ClusterWatch]:
+        """The cluster; an error in a console that has only a history."""
+        if self.admin is None or self.watch is None:
+            raise ConfigError(
+                "This console shows a saved history only; start it with --bootstrap-server to "
+                "look at a cluster."
+            )
+        return self.admin, self.watch
+
+    def columns(self, *, fresh: bool = False) -> ClusterColumns:
+        """The cluster as it is, or as the history ends."""
+        if self.watch is None:
+            return self.past(None)
+        return (self.watch.fresh() if fresh else self.watch.moment()).columns
+
+    def past(self, position: int | None) -> ClusterColumns:
+        """The cluster after an event, or (None) after the last one."""
+        self.ledger.caught_up.wait(_CAUGHT_UP_S)
+        count = len(self.ledger)
+        if not count:
+            raise KlammError(self.how_to_get_history())
+        known = {}
+        if self.watch is not None:
+            known = {each.id: each for each in self.watch.moment().columns.brokers}
+        return self.ledger.state_at(count - 1 if position is None else position, known)
+
+    def moment(self) -> tuple[ClusterColumns, dict[str, Any], int, int]:
+        """Columns, health, version and layout of what page Now shows."""
+        if self.watch is not None:
+            moment: Moment = self.watch.moment()
+            return moment.columns, describe_health(moment.health), moment.version, moment.layout
+        columns = self.past(None)
+        health = describe_health(judge_health(columns, {}))
+        health["text"] = f"At the end of this history: {health['text']}"
+        return columns, health, len(self.ledger), len(self.ledger)
+
+    def controller_since(self, columns: ClusterColumns) -> str | None:
+        """When the controller took office, if the history has it."""
+        for event in reversed(self.ledger.recent(len(self.ledger))):
+            if event.row["term"] == "began":
+                is_same = event.row["controller"] == columns.controller
+                return event.row["at"].isoformat() if is_same else None
+        return None
+
+    def how_to_get_history(self) -> str:
+        """What to do where there is none."""
+        return (
+            "There is no history of this cluster. Brokers of klamm write one: set "
+            f"klamm.history.topic={self.settings.history_topic} on them, or name the nodes' "
+            "spools (klamm.history.dir) with --spool. Beside Apache Kafka, a klamm node with "
+            "klamm.roles=controller writes it when it is controller."
+        )
+
+
+def _decided(events: list[Event]) -> list[tuple[str, int, int, int, list[int]]]:
+    """The states that events made, in order."""
+    if sum(event.total for event in events) > _FOLDED_MAX:
+        return []
+    return [
+        (
+            each["topic"],
+            each["partition"],
+            max(each["leader"], NO_BROKER),
+            each["leader_epoch"],
+            each["isr"],
+        )
+        for event in events
+        for part in sorted(event.parts)
+        for each in event.parts[part].to_pylist()
+        if each["outcome"] == "done"
+    ]
+
+
+async def _brokers_in(connect: str) -> str:
+    """The addresses of the brokers that are registered in ZooKeeper."""
+    from klamm.zookeeper import znodes
+    from klamm.zookeeper.session import open_store
+    from klamm.zookeeper.store import NoNodeError
+
+    store = await open_store(connect)
+    try:
+        ids = [int(name) for name in await store.children(znodes.BROKER_IDS)]
+        addresses = []
+        for broker in sorted(ids):
+            data = (await store.get(znodes.broker_path(broker))).data
+            registration = znodes.decode_broker(broker, data)
+            addresses += [f"{each.host}:{each.port}" for each in registration.endpoints[:1]]
+    except NoNodeError:
+        raise ConfigError(f"There is no Kafka cluster at {connect}.") from None
+    finally:
+        await store.close()
+    if not addresses:
+        raise ConfigError(f"No broker is registered at {connect}.")
+    return ",".join(addresses)
