@@ -1,0 +1,61 @@
+// The frame around the pages: navigation, theme, and which page an address stands for.
+import { html, Link, render, useApi, useEffect, useLocation, useState } from "./base.js";
+import { applyTheme, KEY } from "./theme.js";
+import { Now } from "./now.js";
+import { Time } from "./time.js";
+import { WhatIf } from "./whatif.js";
+
+// The token came with the link and is a cookie now: it need not stay where it is seen.
+const here = new URL(location.href);
+if (here.searchParams.has("token")) {
+  here.searchParams.delete("token");
+  history.replaceState(null, "", here.pathname + here.search);
+}
+
+const PAGES = [
+  ["/", "Now", Now, "M3 12h4l3 7 4-14 3 7h4"],
+  ["/time", "Time", Time, "M12 7v5l3 2M12 3a9 9 0 1 0 .01 0z"],
+  ["/whatif", "What if", WhatIf, "M9 9a3 3 0 1 1 4 2.8c-.7.3-1 .9-1 1.7v.5m0 3v.1M12 3a9 9 0 1 0 .01 0z"],
+];
+
+function pageOf(path) {
+  const found = PAGES.find(([to]) => (to === "/" ? path === "/" : path === to || path.startsWith(`${to}/`)));
+  return found || PAGES[0];
+}
+
+function ThemeButton() {
+  const [theme, setTheme] = useState(localStorage.getItem(KEY) || "system");
+  const next = { system: "light", light: "dark", dark: "system" }[theme];
+  const change = () => {
+    if (next === "system") localStorage.removeItem(KEY);
+    else localStorage.setItem(KEY, next);
+    applyTheme(next);
+    setTheme(next);
+  };
+  return html`<button class="small-button" onClick=${change} aria-label=${`Theme: ${theme}; change to ${next}`} id="theme">${theme}</button>`;
+}
+
+function Console() {
+  const { path } = useLocation();
+  const { data: cluster } = useApi("/api/cluster", { every: 5000 });
+  const [to, title, Page] = pageOf(path);
+  useEffect(() => {
+    document.title = `${title} · klamm console`;
+  }, [title]);
+  const pages = PAGES.filter(([, , , , needs]) => !needs || (cluster && cluster[needs]));
+  return html`<div class="frame">
+    <a class="skip" href="#main">Skip to the content</a>
+    <header class="side">
+      <${Link} to="/" class="brand" aria-label="klamm console"><img src="/static/icon.svg" alt="" /><span>klamm</span><//>
+      <nav aria-label="Pages">${pages.map(([address, name, , icon]) => html`<${Link} to=${address} aria-current=${address === to ? "page" : undefined} key=${address}>
+        <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true"><path d=${icon} /></svg>${name}<//>`)}</nav>
+      <div class="foot">
+        <div class="who">${cluster ? (cluster.offline ? "a saved history" : cluster.bootstrap_servers) : "…"}${cluster && !cluster.allow_changes ? html`<br /><span class="tag">read-only</span>` : null}</div>
+        <div><${ThemeButton} /></div>
+      </div>
+    </header>
+    <main id="main"><${Page} cluster=${cluster} /></main>
+  </div>`;
+}
+
+render(html`<${Console} />`, document.getElementById("app"));
