@@ -58,7 +58,7 @@ def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = Fal
             body = await _body(request) if method == "POST" else None
             found = await run_in_threadpool(answer, session, request, body)
         except KlammError as error:
-            return _failure(error)
+            return failure(error)
         return found if isinstance(found, Response) else Json(found)
 
     return Route(path, endpoint, methods=[method])
@@ -76,7 +76,7 @@ async def _body(request: Request) -> Any:
     return value
 
 
-def _failure(error: KlammError) -> Json:
+def failure(error: KlammError) -> Json:
     """An error in the words of the command line, with the status that fits it."""
     match error:
         case KafkaError():
@@ -202,7 +202,7 @@ def whatif(session: Session, request: Request, body: Any) -> Any:
         raise ConfigError('Say which fail: {"brokers": [1, 2]} or {"racks": ["a"]}.')
     names = [str(each) for each in body[kinds[0]]]
     columns, settings = _judged(session)
-    return play_failure(columns, settings, kinds[0], names)
+    return playfailure(columns, settings, kinds[0], names)
 
 
 def worst(session: Session, request: Request, _: Any) -> Any:
@@ -224,7 +224,7 @@ async def events(request: Request) -> Response:
     try:
         return stream_events(session.ledger, last, session.stopping)
     except ConfigError as error:
-        return _failure(error)
+        return failure(error)
 
 
 async def changes(request: Request) -> Response:
@@ -232,7 +232,7 @@ async def changes(request: Request) -> Response:
     try:
         _, watch = session.online()
     except ConfigError as error:
-        return _failure(error)
+        return failure(error)
     return stream_changes(watch, session.stopping)
 
 

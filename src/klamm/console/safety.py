@@ -25,7 +25,9 @@ CHANGE_HEADER: Final = "x-klamm-console"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(?::\d+)?")
 #: These ask a question with a body and change nothing.
-QUESTIONS: Final = frozenset({"/api/whatif", "/api/plans", "/api/elections/preview"})
+QUESTIONS: Final = frozenset(
+    {"/api/whatif", "/api/plans", "/api/elections/preview", "/api/groups/reset/preview"}
+)
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _A_WEEK_S: Final = 7 * 24 * 3600
 

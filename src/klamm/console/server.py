@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from klamm.console import api
+from klamm.console import actions, api, records
 from klamm.console.safety import Guard, content_security_policy, make_token
 from klamm.console.session import Session, Settings
 from klamm.errors import ConfigError
@@ -74,6 +74,8 @@ def make_app(session: Session, token: str, port: int) -> Any:
 
     app = Starlette(
         routes=[
+            *actions.ROUTES,
+            *records.ROUTES,
             *api.ROUTES,
             *(Route(path, page) for path in PAGES),
             Route("/topics/{name}", page),

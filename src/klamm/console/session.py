@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
 from klamm.console.ledger import Event, Ledger
+from klamm.console.moves import Mover
 from klamm.console.watch import ClusterWatch, Moment, describe_health
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError, KlammError
@@ -52,15 +54,26 @@ class Session:
         self.bootstrap_servers = bootstrap
         self.admin: Admin | None = None
         self.watch: ClusterWatch | None = None
+        self.mover: Mover | None = None
         if bootstrap is not None:
             # The controller writes the client's name into the history, as the cause of an event.
             self.admin = Admin(bootstrap, client_id=f"klamm-console/{self.user}", timeout_s=10)
             self.watch = ClusterWatch(self.admin)
+            if settings.allow_changes:
+                self.mover = Mover(self.admin, self._state_dir() / "moves.json", self.user)
         elif not settings.spools:
             raise ConfigError(
                 "The console needs a cluster (--bootstrap-server or --zookeeper) or a history "
                 "(--spool DIR)."
             )
+
+    def _state_dir(self) -> Path:
+        """Where what is running is kept: one folder for each cluster."""
+        if self.settings.state_dir is not None:
+            return self.settings.state_dir
+        assert self.admin is not None
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        return home / "klamm" / f"console-{self.admin.metadata([]).cluster_id}"
 
     @property
     def is_offline(self) -> bool:
@@ -70,6 +83,8 @@ class Session:
     def start(self) -> None:
         if self.watch is not None:
             self.watch.start()
+        if self.mover is not None:
+            self.mover.start()
         if self.settings.spools:
             self._follow(follow_spools, list(self.settings.spools))
         elif self.bootstrap_servers is not None:
@@ -83,6 +98,8 @@ class Session:
 
     def close(self) -> None:
         self._ending.set()
+        if self.mover is not None:
+            self.mover.close()
         if self.watch is not None:
             self.watch.close()
         for thread in self._threads:
