@@ -202,7 +202,7 @@ def whatif(session: Session, request: Request, body: Any) -> Any:
         raise ConfigError('Say which fail: {"brokers": [1, 2]} or {"racks": ["a"]}.')
     names = [str(each) for each in body[kinds[0]]]
     columns, settings = _judged(session)
-    return playfailure(columns, settings, kinds[0], names)
+    return play_failure(columns, settings, kinds[0], names)
 
 
 def worst(session: Session, request: Request, _: Any) -> Any:

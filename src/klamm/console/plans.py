@@ -1,4 +1,4 @@
-"""Plans made from the cluster as it is: `klamm plan` without a snapshot on disk and without Spark."""
+"""Plans made from the cluster as it is: `klamm plan` without a snapshot and without Spark."""
 
 import secrets
 from collections.abc import Mapping

@@ -286,7 +286,9 @@ def produce(session: Session, request: Request, body: Any) -> Any:
     topics.describe(admin, [topic])  # raises when it does not exist
     headers = body.get("headers") or []
     try:
-        pairs = [(str(name), None if value is None else str(value)) for name, value in headers]
+        pairs: list[tuple[str, str | bytes | None]] = [
+            (str(name), None if value is None else str(value)) for name, value in headers
+        ]
     except (TypeError, ValueError):
         raise ConfigError('Headers are like [["source", "shop"]].') from None
     producer = Producer(
