@@ -33,7 +33,7 @@ LAYERS = (
     ("controller", "broker", "client"),
     ("node",),
     ("pipeline",),
-    ("local",),
+    ("local", "console"),
     ("cli", "pytest_plugin", "pyspark_klamm", "__main__"),
 )
 STRANGERS = (
@@ -45,6 +45,8 @@ KNOWN_ONLY_TO = {
     "kazoo": {"zookeeper"},
     "kio": {"protocol"},
     "typer": {"cli"},
+    "starlette": {"console"},
+    "uvicorn": {"console"},
     "pyspark": {"cli", "pipeline", "local", "pyspark_klamm"},
 }
 #: A file with more lines than this is two rooms.

@@ -10,16 +10,16 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from klamm.client import configs, elections, groups, offset_reset, reassignments, topics
-from klamm.client.configs import Resource
-from klamm.client.elections import Election
-from klamm.client.offset_reset import Goal
+from klamm.client.configs import ConfigResource
+from klamm.client.elections import ElectionType
+from klamm.client.offset_reset import OffsetTarget
 from klamm.client.topics import NewTopic
 from klamm.console.api import route
 from klamm.console.plans import prepare
+from klamm.console.reading import read_sizes
 from klamm.console.session import Session
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError
-from klamm.pipeline.snapshot_sizes import read_sizes
 
 _EFFECTS_SHOWN: Final = 500
 
@@ -38,7 +38,7 @@ def create_topic(session: Session, request: Request, body: Any) -> Any:
         _settings(body.get("configs") or {}),
     )
     made = topics.create(admin, topic)
-    topics.wait_heard(admin, name, made)
+    topics.wait_until_known(admin, name, made)
     watch.fresh()
     return {"topic": name, "partitions": made}
 
@@ -47,7 +47,7 @@ def delete_topic(session: Session, request: Request, body: Any) -> Any:
     admin, watch = session.online()
     name = _text(body, "topic")
     topics.delete(admin, name)
-    topics.wait_heard(admin, name, None)
+    topics.wait_until_known(admin, name, None)
     watch.fresh()
     return {"topic": name}
 
@@ -56,16 +56,16 @@ def add_partitions(session: Session, request: Request, body: Any) -> Any:
     admin, _ = session.online()
     name, total = _text(body, "topic"), _number(body, "partitions")
     topics.add_partitions(admin, name, total)
-    topics.wait_heard(admin, name, total)
+    topics.wait_until_known(admin, name, total)
     return {"topic": name, "partitions": total}
 
 
 def alter_settings(session: Session, request: Request, body: Any) -> Any:
     admin, watch = session.online()
     if "topic" in body:
-        resource = Resource.topic(_text(body, "topic"))
+        resource = ConfigResource.topic(_text(body, "topic"))
     else:
-        resource = Resource.broker(_number(body, "broker"))
+        resource = ConfigResource.broker(_number(body, "broker"))
     changes = _settings(body.get("set") or {})
     removals = [str(name) for name in body.get("remove") or ()]
     if not changes and not removals:
@@ -98,15 +98,15 @@ def delete_group(session: Session, request: Request, body: Any) -> Any:
     return {"group": body["group"]}
 
 
-def _reset(body: Any) -> tuple[str, list[str], Goal | int]:
-    goals: dict[str, Goal] = {
+def _reset(body: Any) -> tuple[str, list[str], OffsetTarget | int]:
+    goals: dict[str, OffsetTarget] = {
         "earliest": offset_reset.to_earliest,
         "latest": offset_reset.to_latest,
         "current": offset_reset.to_current,
     }
     to = body.get("to")
     if isinstance(to, str) and to in goals:
-        goal: Goal | int = goals[to]
+        goal: OffsetTarget | int = goals[to]
     elif isinstance(to, dict) and set(to) == {"offset"}:
         goal = offset_reset.to_offset(_number(to, "offset"))
     elif isinstance(to, dict) and set(to) == {"shift"} and isinstance(to["shift"], int):
@@ -139,7 +139,7 @@ def preview_election(session: Session, request: Request, body: Any) -> Any:
         leader = int(columns.leader[row])
         replicas = [each for each in columns.replicas[row].tolist() if each != NO_BROKER]
         isr = set(columns.isr[row].tolist())
-        if kind is Election.PREFERRED:
+        if kind is ElectionType.PREFERRED:
             wanted = replicas[0]
             if leader == wanted or wanted not in live or wanted not in isr:
                 continue
@@ -169,8 +169,8 @@ def elect(session: Session, request: Request, body: Any) -> Any:
     return [asdict(each) for each in outcomes]
 
 
-def _election(body: Any) -> Election:
-    kinds = {"preferred": Election.PREFERRED, "unclean": Election.UNCLEAN}
+def _election(body: Any) -> ElectionType:
+    kinds = {"preferred": ElectionType.PREFERRED, "unclean": ElectionType.UNCLEAN}
     if body.get("kind") not in kinds:
         raise ConfigError('An election is {"kind": "preferred"} or {"kind": "unclean"}.')
     return kinds[body["kind"]]
@@ -189,10 +189,10 @@ def _names(body: Any) -> set[tuple[str, int]] | None:
 
 
 def preview_plan(session: Session, request: Request, body: Any) -> Any:
-    _, watch = session.online()
+    admin, watch = session.online()
     columns = watch.fresh().columns
-    addresses = [(b.host, b.port) for b in columns.brokers if b.live and b.host and b.port]
-    prepared = prepare(columns, watch.election_settings(), read_sizes(addresses), body)
+    sizes = read_sizes(admin, columns.live.tolist())
+    prepared = prepare(columns, watch.election_settings(), sizes, body)
     if session.mover is not None:
         session.mover.keep(prepared)
     return prepared.describe()
@@ -201,7 +201,10 @@ def preview_plan(session: Session, request: Request, body: Any) -> Any:
 def moves(session: Session, request: Request, _: Any) -> Any:
     admin, _watch = session.online()
     job = None if session.mover is None else session.mover.job()
-    return {"job": job, "under_way": [asdict(each) for each in reassignments.under_way(admin)]}
+    return {
+        "job": job,
+        "under_way": [asdict(each) for each in reassignments.list_reassignments(admin)],
+    }
 
 
 def run_plan(session: Session, request: Request, body: Any) -> Any:

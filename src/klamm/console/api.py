@@ -10,15 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from klamm.client.configs import Resource
-from klamm.client.errors import KafkaError
+from klamm.client.configs import ConfigResource
 from klamm.console import views
 from klamm.console.columns import encode_columns
 from klamm.console.failures import find_worst, play_failure
 from klamm.console.session import Session
 from klamm.console.streams import parse_key, stream_changes, stream_events
 from klamm.errors import ConfigError, KlammError, UnavailableError
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 _BODY_BYTES_MAX: Final = 4 << 20
 _NOT_FOUND: Final = frozenset(
@@ -126,7 +125,9 @@ def topic(session: Session, request: Request, _: Any) -> Any:
 
 
 def topic_settings(session: Session, request: Request, _: Any) -> Any:
-    return views.setting_rows(session.online()[0], Resource.topic(request.path_params["name"]))
+    return views.setting_rows(
+        session.online()[0], ConfigResource.topic(request.path_params["name"])
+    )
 
 
 def partitions(session: Session, request: Request, _: Any) -> Any:
@@ -151,7 +152,7 @@ def broker(session: Session, request: Request, _: Any) -> Any:
 
 
 def broker_settings(session: Session, request: Request, _: Any) -> Any:
-    return views.setting_rows(session.online()[0], Resource.broker(request.path_params["id"]))
+    return views.setting_rows(session.online()[0], ConfigResource.broker(request.path_params["id"]))
 
 
 # The history

@@ -9,13 +9,13 @@ from klamm.console.columns import ClusterColumns
 from klamm.core.columns import Mask, unpad
 from klamm.errors import ConfigError
 from klamm.pipeline.arrow import PartitionColumns
-from klamm.pipeline.whatif import (
+from klamm.pipeline.whatif.whatif import (
     FINE,
     LEADERLESS,
     OUTCOMES,
     SUMS,
     Failures,
-    Judged,
+    Judgement,
     broker_failures,
     in_sync,
     judge,
@@ -100,12 +100,12 @@ def play_failure(
     }
 
 
-def _sums(judged: Judged) -> list[int]:
+def _sums(judged: Judgement) -> list[int]:
     counts = np.bincount(judged.outcome, minlength=len(OUTCOMES))
     return [*counts[LEADERLESS:].tolist(), int(judged.moved.sum())]
 
 
-def _topics(columns: ClusterColumns, after: Judged, is_new: Mask) -> list[dict[str, Any]]:
+def _topics(columns: ClusterColumns, after: Judgement, is_new: Mask) -> list[dict[str, Any]]:
     """The topics that suffer from the failure, the worst first."""
     topic = columns.topic_of
     size = len(columns.topics)

@@ -6,28 +6,31 @@ are handed over as they come, duplicates included.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 
-from klamm.controller import story as sentences
-from klamm.controller.history_arrow import SCHEMA, check_schema
-from klamm.controller.spool import read_file, spool_files
-from klamm.controller.story import DEFAULT_TOPIC, split_name
-from klamm.controller.trail import Gap, read_trail
 from klamm.errors import ConfigError, KlammError
+from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.spool import read_file, spool_files
+from klamm.history.story import DEFAULT_TOPIC, event_sentence, story_rows
 
-__all__ = ["DEFAULT_TOPIC", "SCHEMA", "follow_spools", "follow_topic", "tell_event", "tell_story"]
+__all__ = [
+    "DEFAULT_TOPIC",
+    "SCHEMA",
+    "check_spools",
+    "event_sentence",
+    "follow_spools",
+    "follow_topic",
+    "story_rows",
+]
 
 log = logging.getLogger("klamm.console")
 
 _LOOK_INTERVAL_S: Final = 0.1
 _POLL_S: Final = 0.2
-_TOLD_ONE_BY_ONE: Final = 3
 
 #: Takes the batches that are there; the second argument says whether these are all of them.
 OnBatches = Callable[[list[pa.RecordBatch], bool], None]
@@ -132,52 +135,3 @@ def _decode(value: bytes | None, source: str) -> list[pa.RecordBatch]:
     except (pa.ArrowInvalid, KlammError) as error:
         log.warning("%s holds no history: %s", source, error)
         return []
-
-
-# Sentences
-
-
-def tell_event(row: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], total: int) -> str:
-    """An event in a sentence: why it came, and what was decided, one by one or counted.
-
-    `decisions` are the first of them, `total` says how many there are.
-    """
-    clauses = [sentences._reason(dict(row))]
-    if total <= _TOLD_ONE_BY_ONE:
-        clauses += [
-            sentences._decision(dict(each), f"{each['topic']}-{each['partition']}")
-            for each in decisions
-        ]
-    else:
-        clauses.append(f"{total:,} decisions about partitions")
-    moves = row["moves"]
-    if len(moves) <= _TOLD_ONE_BY_ONE:
-        clauses += [sentences._move(each, f"{each['topic']}-{each['partition']}") for each in moves]
-    else:
-        clauses.append(f"{len(moves):,} moves {moves[0]['phase']}")
-    for change in row["topic_changes"]:
-        if change["change"] in ("created", "expanded"):
-            partitions = f"{change['partitions']} partition{'s' * (change['partitions'] != 1)}"
-            how = "was created with" if change["change"] == "created" else "got"
-            more = " more" if change["change"] == "expanded" else ""
-            clauses.append(f"topic {change['topic']} {how} {partitions}{more}")
-        else:
-            clauses.append(sentences._TOPIC_CHANGES[change["change"]].format(change["topic"]))
-    text = "; ".join(clauses)
-    if row["outcome"] != "done":
-        text += f"; the event was not carried through ({row['outcome']})"
-    return text[:1].upper() + text[1:] + "."
-
-
-def tell_story(batches: Iterable[pa.RecordBatch], name: str) -> list[dict[str, Any]]:
-    """What `klamm story NAME --json` prints."""
-    topic, partition = split_name(name)
-    trail = list(read_trail(batches, topic, partition))
-    if not any(isinstance(e, dict) and sentences._clauses(e, name) for e in trail):
-        raise KlammError(f"The history says nothing about {name}.")
-    rows = [
-        {"gap": asdict(entry), "text": text} if isinstance(entry, Gap) else entry | {"text": text}
-        for entry, text in sentences._told(trail, name)
-    ]
-    shown: list[dict[str, Any]] = orjson.loads(orjson.dumps(rows, option=orjson.OPT_UTC_Z))
-    return shown

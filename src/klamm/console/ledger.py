@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.console.columns import BrokerState, ClusterColumns, with_named_brokers
-from klamm.console.history import SCHEMA, tell_event, tell_story
+from klamm.console.history import SCHEMA, event_sentence, story_rows
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, widen
 from klamm.errors import KlammError
 from klamm.pipeline.arrow import rows_from_arrow
@@ -51,7 +51,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        return tell_event(self.row, self.first, self.total)
+        return event_sentence(self.row, self.first, self.total)
 
     @property
     def failure(self) -> str | None:
@@ -201,7 +201,7 @@ class Ledger:
     def story(self, name: str) -> list[dict[str, Any]]:
         with self._lock:
             batches = list(self._batches)
-        return tell_story(batches, name)
+        return story_rows(batches, name)
 
     def index(self) -> Index:
         """Everything in order; built when something has come since the last time."""

@@ -18,9 +18,10 @@ import orjson
 
 from klamm.client import reassignments
 from klamm.client.admin import Admin
-from klamm.client.reassignments import COMPLETED, IN_PROGRESS, Name
+from klamm.client.reassignments import COMPLETED, IN_PROGRESS
 from klamm.console.plans import Prepared, as_plan, as_rows
 from klamm.errors import ConfigError, KlammError, UnavailableError
+from klamm.names import TopicPartition
 
 _LOOK_INTERVAL_S: Final = 0.5
 _RETRY_S: Final = 2.0
@@ -211,7 +212,7 @@ class Mover:
             if job.status == PAUSED:
                 return False
             self._begin(job, wave)
-        rows = reassignments.progress(self._admin, wave)
+        rows = reassignments.verify(self._admin, wave)
         job.moved = sum(row.status == COMPLETED for row in rows)
         job.message = None
         if any(row.status == IN_PROGRESS for row in rows):
@@ -230,7 +231,7 @@ class Mover:
         self._changed.set()
         return False
 
-    def _begin(self, job: Job, wave: Mapping[Name, tuple[int, ...]]) -> None:
+    def _begin(self, job: Job, wave: Mapping[TopicPartition, tuple[int, ...]]) -> None:
         if job.throttle is not None:
             reassignments.throttle(self._admin, wave, job.throttle)
         # A console that ended between asking and writing finds the wave arrived or under way.
@@ -247,10 +248,11 @@ class Mover:
     def _give_up(self, job: Job) -> None:
         if job.begun and job.wave < len(job.waves):
             wave = as_plan(job.waves[job.wave])
-            moving = reassignments.under_way(self._admin, wave)
+            moving = reassignments.list_reassignments(self._admin, wave)
             if moving:
                 reassignments.alter(
-                    self._admin, {(each.topic, each.partition): None for each in moving}
+                    self._admin,
+                    {TopicPartition(each.topic, each.partition): None for each in moving},
                 )
         self._clear_throttle(job)
         self._end(job, CANCELLED, None)

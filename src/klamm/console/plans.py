@@ -8,14 +8,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from klamm.client.reassignments import Name, Plan, encode_plan
+from klamm.client.reassignments import Plan, encode_plan
 from klamm.console.columns import ClusterColumns
 from klamm.console.failures import Settings, partitions_of
 from klamm.core.columns import I64, unpad
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 from klamm.pipeline import arrow
-from klamm.pipeline.planner import Demands, Planned, make_plan
-from klamm.pipeline.planner_waves import default_limit, make_waves
+from klamm.pipeline.planner.planner import Demands, Planned, make_plan
+from klamm.pipeline.planner.waves import default_limit, make_waves
 
 _SHOWN: Final = 500
 
@@ -26,8 +27,8 @@ class Prepared:
 
     id: str
     demands: Mapping[str, Any]
-    waves: tuple[dict[Name, tuple[int, ...]], ...]
-    bytes: dict[Name, int]  # what each partition has to copy
+    waves: tuple[dict[TopicPartition, tuple[int, ...]], ...]
+    bytes: dict[TopicPartition, int]  # what each partition has to copy
     summary: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
@@ -72,11 +73,11 @@ def parse_demands(body: Mapping[str, Any]) -> Demands:
 def prepare(
     columns: ClusterColumns,
     settings: Settings,
-    sizes: Mapping[Name, int],
+    sizes: Mapping[TopicPartition, int],
     body: Mapping[str, Any],
 ) -> Prepared:
     """Plan what is asked for, and cut it into waves."""
-    from klamm.pipeline.planner_output import summarise
+    from klamm.pipeline.planner.output import summarise
 
     demands = parse_demands(body)
     table = partition_table(columns, settings, sizes)
@@ -95,14 +96,14 @@ def prepare(
 
 
 def partition_table(
-    columns: ClusterColumns, settings: Settings, sizes: Mapping[Name, int]
+    columns: ClusterColumns, settings: Settings, sizes: Mapping[TopicPartition, int]
 ) -> pa.Table:
     """The partitions as a snapshot has them."""
     judged = partitions_of(columns, settings)
     topic = pa.array(columns.topics, pa.string()).take(pa.array(columns.topic_of))
     numbers = columns.partition.tolist()
     known = [
-        sizes.get((columns.topics[at], number))
+        sizes.get(TopicPartition(columns.topics[at], number))
         for at, number in zip(columns.topic_of.tolist(), numbers, strict=True)
     ]
     return pa.table(
@@ -121,21 +122,25 @@ def partition_table(
     )
 
 
-def _moves(columns: ClusterColumns, planned: Planned, rows: I64) -> dict[Name, tuple[int, ...]]:
+def _moves(
+    columns: ClusterColumns, planned: Planned, rows: I64
+) -> dict[TopicPartition, tuple[int, ...]]:
     topic = columns.topic_of
     return {
-        (columns.topics[topic[row]], int(columns.partition[row])): tuple(unpad(planned.after[row]))
+        TopicPartition(columns.topics[topic[row]], int(columns.partition[row])): tuple(
+            unpad(planned.after[row])
+        )
         for row in rows.tolist()
     }
 
 
-def _copied(columns: ClusterColumns, planned: Planned) -> dict[Name, int]:
+def _copied(columns: ClusterColumns, planned: Planned) -> dict[TopicPartition, int]:
     if planned.weight is None:
         return {}
     copied = planned.added.sum(axis=1) * planned.weight
     topic = columns.topic_of
     return {
-        (columns.topics[topic[row]], int(columns.partition[row])): int(copied[row])
+        TopicPartition(columns.topics[topic[row]], int(columns.partition[row])): int(copied[row])
         for row in np.flatnonzero(copied).tolist()
     }
 
@@ -153,9 +158,9 @@ def _number(given: Any, name: str) -> int:
     return given
 
 
-def as_plan(rows: list[dict[str, Any]]) -> dict[Name, tuple[int, ...]]:
+def as_plan(rows: list[dict[str, Any]]) -> dict[TopicPartition, tuple[int, ...]]:
     """A wave as it is kept in a file."""
-    return {(row["topic"], row["partition"]): tuple(row["replicas"]) for row in rows}
+    return {TopicPartition(row["topic"], row["partition"]): tuple(row["replicas"]) for row in rows}
 
 
 def as_rows(plan: Plan) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.console.columns import BrokerState, ClusterColumns, with_named_brokers
 from klamm.core.columns import padded
+from klamm.errors import KlammError
+from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -81,6 +83,23 @@ def read_election_settings(admin: Admin, topics: Sequence[str]) -> dict[str, tup
                 str(values.get(_ELECTION_KEYS[1])).lower() == "true",
             )
     return found
+
+
+def read_sizes(admin: Admin, brokers: Sequence[int]) -> dict[TopicPartition, int]:
+    """The bytes of each partition's largest replica; brokers that do not answer are left out."""
+    sizes: dict[TopicPartition, int] = {}
+    for broker in brokers:
+        try:
+            answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+        except KlammError:
+            continue
+        for directory in answer.results:
+            for topic in directory.topics:
+                for each in topic.partitions:
+                    if not each.is_future_key:  # a copy between two directories of a broker
+                        name = TopicPartition(topic.name, each.partition_index)
+                        sizes[name] = max(sizes.get(name, 0), each.partition_size)
+    return sizes
 
 
 def _topic_id(value: Any) -> str | None:

@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from klamm.client import groups, topics
 from klamm.client.admin import Admin
-from klamm.client.groups import EARLIEST, LATEST, Name
 from klamm.console.api import failure, route
 from klamm.console.filters import Filter, compile_filter
 from klamm.console.session import Session
 from klamm.errors import ConfigError, KlammError, UnavailableError
+from klamm.names import EARLIEST, LATEST, TopicPartition
 
 _SCANNED_MAX: Final = 1_000_000
 _FOUND_MAX: Final = 100_000
@@ -46,8 +46,8 @@ class Scan:
     """What is to be read: from where to where, which of it, and how much at most."""
 
     topic: str
-    starts: dict[Name, int]
-    ends: dict[Name, int]
+    starts: dict[TopicPartition, int]
+    ends: dict[TopicPartition, int]
     wanted: Filter
     limit: int
     is_tail: bool = False
@@ -66,7 +66,7 @@ def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -
         chosen = [_number(query["partition"], "partition")]
         if chosen[0] not in known:
             raise ConfigError(f"Topic {topic} has partitions 0 to {known[-1]}, not {chosen[0]}.")
-    names = [(topic, number) for number in chosen]
+    names = [TopicPartition(topic, number) for number in chosen]
     wanted = compile_filter(query.get("filter", ""))
     asked = min(_number(query.get("limit") or str(limit), "limit"), limit_max)
     last = groups.offsets_at(admin, names, LATEST)
@@ -78,7 +78,9 @@ def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -
     return Scan(topic, starts, last, wanted, asked, total=total)
 
 
-def find_starts(admin: Admin, names: Sequence[Name], where: str) -> dict[Name, int]:
+def find_starts(
+    admin: Admin, names: Sequence[TopicPartition], where: str
+) -> dict[TopicPartition, int]:
     """Offsets to begin at: beginning, an offset, -N from the end, or @MILLISECONDS."""
     first = groups.offsets_at(admin, names, EARLIEST)
     if where in ("", "beginning"):
@@ -97,7 +99,8 @@ def read_records(
     bootstrap_servers: str, scan: Scan, stopping: threading.Event
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Portions of wanted records, each with how many were scanned so far."""
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Consumer
+    from confluent_kafka import TopicPartition as Position
 
     if not scan.starts:
         return
@@ -115,7 +118,9 @@ def read_records(
         }
     )
     try:
-        consumer.assign([TopicPartition(*name, at) for name, at in scan.starts.items()])
+        consumer.assign(
+            [Position(name.topic, name.partition, at) for name, at in scan.starts.items()]
+        )
         left = {name for name, at in scan.starts.items() if scan.is_tail or at < scan.ends[name]}
         scanned = found = 0
         told = heard = time.monotonic()
@@ -125,7 +130,7 @@ def read_records(
             if messages:
                 heard = time.monotonic()
             for message in messages:
-                name = (message.topic() or "", message.partition() or 0)
+                name = TopicPartition(message.topic() or "", message.partition() or 0)
                 error = message.error()
                 if error is not None:
                     if not scan.is_tail and error.name() == "_PARTITION_EOF":

@@ -8,11 +8,10 @@ import numpy as np
 
 from klamm.client import brokers, configs, groups, topics
 from klamm.client.admin import Admin
-from klamm.client.configs import Resource
-from klamm.client.errors import KafkaError
+from klamm.client.configs import ConfigResource
 from klamm.console.columns import ClusterColumns
 from klamm.core.columns import unpad
-from klamm.protocol.codes import ErrorCode
+from klamm.protocol.codes import ErrorCode, KafkaError
 
 
 def topic_rows(columns: ClusterColumns) -> list[dict[str, Any]]:
@@ -45,7 +44,7 @@ def topic_details(admin: Admin, name: str) -> list[dict[str, Any]]:
         | {
             "configs": {
                 each.name: each.value
-                for each in configs.describe(admin, Resource.topic(topic.topic))
+                for each in configs.describe(admin, ConfigResource.topic(topic.topic))
                 if each.source == "topic"
             }
         }
@@ -103,7 +102,7 @@ def broker_details(admin: Admin, columns: ClusterColumns, broker: int) -> dict[s
         )
     given = [
         each
-        for each in configs.describe(admin, Resource.broker(broker))
+        for each in configs.describe(admin, ConfigResource.broker(broker))
         if each.source != configs.DEFAULT and not each.sensitive
     ]
     return row | {
@@ -112,7 +111,7 @@ def broker_details(admin: Admin, columns: ClusterColumns, broker: int) -> dict[s
     }
 
 
-def setting_rows(admin: Admin, resource: Resource) -> list[dict[str, Any]]:
+def setting_rows(admin: Admin, resource: ConfigResource) -> list[dict[str, Any]]:
     """As `klamm configs describe --json`; a sensitive value is never told."""
     return [
         asdict(each) | ({"value": None} if each.sensitive else {})
