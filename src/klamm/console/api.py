@@ -14,6 +14,7 @@ from klamm.client.configs import ConfigResource
 from klamm.console import views
 from klamm.console.columns import encode_columns
 from klamm.console.failures import find_worst, play_failure
+from klamm.console.samples import time_left
 from klamm.console.session import Session
 from klamm.console.streams import parse_key, stream_changes, stream_events
 from klamm.errors import ConfigError, KlammError, UnavailableError
@@ -142,6 +143,21 @@ def group(session: Session, request: Request, _: Any) -> Any:
     return views.group_details(session.online()[0], request.path_params["name"])
 
 
+def lag(session: Session, request: Request, _: Any) -> Any:
+    """The lag of a group over time, and how long it lasts."""
+    session.online()
+    assert session.lags is not None
+    series = session.lags.series(request.path_params["name"])
+    return series | {"seconds_left": time_left(series)}
+
+
+def rates(session: Session, request: Request, _: Any) -> Any:
+    """What a broker holds and how fast it answers, over time."""
+    session.online()
+    assert session.rates is not None
+    return session.rates.series(request.path_params["id"])
+
+
 def brokers(session: Session, request: Request, _: Any) -> Any:
     return views.broker_rows(session.columns(fresh=True))
 
@@ -249,7 +265,9 @@ ROUTES: Final = [
     _get("/api/partitions", partitions),
     _get("/api/groups", groups),
     _get("/api/groups/{name:path}", group),
+    _get("/api/lag/{name:path}", lag),
     _get("/api/brokers", brokers),
+    _get("/api/rates/{id:int}", rates),
     _get("/api/brokers/{id:int}", broker),
     _get("/api/brokers/{id:int}/settings", broker_settings),
     _get("/api/story/{name}", story),

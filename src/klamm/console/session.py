@@ -5,6 +5,7 @@ import getpass
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
 from klamm.console.ledger import Event, Ledger
 from klamm.console.moves import Mover
+from klamm.console.samples import Sampler, sample_broker, sample_group
 from klamm.console.watch import ClusterWatch, Moment, describe_health
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError, KlammError
@@ -55,10 +57,14 @@ class Session:
         self.admin: Admin | None = None
         self.watch: ClusterWatch | None = None
         self.mover: Mover | None = None
+        self.lags: Sampler | None = None
+        self.rates: Sampler | None = None
         if bootstrap is not None:
             # The controller writes the client's name into the history, as the cause of an event.
             self.admin = Admin(bootstrap, client_id=f"klamm-console/{self.user}", timeout_s=10)
             self.watch = ClusterWatch(self.admin)
+            self.lags = Sampler(partial(sample_group, self.admin))
+            self.rates = Sampler(partial(sample_broker, self.admin))
             if settings.allow_changes:
                 self.mover = Mover(self.admin, self._state_dir() / "moves.json", self.user)
         elif not settings.spools:
@@ -98,8 +104,9 @@ class Session:
 
     def close(self) -> None:
         self._ending.set()
-        if self.mover is not None:
-            self.mover.close()
+        for each in (self.mover, self.lags, self.rates):
+            if each is not None:
+                each.close()
         if self.watch is not None:
             self.watch.close()
         for thread in self._threads:

@@ -4,6 +4,10 @@ import { applyTheme, KEY } from "./theme.js";
 import { Now } from "./now.js";
 import { Time } from "./time.js";
 import { WhatIf } from "./whatif.js";
+import { Moves } from "./moves.js";
+import { Topics } from "./topics.js";
+import { Groups } from "./groups.js";
+import { BrokerPages } from "./brokers.js";
 
 // The token came with the link and is a cookie now: it need not stay where it is seen.
 const here = new URL(location.href);
@@ -16,6 +20,10 @@ const PAGES = [
   ["/", "Now", Now, "M3 12h4l3 7 4-14 3 7h4"],
   ["/time", "Time", Time, "M12 7v5l3 2M12 3a9 9 0 1 0 .01 0z"],
   ["/whatif", "What if", WhatIf, "M9 9a3 3 0 1 1 4 2.8c-.7.3-1 .9-1 1.7v.5m0 3v.1M12 3a9 9 0 1 0 .01 0z"],
+  ["/moves", "Moves", Moves, "M4 8h13m-4-4 4 4-4 4M20 16H7m4-4-4 4 4 4"],
+  ["/topics", "Topics", Topics, "M4 6h16M4 12h16M4 18h10"],
+  ["/groups", "Groups", Groups, "M9 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-6 8a6 6 0 0 1 12 0m1-8a3 3 0 1 0-1-5.8M21 19a6 6 0 0 0-4-5.6"],
+  ["/brokers", "Brokers", BrokerPages, "M4 5h16v5H4zM4 14h16v5H4zM8 7.5v.1M8 16.5v.1"],
 ];
 
 function pageOf(path) {
