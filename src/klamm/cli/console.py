@@ -51,7 +51,7 @@ def console(
     as_json: Annotated[
         bool, typer.Option("--json", help="One line of JSON when it is ready.")
     ] = False,
-    control: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    control_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show a cluster in the browser: what is, what was and why, what would be; and move partitions.
@@ -63,7 +63,7 @@ def console(
     Example: klamm console --bootstrap-server 10.0.0.5:9092 --allow-changes
     Example: klamm console --spool data/*/log-history
     """
-    from klamm.console import server
+    from klamm.console import link, server
     from klamm.console.session import Settings
 
     if more_spools and not spool:
@@ -72,9 +72,9 @@ def console(
     if bootstrap_server is None and zookeeper is None and not spools:
         bootstrap_server = DEFAULT_BOOTSTRAP
     settings = Settings(
-        bootstrap_server, zookeeper, spools, topic, allow_changes, state_dir, control
+        bootstrap_server, zookeeper, spools, topic, allow_changes, state_dir, control_fd
     )
-    listening = server.listen(port) if listen_fd is None else socket.socket(fileno=listen_fd)
+    listening = link.listen(port) if listen_fd is None else socket.socket(fileno=listen_fd)
 
     def tell(url: str) -> None:
         if as_json:
@@ -85,4 +85,4 @@ def console(
         if open_:
             typer.launch(url)
 
-    server.run(settings, listening, server.given_token(), on_ready=tell)
+    server.run(settings, listening, link.given_token(), on_ready=tell)

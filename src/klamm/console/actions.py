@@ -15,6 +15,7 @@ from klamm.client.elections import ElectionType
 from klamm.client.offset_reset import OffsetTarget
 from klamm.client.topics import NewTopic
 from klamm.console.api import route
+from klamm.console.lessons import Lessons
 from klamm.console.plans import prepare
 from klamm.console.reading import read_sizes
 from klamm.console.session import Session
@@ -227,6 +228,29 @@ def steer(session: Session, request: Request, body: Any) -> Any:
             raise ConfigError(f"A plan can be paused, resumed or cancelled, not {other!r}.")
 
 
+# Lessons
+
+
+def lessons(session: Session, request: Request, _: Any) -> Any:
+    return _lessons(session).describe()
+
+
+def start_lesson(session: Session, request: Request, body: Any) -> Any:
+    found = _lessons(session)
+    found.start(_text(body, "lesson"))
+    return found.describe()
+
+
+def do_to_broker(session: Session, request: Request, body: Any) -> Any:
+    return _lessons(session).act(_text(body, "do"), _number(body, "broker"))
+
+
+def _lessons(session: Session) -> Lessons:
+    if session.lessons is None:
+        raise ConfigError("Lessons need a cluster of their own: `klamm up` starts one.")
+    return session.lessons
+
+
 # What bodies hold
 
 
@@ -267,4 +291,7 @@ ROUTES: Final = [
     route("/api/moves", moves),
     _change("/api/moves", run_plan),
     _change("/api/moves/{what}", steer),
+    route("/api/lessons", lessons),
+    _change("/api/lessons", start_lesson),
+    _change("/api/lessons/act", do_to_broker),
 ]

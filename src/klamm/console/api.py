@@ -103,7 +103,7 @@ def cluster(session: Session, request: Request, _: Any) -> dict[str, Any]:
         "history_hint": None if len(session.ledger) else session.how_to_get_history(),
         "offline": session.is_offline,
         "allow_changes": session.settings.allow_changes,
-        "lessons": session.settings.control is not None,
+        "lessons": session.lessons is not None,
         "bootstrap_servers": session.bootstrap_servers,
         "spools": [str(each) for each in session.settings.spools],
         "user": session.user,

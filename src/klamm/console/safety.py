@@ -11,7 +11,6 @@ import base64
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -30,11 +29,6 @@ QUESTIONS: Final = frozenset(
 )
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _A_WEEK_S: Final = 7 * 24 * 3600
-
-
-def make_token() -> str:
-    """A token that nobody guesses."""
-    return secrets.token_urlsafe(24)
 
 
 def content_security_policy(inline_scripts: list[str]) -> str:

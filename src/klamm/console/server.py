@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -18,45 +17,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from klamm.console import actions, api, records
-from klamm.console.safety import Guard, content_security_policy, make_token
+from klamm.console.link import link
+from klamm.console.safety import Guard, content_security_policy
 from klamm.console.session import Session, Settings
-from klamm.errors import ConfigError
 
-HOST: Final = "127.0.0.1"
-TOKEN_VARIABLE: Final = "KLAMM_CONSOLE_TOKEN"
 STATIC: Final = Path(__file__).parent / "static"
 PAGES: Final = ("/", "/time", "/whatif", "/moves", "/topics", "/groups", "/brokers", "/lessons")
 _IMPORT_MAP_BEGIN: Final = '<script type="importmap">'
-_BACKLOG: Final = 128
 _CLOSE_WITHIN_S: Final = 2
-
-
-def listen(port: int, *, or_any: bool = False) -> socket.socket:
-    """Take a port of loopback, 0 for any; `or_any` takes another one where that is in use."""
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        taken.bind((HOST, port))
-        # Whoever connects before the server accepts waits for it.
-        taken.listen(_BACKLOG)
-    except OSError as error:
-        taken.close()
-        if or_any and port:
-            return listen(0)
-        raise ConfigError(
-            f"Port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port."
-        ) from None
-    return taken
-
-
-def given_token() -> str:
-    """The token that the environment names, so that a link outlives a restart, or a new one."""
-    return os.environ.get(TOKEN_VARIABLE) or make_token()
-
-
-def link(listening: socket.socket, token: str) -> str:
-    """The link that opens the console."""
-    return f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
 
 
 def make_app(session: Session, token: str, port: int) -> Any:

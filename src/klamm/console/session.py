@@ -14,6 +14,7 @@ from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
 from klamm.console.ledger import Event, Ledger
+from klamm.console.lessons import Control, Lessons
 from klamm.console.moves import Mover
 from klamm.console.samples import Sampler, sample_broker, sample_group
 from klamm.console.watch import ClusterWatch, Moment, describe_health
@@ -35,8 +36,8 @@ class Settings:
     history_topic: str = DEFAULT_TOPIC
     allow_changes: bool = False
     state_dir: Path | None = None
-    #: Where the processes of a local cluster can be told to stop, under `klamm up`.
-    control: Path | None = None
+    #: The socket over which `klamm up` is asked to kill, pause or start its brokers.
+    control_fd: int | None = None
 
 
 class Session:
@@ -57,6 +58,7 @@ class Session:
         self.admin: Admin | None = None
         self.watch: ClusterWatch | None = None
         self.mover: Mover | None = None
+        self.lessons: Lessons | None = None
         self.lags: Sampler | None = None
         self.rates: Sampler | None = None
         if bootstrap is not None:
@@ -65,6 +67,8 @@ class Session:
             self.watch = ClusterWatch(self.admin)
             self.lags = Sampler(partial(sample_group, self.admin))
             self.rates = Sampler(partial(sample_broker, self.admin))
+            if settings.control_fd is not None:
+                self.lessons = Lessons(Control(settings.control_fd), self)
             if settings.allow_changes:
                 self.mover = Mover(self.admin, self._state_dir() / "moves.json", self.user)
         elif not settings.spools:

@@ -33,7 +33,7 @@ function Broker({ id, cluster }) {
     <${Failure} error=${error} />
     ${data ? html`<div class="stack">
       <${Figures} items=${[["address", `${data.host}:${data.port}`], ["rack", data.rack || "none"], ["leads", number(data.leaders)], ["replicas", number(data.replicas)], ["on disk", bytes(data.log_dirs.reduce((sum, each) => sum + each.bytes, 0))]]} />
-      ${rates && rates.at.length ? html`<div class="halves">
+      ${rates && rates.at.length > 1 ? html`<div class="halves">
         <section class="card" aria-label="Growth"><h2>Written to its logs</h2><${Chart} at=${rates.at} lines=${[["per second", rateOf(rates.at, rates.bytes), bytes]]} /></section>
         <section class="card" aria-label="Latency"><h2>Time to answer the console</h2><${Chart} at=${rates.at} lines=${[["milliseconds", rates.latency_ms, (value) => `${value.toFixed(1)} ms`]]} /></section>
       </div>` : null}

@@ -35,7 +35,7 @@ function Group({ name, cluster }) {
     <${Failure} error=${error} />
     ${data ? html`<div class="stack">
       <${Figures} items=${[["state", data.state], ["members", number(data.members.length)], ["records behind", number(total)], ["time left at this pace", total === 0 ? "none" : lag && lag.seconds_left !== null ? seconds(lag.seconds_left) : "not shrinking"]]} />
-      <section class="card" aria-label="Lag over time"><h2>Lag over time</h2>${lag && lag.at.length ? html`<${Chart} at=${lag.at} lines=${[["records behind", lag.lag, number]]} />` : html`<p class="soft">The first sample is being taken.</p>`}</section>
+      <section class="card" aria-label="Lag over time"><h2>Lag over time</h2>${lag && lag.at.length > 1 ? html`<${Chart} at=${lag.at} lines=${[["records behind", lag.lag, number]]} />` : html`<p class="soft">Samples are taken every five seconds while somebody looks.</p>`}</section>
       <section class="card" aria-label="Positions"><h2>Positions</h2><${Rows} items=${data.positions.map((each) => ({ ...each, key: `${each.topic}-${each.partition}` }))} empty="It has committed nothing." columns=${[
         ["partition", (each) => html`<${Link} to=${`/topics/${encodeURIComponent(each.topic)}`}>${each.topic}<//>-${each.partition}`, "name"],
         ["offset", (each) => (each.offset < 0 ? "–" : number(each.offset)), "num"],

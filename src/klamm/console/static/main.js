@@ -8,6 +8,7 @@ import { Moves } from "./moves.js";
 import { Topics } from "./topics.js";
 import { Groups } from "./groups.js";
 import { BrokerPages } from "./brokers.js";
+import { Lessons } from "./lessons.js";
 
 // The token came with the link and is a cookie now: it need not stay where it is seen.
 const here = new URL(location.href);
@@ -24,6 +25,7 @@ const PAGES = [
   ["/topics", "Topics", Topics, "M4 6h16M4 12h16M4 18h10"],
   ["/groups", "Groups", Groups, "M9 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-6 8a6 6 0 0 1 12 0m1-8a3 3 0 1 0-1-5.8M21 19a6 6 0 0 0-4-5.6"],
   ["/brokers", "Brokers", BrokerPages, "M4 5h16v5H4zM4 14h16v5H4zM8 7.5v.1M8 16.5v.1"],
+  ["/lessons", "Lessons", Lessons, "M2 9l10-5 10 5-10 5zM6 11.5V17c3 3 9 3 12 0v-5.5", "lessons"],
 ];
 
 function pageOf(path) {

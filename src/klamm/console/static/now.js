@@ -99,7 +99,8 @@ export function useDecisions() {
   return events;
 }
 
-const says = (event) => event.decisions || event.failure || event.kind === "Startup" || /topic|Broker|Reassign|Elect/.test(event.kind);
+// Most events change nothing that is shown: answers of brokers, timers, questions.
+const says = (event) => event.decisions || event.failure || event.kind === "Startup" || /^(Broker|Topic|ApiReassign|ZkReassign|Elect)/.test(event.kind);
 
 export function Decision({ event, onOpen }) {
   return html`<li class=${event.failure ? "failure" : ""} data-event=${event.id}>

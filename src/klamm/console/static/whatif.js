@@ -61,9 +61,9 @@ export function WhatIf({ cluster }) {
       ${racks.length ? html`<div class="row"><span class="soft small">Racks</span>${racks.map((rack) => html`<button key=${rack} data-rack=${rack} aria-pressed=${String(kind === "racks" && names.includes(rack))} onClick=${() => toggleRack(rack)}>rack ${rack}</button>`)}
         ${asked ? html`<button class="plain" onClick=${() => choose("brokers", [])}>clear</button>` : null}</div>` : null}
     </section>
-    ${worst ? html`<section class="card" aria-label="The worst" id="worst"><div class="halves">${Object.entries(WORST).filter(([key]) => worst[key] && worst[key].length).map(([key, title]) => html`<div>
+    ${worst ? html`<section class="card" aria-label="The worst" id="worst"><div class="thirds">${Object.entries(WORST).filter(([key]) => worst[key] && worst[key].length).map(([key, title]) => html`<div>
         <h3>${title}</h3>
-        <p><button class="plain" onClick=${() => (key === "rack" ? choose("racks", worst[key][0].scenario.slice(6).split(",")) : choose("brokers", worst[key][0].failed))}><b>${worst[key][0].scenario}</b></button> <span class="soft">${cost(worst[key][0])}</span></p>
+        <p><button class="plain" style=${{ paddingLeft: 0, color: "var(--accent)" }} onClick=${() => (key === "rack" ? choose("racks", worst[key][0].scenario.slice(6).split(",")) : choose("brokers", worst[key][0].failed))}><b>${worst[key][0].scenario}</b></button> <span class="soft">${cost(worst[key][0])}</span></p>
       </div>`)}</div></section>` : null}
     ${answer && asked ? html`<div class="stack" id="answer" data-scenario=${answer.scenario}>
       <${Figures} items=${[
