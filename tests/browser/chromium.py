@@ -128,9 +128,11 @@ class Page:
     def wait(self, script: str, patience_s: float = PATIENCE_S) -> Any:
         """Wait until an expression is true; its value."""
         deadline = time.monotonic() + patience_s
+        # An element has no value of its own, and says by being there.
+        asked = f"(() => {{ const f = ({script}); return f instanceof Element ? true : f; }})()"
         while True:
             try:
-                found = self.evaluate(script)
+                found = self.evaluate(asked)
             except RuntimeError as error:
                 found, last = None, str(error)
             else:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from klamm.client import configs, elections, groups, offset_reset, reassignments, topics
+from klamm.client import configs, elections, groups, offset_reset, topics
 from klamm.client.configs import ConfigResource
 from klamm.client.elections import ElectionType
 from klamm.client.offset_reset import OffsetTarget
@@ -200,12 +200,9 @@ def preview_plan(session: Session, request: Request, body: Any) -> Any:
 
 
 def moves(session: Session, request: Request, _: Any) -> Any:
-    admin, _watch = session.online()
+    session.online()
     job = None if session.mover is None else session.mover.job()
-    return {
-        "job": job,
-        "under_way": [asdict(each) for each in reassignments.list_reassignments(admin)],
-    }
+    return {"job": job, "under_way": session.reassignments()}
 
 
 def run_plan(session: Session, request: Request, body: Any) -> Any:

@@ -4,11 +4,13 @@ import asyncio
 import getpass
 import os
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from klamm.client import reassignments
 from klamm.client.admin import Admin
 from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
@@ -22,6 +24,7 @@ from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError, KlammError
 
 _CAUGHT_UP_S: Final = 10.0
+_REASSIGNMENTS_S: Final = 3.0
 #: A burst of more decisions than this is read from the brokers rather than folded in.
 _FOLDED_MAX: Final = 20_000
 
@@ -51,6 +54,8 @@ class Session:
         self.stopping = asyncio.Event()
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._reassigned: list[dict[str, Any]] = []
+        self._reassigned_at = -_REASSIGNMENTS_S
         bootstrap = settings.bootstrap_servers
         if bootstrap is None and settings.zookeeper is not None:
             bootstrap = asyncio.run(_brokers_in(settings.zookeeper))
@@ -161,6 +166,14 @@ class Session:
         health = describe_health(judge_health(columns, {}))
         health["text"] = f"At the end of this history: {health['text']}"
         return columns, health, len(self.ledger), len(self.ledger)
+
+    def reassignments(self) -> list[dict[str, Any]]:
+        """The reassignments under way, asked of the controller at most every few seconds."""
+        admin, _ = self.online()
+        if time.monotonic() - self._reassigned_at > _REASSIGNMENTS_S:
+            self._reassigned = [asdict(each) for each in reassignments.list_reassignments(admin)]
+            self._reassigned_at = time.monotonic()
+        return self._reassigned
 
     def controller_since(self, columns: ClusterColumns) -> str | None:
         """When the controller took office, if the history has it."""
