@@ -126,9 +126,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     )
     try:
         url = urlsplit(process.ready["console"])
-        made = Console(
-            f"http://{url.netloc}", process.ready["bootstrap_servers"], folder / "data"
-        )
+        made = Console(f"http://{url.netloc}", process.ready["bootstrap_servers"], folder / "data")
         for name, partitions, factor in (("orders", 8, 3), ("payments", 4, 2), ("audit", 2, 3)):
             body = {"topic": name, "partitions": partitions, "replication_factor": factor}
             made.post("/api/topics/create", body)

@@ -3,7 +3,7 @@
 from tests.browser.chromium import Page
 from tests.browser.conftest import Console
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\"><script>window.hacked=1</script>"
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 
 def moved(console: Console, topic: str) -> dict[int, list[int]]:
@@ -64,9 +64,7 @@ def test_an_election_shows_its_effect_before(page: Page, console: Console):
         if each["topic"] == "orders" and each["leader"] != controller
     )
     console.post("/api/lessons/act", {"do": "kill", "broker": victim})
-    console.wait(
-        "/api/partitions", lambda rows: not any(each["leader"] == victim for each in rows)
-    )
+    console.wait("/api/partitions", lambda rows: not any(each["leader"] == victim for each in rows))
     console.heal()
     page.go(console.base + "/moves")
     page.click("#preferred")

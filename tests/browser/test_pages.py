@@ -27,7 +27,7 @@ PAGES = {
 CHECK = """
 axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
   .filter((each) => ["serious", "critical"].includes(each.impact))
-  .map((each) => `${each.id}: ${each.help}: ${each.nodes.slice(0, 3).map((n) => n.html).join(" ")}`))
+  .map((each) => `${each.id}: ${each.help}: ${each.nodes.map((node) => node.html).join(" ")}`))
 """
 
 

@@ -24,8 +24,6 @@ class ConsoleProcess:
         self.url = link(listening, token)
         control = ClusterControl(cluster, can_be_cut)
         spools = [cluster.broker(broker).spool for broker in cluster.broker_ids]
-        for spool in spools:
-            spool.mkdir(parents=True, exist_ok=True)  # a node writes to it once it is controller
         descriptors = (listening.fileno(), control.child_end.fileno())
         self._log = cluster.data_dir / "console.log"
         self._child = Child(

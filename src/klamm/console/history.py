@@ -36,10 +36,10 @@ _POLL_S: Final = 0.2
 OnBatches = Callable[[list[pa.RecordBatch], bool], None]
 
 
-def check_spools(spools: Sequence[Path]) -> None:
-    """Refuse what is no directory, before anybody waits for it."""
+def check_spools(spools: Sequence[Path], *, may_come: bool) -> None:
+    """Refuse a spool that is not there; beside a live cluster it may come, with its controller."""
     for directory in spools:
-        if not directory.is_dir():
+        if not directory.is_dir() and not may_come:
             raise ConfigError(
                 f"There is no spool {directory}; klamm.history.dir says where each node has its own"
             )

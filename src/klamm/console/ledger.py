@@ -68,6 +68,13 @@ class Event:
             return f"broker {self.row['controller']} took over as controller"
         return None
 
+    @property
+    def tells(self) -> bool:
+        """Whether anything came of it; most events are timers, questions and responses."""
+        row = self.row
+        changes = row["broker_changes"] or row["topic_changes"] or row["moves"]
+        return bool(self.total or changes or row["term"] or row["outcome"] != "done")
+
     def describe(self) -> dict[str, Any]:
         """For the stream and for lists."""
         row = self.row
@@ -81,6 +88,7 @@ class Event:
             "cause": row["cause"],
             "outcome": row["outcome"],
             "text": self.text,
+            "tells": self.tells,
             "failure": self.failure,
             "decisions": self.total,
             "elections": self.elections,
@@ -184,6 +192,20 @@ class Ledger:
         with self._lock:
             order = self._sorted()
             return [self._events[key] for key in order[-limit:]]
+
+    def backlog(self, limit: int) -> list[Event]:
+        """What somebody who comes now wants to see: the last events from which something came,
+        and the very last ones."""
+        with self._lock:
+            order = self._sorted()
+            last = [self._events[key] for key in order[-limit // 4 :]]
+            telling: list[Event] = []
+            for key in reversed(order[: -limit // 4]):
+                if len(telling) >= limit:
+                    break
+                if self._events[key].tells:
+                    telling.append(self._events[key])
+        return [*reversed(telling), *last]
 
     def after(self, key: Key) -> list[Event]:
         """The events behind a position, in order."""

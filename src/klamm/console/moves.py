@@ -23,12 +23,13 @@ from klamm.console.plans import Prepared, as_plan, as_rows
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.names import TopicPartition
 
-_LOOK_INTERVAL_S: Final = 0.5
+_LOOK_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _PREPARED_MAX: Final = 20
 
-RUNNING, PAUSED, DONE, CANCELLED, FAILED = "running", "paused", "done", "cancelled", "failed"
-ACTIVE: Final = (RUNNING, PAUSED)
+RUNNING, PAUSED, CANCELLING = "running", "paused", "cancelling"
+DONE, CANCELLED, FAILED = "done", "cancelled", "failed"
+ACTIVE: Final = (RUNNING, PAUSED, CANCELLING)
 
 
 @dataclass(slots=True)
@@ -154,7 +155,7 @@ class Mover:
         """Give up what is under way, and begin nothing more. What has arrived stays."""
         with self._lock:
             job = self._active()
-            job.status = CANCELLED
+            job.status = CANCELLING
             self._write()
             self._changed.set()
             return job.describe()
@@ -200,7 +201,7 @@ class Mover:
 
     def _step(self, job: Job) -> bool:
         """One look at the job, and what follows from it; whether it has ended."""
-        if job.status == CANCELLED:
+        if job.status == CANCELLING:
             self._give_up(job)
             return True
         if job.wave >= len(job.waves):

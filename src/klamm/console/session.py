@@ -47,7 +47,8 @@ class Session:
     """Opens the sources, keeps them followed, and closes them."""
 
     def __init__(self, settings: Settings) -> None:
-        check_spools(settings.spools)
+        is_live = settings.bootstrap_servers is not None or settings.zookeeper is not None
+        check_spools(settings.spools, may_come=is_live)
         self.settings = settings
         self.user = getpass.getuser()
         self.ledger = Ledger()

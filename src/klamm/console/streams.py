@@ -48,7 +48,7 @@ async def _events(
     end = ledger.listen(on_events)
     try:
         yield b"retry: 500\n\n"
-        found = ledger.recent(_BACKLOG) if after is None else ledger.after(after)
+        found = ledger.backlog(_BACKLOG) if after is None else ledger.after(after)
         while not stopping.is_set():
             for start in range(0, len(found), _TOGETHER_MAX):
                 some = found[start : start + _TOGETHER_MAX]
@@ -60,7 +60,7 @@ async def _events(
             else:
                 yield b": \n\n"
             # Listening began before the first look, so that nothing falls between the two.
-            found = ledger.recent(_BACKLOG) if after is None else ledger.after(after)
+            found = ledger.backlog(_BACKLOG) if after is None else ledger.after(after)
     finally:
         end()
 

@@ -10,7 +10,7 @@ export function Moves({ cluster }) {
     <div class="head"><h1>Moves</h1></div>
     <${Failure} error=${error} />
     ${data && data.job ? html`<${Job} job=${data.job} cluster=${cluster} reload=${reload} />` : null}
-    <${Plan} cluster=${cluster} reload=${reload} running=${data && data.job && ["running", "paused"].includes(data.job.status)} />
+    <${Plan} cluster=${cluster} reload=${reload} running=${data && data.job && ["running", "paused", "cancelling"].includes(data.job.status)} />
     ${data && data.under_way.length ? html`<section class="card" aria-label="Under way"><h2>Under way in the cluster</h2><${Rows} max="22rem" items=${data.under_way.map((each) => ({ ...each, key: `${each.topic}-${each.partition}` }))} columns=${[
       ["partition", (each) => each.key, "name"], ["replicas", (each) => each.replicas.join(", ")], ["adding", (each) => each.adding.join(", ")], ["removing", (each) => each.removing.join(", ")],
     ]} /></section>` : null}
@@ -23,7 +23,7 @@ export function Moves({ cluster }) {
 function Job({ job, cluster, reload }) {
   const [error, setError] = useState(null);
   const [cancelling, setCancelling] = useState(false);
-  const active = ["running", "paused"].includes(job.status);
+  const active = ["running", "paused", "cancelling"].includes(job.status);
   const share = job.bytes ? job.bytes_done / job.bytes : job.partitions_done / Math.max(1, job.partitions);
   const steer = (what) => post(`/api/moves/${what}`).then(reload, setError);
   return html`<section class="card" aria-label="Running plan" id="job" data-status=${job.status}>
@@ -33,7 +33,7 @@ function Job({ job, cluster, reload }) {
       ${active ? " It goes on when this page is closed, and after a restart of the console." : ENDS[job.status][1]}</p>
     ${job.message ? html`<p class="note ${job.status === "failed" ? "bad" : ""}">${job.message}</p>` : null}
     <${Failure} error=${error} />
-    ${active && cluster && cluster.allow_changes ? html`<div class="row">
+    ${active && job.status !== "cancelling" && cluster && cluster.allow_changes ? html`<div class="row">
       ${job.status === "running" ? html`<button onClick=${() => steer("pause")} id="pause">Pause after this wave</button>` : html`<button class="primary" onClick=${() => steer("resume")} id="resume">Go on</button>`}
       <button class="danger" onClick=${() => setCancelling(true)} id="cancel">Cancel</button></div>` : null}
     ${cancelling ? html`<${Confirm} title="Cancel the plan" action="Cancel it" danger onClose=${() => setCancelling(false)} onConfirm=${() => post("/api/moves/cancel").then(reload)}>
@@ -101,7 +101,7 @@ function Plan({ cluster, reload, running }) {
         <label>Throttle in MB a second <input id="throttle" type="number" min="0.001" step="any" value=${form.throttle} onInput=${(event) => setForm({ ...form, throttle: event.target.value })} placeholder="none" /></label>
         <button class="primary" disabled=${running} onClick=${() => setConfirming(true)} id="run">Run it</button>${running ? html`<span class="soft small">Another plan is running.</span>` : null}</div>` : null}
     </div>` : null}
-    ${confirming ? html`<${Confirm} title="Run the plan" action="Run it" onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/moves", { plan: plan.id, throttle: rate }); setPlan(null); reload(); }}>
+    ${confirming && plan ? html`<${Confirm} title="Run the plan" action="Run it" onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/moves", { plan: plan.id, throttle: rate }); setConfirming(false); setPlan(null); reload(); }}>
       <p>${counted(summary.partitions_changed, "partition")} in ${counted(plan.waves.length, "wave")}, ${summary.bytes_moved === null ? "an unknown number of bytes" : bytes(summary.bytes_moved)} to copy, ${rate ? `at most ${bytes(rate)} a second` : "as fast as it goes"}. The history says that you did it.</p><//>` : null}
     <${Cli} command=${`klamm plan --snapshot snapshot${flags} --out plan.json`} cluster=${null} />
   </section>`;
@@ -125,7 +125,7 @@ function Elections({ cluster }) {
         <${Rows} max="20rem" items=${effect.partitions.map((each) => ({ ...each, key: `${each.topic}-${each.partition}` }))} columns=${[["partition", (each) => each.key, "name"], ["leader", (each) => (each.leader < 0 ? "none" : each.leader), "num"], ["then", (each) => html`<b>${each.new_leader}</b>`, "num"], ["", (each) => (each.loses_records ? html`<span class="tag bad">loses records</span>` : "")]]} />
         ${cluster && cluster.allow_changes ? html`<button class=${kind === "unclean" ? "danger" : "primary"} onClick=${() => setConfirming(true)} id="elect" style=${{ marginTop: ".6rem" }}>Elect</button>` : null}` : html`<p class="note good">Nothing: ${kind === "preferred" ? "every partition is led by its preferred replica, or that is not in sync" : "every partition has a leader, or no replica of it is alive"}.</p>`}
     </div>` : null}
-    ${confirming ? html`<${Confirm} title=${`Elect ${kind} leaders`} action="Elect" danger=${kind === "unclean"} onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/elections", { kind, partitions: effect.partitions.map(({ topic, partition }) => ({ topic, partition })) }); setEffect(null); }}>
+    ${confirming && effect ? html`<${Confirm} title=${`Elect ${kind} leaders`} action="Elect" danger=${kind === "unclean"} onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/elections", { kind, partitions: effect.partitions.map(({ topic, partition }) => ({ topic, partition })) }); setConfirming(false); setEffect(null); }}>
       <p>${counted(effect.count, "partition")} get another leader; clients follow by themselves.${lost ? " Records that only lost replicas have are given up." : ""}</p><//>` : null}
   </section>`;
 }

@@ -99,9 +99,6 @@ export function useDecisions() {
   return events;
 }
 
-// Most events change nothing that is shown: answers of brokers, timers, questions.
-const says = (event) => event.decisions || event.failure || event.kind === "Startup" || /^(Broker|Topic|ApiReassign|ZkReassign|Elect)/.test(event.kind);
-
 export function Decision({ event, onOpen }) {
   return html`<li class=${event.failure ? "failure" : ""} data-event=${event.id}>
     <div class="when"><${Link} to=${`/time?at=${event.id}`} title=${moment(event.at)}>${time(event.at)}<//><span>epoch ${event.controller_epoch} #${event.seq}</span><span>${event.kind}</span></div>
@@ -115,7 +112,7 @@ export function Now({ cluster }) {
   const events = useDecisions();
   const [all, setAll] = useState(false);
   const [story, setStory] = useState(null);
-  const shown = (all ? events : events.filter(says)).slice().reverse();
+  const shown = (all ? events : events.filter((event) => event.tells)).slice().reverse();
   const controller = map && map.controller >= 0 ? map.controller : null;
   return html`<div>
     <div class="head"><h1>Now</h1>${cluster && cluster.cluster_id ? html`<span class="soft small">cluster <code>${cluster.cluster_id}</code></span>` : null}</div>
