@@ -30,7 +30,9 @@ _SHARE_AFTER_EVENT: Final = 0.25
 _SETTINGS_S: Final = 10.0
 #: A change of more rows is not told row by row: the browser reads the map again.
 _ROWS_TOLD_MAX: Final = 5000
-_FRESH_S: Final = 0.02
+#: A cluster of more partitions is not read for every question, but for those of so many seconds.
+_DEAR_PARTITIONS: Final = 20_000
+_FRESH_S: Final = 2.0
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -96,10 +98,10 @@ class ClusterWatch:
         return moment
 
     def fresh(self) -> Moment:
-        """One that was read just now, or a moment ago where reading is dear."""
+        """One that is read now, or that was read a moment ago where reading is dear."""
         moment = self._moment
-        age_s = np.inf if moment is None else time.monotonic() - moment.read_at
-        if age_s > min(2.0, max(_FRESH_S, 4 * self._last_cost_s)):
+        is_dear = moment is not None and len(moment.columns) > _DEAR_PARTITIONS
+        if moment is None or not is_dear or time.monotonic() - moment.read_at > _FRESH_S:
             self._read()
         return self.moment(0.0)
 
