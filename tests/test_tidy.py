@@ -372,7 +372,17 @@ def test_decision_records_are_listed_in_their_index():
 
 #: Folders of tests that mirror no module, because they show what several do together.
 CROSS_CUTTING = frozenset(
-    {"chaos", "interop", "known_bugs", "real", "simulation", "support", "tools", "traces"}
+    {
+        "browser",
+        "chaos",
+        "interop",
+        "known_bugs",
+        "real",
+        "simulation",
+        "support",
+        "tools",
+        "traces",
+    }
 )
 
 
