@@ -5,6 +5,7 @@ controller's requests and answer that all is well, so that the node's metadata a
 whose brokers are all up.
 """
 
+import asyncio
 import random
 import shutil
 import subprocess
@@ -12,15 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.side_by_side.cluster import ZooKeeper, free_ports
+from bench.side_by_side.cluster import free_ports
 from bench.side_by_side.controller import Stubs, populate
 from klamm.client.admin import Admin
 from klamm.errors import KlammError
 from klamm.processes import tied_klamm
+from klamm.zookeeper import znodes
+from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.session import open_store
 
 NODE = 901
 
@@ -42,19 +46,14 @@ def large_cluster(topics: int, partitions: int, brokers: int) -> Iterator[LargeC
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="large-cluster-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        zookeeper = ZooKeeper(folder / "zookeeper", heap="1g")
-        stack.callback(zookeeper.proc.wait)
-        stack.callback(zookeeper.proc.kill)
-        client = zookeeper.client()
-        for name in ("brokers/ids", "brokers/topics", "config/topics", "config/changes"):
-            client.ensure_path(f"/{name}")
-        client.ensure_path("/admin/delete_topics")
-        client.stop()
-        client.close()
+        zookeeper = stack.enter_context(ZooKeeperServer(heap="1g"))
+        asyncio.run(_make_roots(zookeeper.address))
         ids = list(range(1, brokers + 1))
-        populate(zookeeper.port, topics, partitions, ids, 3)
+        populate(int(zookeeper.address.rpartition(":")[2]), topics, partitions, ids, 3)
         (base,) = free_ports(1)
         stubs = Stubs(zookeeper.address, ids, base)
+        for each in (stubs.proc.stdout, stubs.sock, stubs.file):
+            stack.enter_context(closing(each))
         stack.callback(stubs.stop)
         (port,) = free_ports(1)
         settings = folder / "server.properties"
@@ -71,6 +70,15 @@ def large_cluster(topics: int, partitions: int, brokers: int) -> Iterator[LargeC
         address = f"127.0.0.1:{port}"
         _wait_known(address, topics, folder / "node.log")
         yield LargeCluster(address, folder / "history", stubs, topics * partitions)
+
+
+async def _make_roots(address: str) -> None:
+    store = await open_store(address)
+    try:
+        for path in ("/brokers/ids", znodes.TOPICS, "/config/topics", "/admin/delete_topics"):
+            await store.ensure_path(path)
+    finally:
+        await store.close()
 
 
 def _wait_known(address: str, topics: int, log: Path) -> None:

@@ -63,6 +63,9 @@ def console(
     Example: klamm console --bootstrap-server 10.0.0.5:9092 --allow-changes
     Example: klamm console --spool data/*/log-history
     """
+    from klamm.console.light import leave_out_pandas
+
+    leave_out_pandas()
     from klamm.console import link, server
     from klamm.console.session import Settings
 

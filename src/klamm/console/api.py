@@ -114,7 +114,8 @@ def map_now(session: Session, request: Request, _: Any) -> Response:
     columns, health, version, layout = session.moment()
     since = session.controller_since(columns)
     extra = {"version": version, "layout": layout, "health": health, "controller_since": since}
-    return Response(encode_columns(columns, extra), media_type="application/octet-stream")
+    content = session.encoded((version, since), lambda: encode_columns(columns, extra))
+    return Response(content, media_type="application/octet-stream")
 
 
 def topics(session: Session, request: Request, _: Any) -> Any:
@@ -246,11 +247,7 @@ async def events(request: Request) -> Response:
 
 async def changes(request: Request) -> Response:
     session: Session = request.app.state.session
-    try:
-        _, watch = session.online()
-    except ConfigError as error:
-        return failure(error)
-    return stream_changes(watch, session.stopping)
+    return stream_changes(session.watch, session.stopping)
 
 
 _get = partial(route, method="GET")

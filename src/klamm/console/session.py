@@ -5,6 +5,7 @@ import getpass
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ class Session:
         self.stopping = asyncio.Event()
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._encoded: tuple[Any, bytes] | None = None
         self._reassigned: list[dict[str, Any]] = []
         self._reassigned_at = -_REASSIGNMENTS_S
         bootstrap = settings.bootstrap_servers
@@ -167,6 +169,12 @@ class Session:
         health = describe_health(judge_health(columns, {}))
         health["text"] = f"At the end of this history: {health['text']}"
         return columns, health, len(self.ledger), len(self.ledger)
+
+    def encoded(self, key: Any, encode: Callable[[], bytes]) -> bytes:
+        """The bytes of the newest map, which are made once for all who look at it."""
+        if self._encoded is None or self._encoded[0] != key:
+            self._encoded = (key, encode())
+        return self._encoded[1]
 
     def reassignments(self) -> list[dict[str, Any]]:
         """The reassignments under way, asked of the controller at most every few seconds."""

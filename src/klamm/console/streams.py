@@ -65,12 +65,15 @@ async def _events(
         end()
 
 
-def stream_changes(watch: ClusterWatch, stopping: asyncio.Event) -> StreamingResponse:
-    """What changes in the cluster: brokers, controller, health and rows of the map."""
+def stream_changes(watch: ClusterWatch | None, stopping: asyncio.Event) -> StreamingResponse:
+    """What changes in the cluster: brokers, controller, health and rows of the map.
+
+    A saved history (None) does not change.
+    """
     return _response(_changes(watch, stopping))
 
 
-async def _changes(watch: ClusterWatch, stopping: asyncio.Event) -> AsyncIterator[bytes]:
+async def _changes(watch: ClusterWatch | None, stopping: asyncio.Event) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     waiting: list[dict[str, Any]] = []
     arrived = asyncio.Event()
@@ -82,7 +85,7 @@ async def _changes(watch: ClusterWatch, stopping: asyncio.Event) -> AsyncIterato
     def on_change(change: dict[str, Any]) -> None:
         loop.call_soon_threadsafe(take, change)
 
-    end = watch.listen(on_change)
+    end = watch.listen(on_change) if watch is not None else lambda: None
     try:
         yield b"retry: 500\n\n"
         while not stopping.is_set():

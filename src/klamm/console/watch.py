@@ -30,9 +30,8 @@ _SHARE_AFTER_EVENT: Final = 0.25
 _SETTINGS_S: Final = 10.0
 #: A change of more rows is not told row by row: the browser reads the map again.
 _ROWS_TOLD_MAX: Final = 5000
-#: A cluster of more partitions is not read for every question, but for those of so many seconds.
+#: A cluster of more partitions is not read for every question.
 _DEAR_PARTITIONS: Final = 20_000
-_FRESH_S: Final = 2.0
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -98,12 +97,11 @@ class ClusterWatch:
         return moment
 
     def fresh(self) -> Moment:
-        """One that is read now, or that was read a moment ago where reading is dear."""
-        moment = self._moment
-        is_dear = moment is not None and len(moment.columns) > _DEAR_PARTITIONS
-        if moment is None or not is_dear or time.monotonic() - moment.read_at > _FRESH_S:
+        """One that is read now; where reading is dear, the newest one."""
+        moment = self.moment()
+        if len(moment.columns) <= _DEAR_PARTITIONS:
             self._read()
-        return self.moment(0.0)
+        return self.moment()
 
     def election_settings(self) -> dict[str, tuple[int, bool]]:
         """For each topic the least ISR and whether unclean leaders may be elected."""

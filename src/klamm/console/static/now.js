@@ -20,7 +20,7 @@ export function Health({ health }) {
 }
 
 // The map, read once and changed as the cluster changes.
-export function useMap(live) {
+export function useMap() {
   const [state, setState] = useState({ map: null, error: null, version: 0 });
   const map = useRef(null);
   useEffect(() => {
@@ -49,7 +49,6 @@ export function useMap(live) {
       }
     };
     load();
-    if (!live) return () => (stopped = true);
     const source = new EventSource("/api/changes");
     let opened = false;
     source.onopen = () => {
@@ -66,7 +65,7 @@ export function useMap(live) {
       stopped = true;
       source.close();
     };
-  }, [live]);
+  }, []);
   return state;
 }
 
@@ -108,7 +107,7 @@ export function Decision({ event, onOpen }) {
 }
 
 export function Now({ cluster }) {
-  const { map, error } = useMap(cluster ? !cluster.offline : false);
+  const { map, error } = useMap();
   const events = useDecisions();
   const [all, setAll] = useState(false);
   const [story, setStory] = useState(null);

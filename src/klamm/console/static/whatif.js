@@ -13,7 +13,7 @@ function cost(row) {
 
 export function WhatIf({ cluster }) {
   const { query } = useLocation();
-  const { map, error: mapError } = useMap(cluster ? !cluster.offline : false);
+  const { map, error: mapError } = useMap();
   const [worst, setWorst] = useState(null);
   const [answer, setAnswer] = useState(null);
   const [error, setError] = useState(null);
