@@ -1,13 +1,12 @@
 """What somebody sees who watches while the cluster changes."""
 
 import json
-import time
 from datetime import datetime
 
 import pyarrow.parquet as pq
 
 from tests.browser.chromium import Page
-from tests.browser.conftest import TOKEN, Console, start_klamm
+from tests.browser.conftest import OUT, Console, start_klamm
 
 #: A partition of the page as its attributes say it is.
 SHOWN = """
@@ -47,6 +46,7 @@ def test_a_broker_is_killed_while_one_watches(page: Page, console: Console):
         page.wait(f"document.querySelector('[data-broker=\"{victim}\"][data-state=down]')")
         health = page.text("#health")
         assert f"because broker {victim} is down" in health
+        page.screenshot(OUT / "console-now-failure.png")
         assert page.wait(
             f"[...document.querySelectorAll('[data-event]')].find((e) => "
             f"e.innerText.includes('Broker {victim} disappeared'))?.dataset.event"
@@ -162,6 +162,4 @@ def test_a_page_connects_again_after_the_console_was_restarted(
     finally:
         process.end()
         tab.go("about:blank")
-        time.sleep(0)
         tab.complaints.clear()
-        assert TOKEN

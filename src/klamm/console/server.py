@@ -20,6 +20,7 @@ from klamm.console import actions, api, records
 from klamm.console.link import link
 from klamm.console.safety import Guard, content_security_policy
 from klamm.console.session import Session, Settings
+from klamm.pipeline.render.page import design
 
 STATIC: Final = Path(__file__).parent / "static"
 PAGES: Final = ("/", "/time", "/whatif", "/moves", "/topics", "/groups", "/brokers", "/lessons")
@@ -35,6 +36,11 @@ def make_app(session: Session, token: str, port: int) -> Any:
     async def page(request: Request) -> Response:
         return HTMLResponse(shell)
 
+    shared_style = design()
+
+    async def style(request: Request) -> Response:
+        return Response(shared_style, media_type="text/css")
+
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         yield
@@ -49,6 +55,7 @@ def make_app(session: Session, token: str, port: int) -> Any:
             Route("/topics/{name}", page),
             Route("/groups/{name:path}", page),
             Route("/brokers/{id:int}", page),
+            Route("/static/design.css", style),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         lifespan=lifespan,

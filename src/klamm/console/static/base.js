@@ -161,7 +161,7 @@ export function Figures({ items }) {
 // The command that gives the same answer, to be copied.
 export function Cli({ command, cluster }) {
   const [copied, setCopied] = useState(false);
-  const server = cluster && cluster.bootstrap_servers;
+  const server = cluster && cluster.bootstrap_servers && cluster.bootstrap_servers.split(",")[0];
   const text = server && !command.includes("--spool") ? `${command} --bootstrap-server ${server}` : command;
   const copy = async () => {
     await navigator.clipboard.writeText(text);

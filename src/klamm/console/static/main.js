@@ -33,6 +33,11 @@ function pageOf(path) {
   return found || PAGES[0];
 }
 
+function servers(list) {
+  const [first, ...others] = list.split(",");
+  return others.length ? `${first} and ${others.length} more` : first;
+}
+
 function ThemeButton() {
   const [theme, setTheme] = useState(localStorage.getItem(KEY) || "system");
   const next = { system: "light", light: "dark", dark: "system" }[theme];
@@ -60,7 +65,7 @@ function Console() {
       <nav aria-label="Pages">${pages.map(([address, name, , icon]) => html`<${Link} to=${address} aria-current=${address === to ? "page" : undefined} key=${address}>
         <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true"><path d=${icon} /></svg>${name}<//>`)}</nav>
       <div class="foot">
-        <div class="who">${cluster ? (cluster.offline ? "a saved history" : cluster.bootstrap_servers) : "…"}${cluster && !cluster.allow_changes ? html`<br /><span class="tag">read-only</span>` : null}</div>
+        <div class="who">${cluster ? (cluster.offline ? "a saved history" : servers(cluster.bootstrap_servers)) : "…"}${cluster && !cluster.allow_changes ? html`<br /><span class="tag">read-only</span>` : null}</div>
         <div><${ThemeButton} /></div>
       </div>
     </header>

@@ -135,7 +135,7 @@ export function Brokers({ map, chosen, onChoose, detail }) {
   });
   const words = detail || ((place) => `leads ${number(counts[place].leads)} of ${number(counts[place].holds)}`
     + (counts[place].lags ? `, ${number(counts[place].lags)} out of sync` : ""));
-  return html`<div class="racks" role="group" aria-label="Brokers by rack">
+  return html`<div class="racks ${map.brokers.length > 24 ? "many" : ""}" role="group" aria-label="Brokers by rack">
     ${[...racks].sort(([a], [b]) => (a < b ? -1 : 1)).map(([rack, places]) => html`<div class="rack">
       <h3>${rack ? `rack ${rack}` : "no rack"}</h3>
       <div>${places.map((place) => {
