@@ -18,7 +18,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from klamm import Cluster
+from tests.cli.conftest import kafka_cluster
 from tests.support.waiting import wait_until
+
+__all__ = ["kafka_cluster"]
 
 
 @dataclass

@@ -228,3 +228,32 @@ def test_a_spool_that_is_not_there_is_refused(tmp_path: Path):
     )
     assert done.returncode == 1
     assert "There is no spool" in done.stderr
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(300)
+def test_a_cluster_of_apache_kafka_is_shown_and_changed(kafka_cluster, tmp_path):
+    beside = start_console(
+        *("--bootstrap-server", kafka_cluster.bootstrap_servers, "--allow-changes"),
+        *("--state-dir", str(tmp_path / "state")),
+        log=tmp_path / "console.log",
+    )
+    try:
+        body = {"topic": "beside-kafka", "partitions": 3, "replication_factor": 2}
+        beside.post("/api/topics/create", body)
+        found = beside.get("/api/cluster")
+        assert found["level"] == "good"
+        assert "klamm.history.topic" in found["history_hint"]
+        said = run_here("topics", "list", "--json", bootstrap=kafka_cluster.bootstrap_servers)
+        assert beside.get("/api/topics") == said.json()
+        assert beside.post("/api/whatif", {"brokers": [1, 2]})["leaderless"] >= 1
+        plan = beside.post("/api/plans", {"replication_factor": 3, "topics": "beside-kafka"})
+        beside.post("/api/moves", {"plan": plan["id"], "throttle": 10_000_000})
+        beside.wait("/api/moves", lambda moves: moves["job"]["status"] == "done")
+        (topic,) = beside.get("/api/topics/beside-kafka")
+        assert {len(each["replicas"]) for each in topic["partitions"]} == {3}
+        status, answer = beside.ask("/api/story/beside-kafka-0")
+        assert status == 404
+        assert "There is no history" in answer["message"]
+    finally:
+        assert beside.end() == 0

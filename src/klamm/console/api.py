@@ -21,6 +21,7 @@ from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.protocol.codes import ErrorCode, KafkaError
 
 _BODY_BYTES_MAX: Final = 4 << 20
+_ACTIONS_SHOWN: Final = 100
 _NOT_FOUND: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -56,9 +57,17 @@ def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = Fal
                     "This console only looks: start it with --allow-changes to change the cluster."
                 )
             body = await _body(request) if method == "POST" else None
-            found = await run_in_threadpool(answer, session, request, body)
         except KlammError as error:
             return failure(error)
+        refusal: KlammError | None = None
+        try:
+            found = await run_in_threadpool(answer, session, request, body)
+        except KlammError as error:
+            found, refusal = failure(error), error
+        if changes and session.journal is not None:
+            action = request.url.path.removeprefix("/api/")
+            said = None if refusal is None else str(refusal)
+            await run_in_threadpool(session.journal.note, action, body or {}, said)
         return found if isinstance(found, Response) else Json(found)
 
     return Route(path, endpoint, methods=[method])
@@ -172,6 +181,11 @@ def broker_settings(session: Session, request: Request, _: Any) -> Any:
     return views.setting_rows(session.online()[0], ConfigResource.broker(request.path_params["id"]))
 
 
+def actions(session: Session, request: Request, _: Any) -> Any:
+    """What was changed from consoles, the newest first."""
+    return [] if session.journal is None else session.journal.newest(_ACTIONS_SHOWN)
+
+
 # The history
 
 
@@ -267,6 +281,7 @@ ROUTES: Final = [
     _get("/api/rates/{id:int}", rates),
     _get("/api/brokers/{id:int}", broker),
     _get("/api/brokers/{id:int}/settings", broker_settings),
+    _get("/api/actions", actions),
     _get("/api/story/{name}", story),
     _get("/api/history", history),
     _get("/api/history/{id}", event),

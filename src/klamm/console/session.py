@@ -16,6 +16,7 @@ from klamm.client.admin import Admin
 from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
+from klamm.console.journal import Journal
 from klamm.console.ledger import Event, Ledger
 from klamm.console.lessons import Control, Lessons
 from klamm.console.moves import Mover
@@ -66,6 +67,7 @@ class Session:
         self.admin: Admin | None = None
         self.watch: ClusterWatch | None = None
         self.mover: Mover | None = None
+        self.journal: Journal | None = None
         self.lessons: Lessons | None = None
         self.lags: Sampler | None = None
         self.rates: Sampler | None = None
@@ -78,7 +80,9 @@ class Session:
             if settings.control_fd is not None:
                 self.lessons = Lessons(Control(settings.control_fd), self)
             if settings.allow_changes:
-                self.mover = Mover(self.admin, self._state_dir() / "moves.json", self.user)
+                folder = self._state_dir()
+                self.mover = Mover(self.admin, folder / "moves.json", self.user)
+                self.journal = Journal(folder / "actions.jsonl", self.user)
         elif not settings.spools:
             raise ConfigError(
                 "The console needs a cluster (--bootstrap-server or --zookeeper) or a history "

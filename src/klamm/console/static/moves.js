@@ -1,5 +1,5 @@
 // Moves: a plan is previewed with what it costs, run wave by wave, paused, cancelled. Elections, too.
-import { bytes, Cli, Confirm, counted, Failure, Figures, html, number, post, ReadOnly, Rows, seconds, useApi, useState } from "./base.js";
+import { bytes, Cli, Confirm, counted, Failure, Figures, html, moment, number, post, ReadOnly, Rows, seconds, useApi, useState } from "./base.js";
 
 const GOALS = { balance: "Balance and repair racks", remove: "Drain brokers", add: "Use new brokers", factor: "Change a replication factor" };
 const ENDS = { done: ["good", "All of it has arrived."], cancelled: ["warn", "It was cancelled; what had arrived stays."], failed: ["bad", "It has failed."] };
@@ -15,9 +15,21 @@ export function Moves({ cluster }) {
       ["partition", (each) => each.key, "name"], ["replicas", (each) => each.replicas.join(", ")], ["adding", (each) => each.adding.join(", ")], ["removing", (each) => each.removing.join(", ")],
     ]} /></section>` : null}
     <${Elections} cluster=${cluster} />
+    <${Actions} />
     <${ReadOnly} cluster=${cluster} />
     <${Cli} command="klamm reassign list --json" cluster=${cluster} />
   </div>`;
+}
+
+// Who changed what from consoles of this cluster.
+function Actions() {
+  const { data } = useApi("/api/actions", { every: 3000 });
+  if (!data || !data.length) return null;
+  return html`<section class="card" aria-label="Actions"><h2>Done from the console</h2><${Rows} max="20rem" items=${data.map((each, n) => ({ ...each, key: `${each.at} ${n}` }))} columns=${[
+    ["when", (each) => moment(each.at)], ["who", (each) => each.user], ["what", (each) => each.action],
+    ["with", (each) => html`<code>${JSON.stringify(each.with)}</code>`, "name"],
+    ["", (each) => (each.error ? html`<span class="tag bad" title=${each.error}>refused</span>` : html`<span class="tag good">done</span>`)],
+  ]} /></section>`;
 }
 
 function Job({ job, cluster, reload }) {
