@@ -18,7 +18,7 @@ BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chro
 HOW_TO_GET_IT: Final = (
     "there is no Chromium to look with; Debian has it: `apt-get install chromium`"
 )
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 LOOK_INTERVAL_S: Final = 0.05
 #: Chromium talks to its parent through the descriptors 3 and 4.
 BECOME: Final = """\

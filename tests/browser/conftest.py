@@ -21,7 +21,7 @@ from tests.browser.chromium import HOW_TO_GET_IT, Page, find_browser, open_page
 
 OUT = Path(__file__).resolve().parent.parent.parent / "out"
 TOKEN = "a-token-for-tests"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from klamm.console.columns import BrokerState, ClusterColumns, with_named_brokers
+from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
 from klamm.core.columns import padded
 
 
@@ -16,7 +16,7 @@ def make_columns(
     topics = sorted({topic for topic, _ in names})
     rows = [partitions[name] for name in names]
     replicas = padded([row[1] for row in rows], 4)
-    live = [BrokerState(id, "h", 9092, rack) for id, rack in brokers.items()]
+    live = [ShownBroker(id, "h", 9092, rack) for id, rack in brokers.items()]
     return ClusterColumns(
         brokers=with_named_brokers(live, replicas, {}),
         controller=controller,

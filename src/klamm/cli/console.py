@@ -67,14 +67,14 @@ def console(
 
     leave_out_pandas()
     from klamm.console import link, server
-    from klamm.console.session import Settings
+    from klamm.console.session import ConsoleSettings
 
     if more_spools and not spool:
         raise typer.BadParameter("directories come after --spool", param_hint="--spool")
     spools = (*(spool or ()), *(more_spools or ()))
     if bootstrap_server is None and zookeeper is None and not spools:
         bootstrap_server = DEFAULT_BOOTSTRAP
-    settings = Settings(
+    settings = ConsoleSettings(
         bootstrap_server, zookeeper, spools, topic, allow_changes, state_dir, control_fd
     )
     listening = link.listen(port) if listen_fd is None else socket.socket(fileno=listen_fd)

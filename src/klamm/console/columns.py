@@ -19,7 +19,7 @@ _LARGE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerState:
+class ShownBroker:
     """A broker that is alive, or that partitions still name."""
 
     id: int
@@ -33,7 +33,7 @@ class BrokerState:
 class ClusterColumns:
     """Brokers and partitions at one moment; rows are in the order of topic and partition."""
 
-    brokers: tuple[BrokerState, ...]
+    brokers: tuple[ShownBroker, ...]
     controller: int  # -1: nobody
     topics: tuple[str, ...]
     topic_ids: tuple[str | None, ...]
@@ -97,15 +97,15 @@ class ClusterColumns:
 
 
 def with_named_brokers(
-    brokers: Sequence[BrokerState], replicas: I32, known: Mapping[int, BrokerState]
-) -> tuple[BrokerState, ...]:
+    brokers: Sequence[ShownBroker], replicas: I32, known: Mapping[int, ShownBroker]
+) -> tuple[ShownBroker, ...]:
     """The live brokers, and those that partitions name or that were known before, as down."""
     live = {each.id for each in brokers}
     named = np.unique(replicas[replicas != NO_BROKER]).tolist()
     gone = []
     for broker in {*named, *known} - live:
-        last = known.get(broker, BrokerState(broker))
-        gone.append(BrokerState(broker, last.host, last.port, last.rack, live=False))
+        last = known.get(broker, ShownBroker(broker))
+        gone.append(ShownBroker(broker, last.host, last.port, last.rack, live=False))
     return tuple(sorted([*brokers, *gone], key=lambda each: each.id))
 
 

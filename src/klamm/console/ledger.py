@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from klamm.console.columns import BrokerState, ClusterColumns, with_named_brokers
+from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
 from klamm.console.history import SCHEMA, event_sentence, story_rows
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, widen
 from klamm.errors import KlammError
 from klamm.pipeline.arrow import rows_from_arrow
 
 Key = tuple[int, int]
-Listener = Callable[[list["Event"]], None]
+Listener = Callable[[list["HistoryEvent"]], None]
 
 _HEADER: Final = [name for name in SCHEMA.names if name not in ("decisions", "topics", "parts")]
 _DECISIONS_KEPT: Final = 3
@@ -32,7 +32,7 @@ PHASES: Final = ("queued", "reading", "deciding", "writing", "announcing")
 
 
 @dataclass(slots=True)
-class Event:
+class HistoryEvent:
     """One event: its header, how many decisions it had and the first few of them."""
 
     key: Key
@@ -103,7 +103,7 @@ class Index:
     """All events in order, with the decisions and moves of all of them as columns."""
 
     keys: list[Key]
-    events: list[Event]
+    events: list[HistoryEvent]
     names: list[tuple[str, int]]  # of partitions, by number
     at: I64  # the position of each state's event, ascending
     number: I64  # of its partition
@@ -124,7 +124,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._batches: list[pa.RecordBatch] = []
-        self._events: dict[Key, Event] = {}
+        self._events: dict[Key, HistoryEvent] = {}
         self._order: list[Key] = []
         self._is_sorted = True
         self._index: Index | None = None
@@ -146,9 +146,9 @@ class Ledger:
 
         return end
 
-    def add(self, batches: Sequence[pa.RecordBatch], is_all: bool = True) -> list[Event]:
+    def add(self, batches: Sequence[pa.RecordBatch], is_all: bool = True) -> list[HistoryEvent]:
         """Take batches; returns the events that are new, and tells them to listeners."""
-        fresh: list[Event] = []
+        fresh: list[HistoryEvent] = []
         with self._lock:
             for batch in batches:
                 fresh += self._add(batch)
@@ -163,15 +163,15 @@ class Ledger:
             self.caught_up.set()
         return fresh
 
-    def _add(self, batch: pa.RecordBatch) -> list[Event]:
-        fresh: list[Event] = []
+    def _add(self, batch: pa.RecordBatch) -> list[HistoryEvent]:
+        fresh: list[HistoryEvent] = []
         self._batches.append(batch)
         decisions = batch.column("decisions")
         for at, row in enumerate(batch.select(_HEADER).to_pylist()):
             key, part = (row["controller_epoch"], row["seq"]), row.pop("part")
             event = self._events.get(key)
             if event is None:
-                event = self._events[key] = Event(key, row)
+                event = self._events[key] = HistoryEvent(key, row)
                 if self._order and key < self._order[-1]:
                     self._is_sorted = False
                 self._order.append(key)
@@ -187,19 +187,19 @@ class Ledger:
 
     # Questions
 
-    def recent(self, limit: int) -> list[Event]:
+    def recent(self, limit: int) -> list[HistoryEvent]:
         """The last events, in order."""
         with self._lock:
             order = self._sorted()
             return [self._events[key] for key in order[-limit:]]
 
-    def backlog(self, limit: int) -> list[Event]:
+    def backlog(self, limit: int) -> list[HistoryEvent]:
         """What somebody who comes now wants to see: the last events from which something came,
         and the very last ones."""
         with self._lock:
             order = self._sorted()
             last = [self._events[key] for key in order[-limit // 4 :]]
-            telling: list[Event] = []
+            telling: list[HistoryEvent] = []
             for key in reversed(order[: -limit // 4]):
                 if len(telling) >= limit:
                     break
@@ -207,13 +207,13 @@ class Ledger:
                     telling.append(self._events[key])
         return [*reversed(telling), *last]
 
-    def after(self, key: Key) -> list[Event]:
+    def after(self, key: Key) -> list[HistoryEvent]:
         """The events behind a position, in order."""
         with self._lock:
             order = self._sorted()
             return [self._events[each] for each in order[bisect_right(order, key) :]]
 
-    def event(self, key: Key) -> Event:
+    def event(self, key: Key) -> HistoryEvent:
         with self._lock:
             found = self._events.get(key)
         if found is None:
@@ -245,13 +245,13 @@ class Ledger:
         return at if at < len(keys) and keys[at] == key else max(0, at - 1)
 
     def state_at(
-        self, position: int, racks: Mapping[int, BrokerState] | None = None
+        self, position: int, racks: Mapping[int, ShownBroker] | None = None
     ) -> ClusterColumns:
         """The cluster after the event at a position, as far as the history mentions it."""
         return state_at(self.index(), position, racks or {})
 
 
-def _count_in(event: Event, entries: pa.StructArray) -> None:
+def _count_in(event: HistoryEvent, entries: pa.StructArray) -> None:
     if not len(entries):
         return
     is_done = pc.equal(entries.field("outcome"), "done")
@@ -269,7 +269,7 @@ def _count_in(event: Event, entries: pa.StructArray) -> None:
         event.first += entries.slice(0, missing).to_pylist()
 
 
-def _build(events: list[Event]) -> Index:
+def _build(events: list[HistoryEvent]) -> Index:
     decided: list[pa.StructArray] = []
     at: list[int] = []
     moves: list[tuple[int, int, Mapping[str, Any]]] = []  # position, place among states, move
@@ -361,7 +361,7 @@ def _build(events: list[Event]) -> Index:
     )
 
 
-def state_at(index: Index, position: int, known: Mapping[int, BrokerState]) -> ClusterColumns:
+def state_at(index: Index, position: int, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The last state of each partition up to a position, of topics that have not ended by then."""
     if not index.events:
         raise KlammError("The history is empty.")
@@ -392,15 +392,15 @@ def state_at(index: Index, position: int, known: Mapping[int, BrokerState]) -> C
         if when <= position:
             live[broker] = is_live
     replicas = index.replicas[by_replicas]
-    alive = [known.get(broker, BrokerState(broker)) for broker, is_live in live.items() if is_live]
-    gone = {broker: known.get(broker, BrokerState(broker)) for broker in live}
+    alive = [known.get(broker, ShownBroker(broker)) for broker, is_live in live.items() if is_live]
+    gone = {broker: known.get(broker, ShownBroker(broker)) for broker in live}
     controller = NO_BROKER
     for when, broker in index.controllers:
         if when <= position:
             controller = broker
     return ClusterColumns(
         brokers=with_named_brokers(
-            [BrokerState(b.id, b.host, b.port, b.rack, live=True) for b in alive], replicas, gone
+            [ShownBroker(b.id, b.host, b.port, b.rack, live=True) for b in alive], replicas, gone
         ),
         controller=controller,
         topics=tuple(topics),

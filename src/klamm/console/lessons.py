@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.client import topics
 from klamm.client.topics import NewTopic
 from klamm.console.columns import ClusterColumns
-from klamm.console.ledger import Event, Key
+from klamm.console.ledger import HistoryEvent, Key
 from klamm.core.columns import unpad
 from klamm.errors import ConfigError, KlammError, UnavailableError
 
@@ -62,7 +62,7 @@ class Situation:
     now: ClusterColumns
     brokers: Mapping[int, str]  # what each process is doing
     cut: frozenset[int]
-    events: list[Event]
+    events: list[HistoryEvent]
     chosen: int  # the broker that the exercise is about
 
     def leader(self, columns: ClusterColumns, partition: int = 0) -> int:
@@ -82,7 +82,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LessonStep:
     """What to do or to wait for; `verb` is offered as a button."""
 
     text: str
@@ -98,7 +98,7 @@ class Lesson:
     title: str
     about: str
     choose: Callable[[Situation], int]
-    steps: tuple[Step, ...]
+    steps: tuple[LessonStep, ...]
     lesson_learned: str
 
 
@@ -121,19 +121,19 @@ LESSONS: Final = (
         "happens to partition 0 when its leader crashes?",
         lambda s: s.leader(s.before),
         (
-            Step(
+            LessonStep(
                 "Crash broker {broker}, the leader of lesson-0.",
                 lambda s: s.brokers.get(s.chosen) in ("dead", "stopped"),
                 "kill",
             ),
-            Step(
+            LessonStep(
                 "The controller notices (its session in ZooKeeper ends) and elects another leader "
                 "from the ISR.",
                 lambda s: s.leader(s.now) not in (-1, s.chosen),
             ),
-            Step("The dead broker leaves the ISR.", lambda s: s.chosen not in s.isr()),
-            Step("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
-            Step("It catches up, and is in the ISR again.", lambda s: _is_whole(s)),
+            LessonStep("The dead broker leaves the ISR.", lambda s: s.chosen not in s.isr()),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("It catches up, and is in the ISR again.", lambda s: _is_whole(s)),
         ),
         "The new leader was in sync, so nothing that was acknowledged by all is lost. The broker "
         "that came back follows: it leads again only after a preferred election, which runs every "
@@ -145,21 +145,21 @@ LESSONS: Final = (
         "One broker is controller as well: it decides who leads. Who decides about the decider?",
         lambda s: s.before.controller,
         (
-            Step(
+            LessonStep(
                 "Crash broker {broker}, the controller.",
                 lambda s: s.brokers.get(s.chosen) in ("dead", "stopped"),
                 "kill",
             ),
-            Step(
+            LessonStep(
                 "Another broker becomes controller: the first to create /controller in ZooKeeper.",
                 lambda s: s.now.controller not in (-1, s.chosen),
             ),
-            Step(
+            LessonStep(
                 "The new controller reads everything and elects leaders for what the old one led.",
                 lambda s: not s.now.is_leaderless.any(),
             ),
-            Step("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
-            Step("All replicas are in sync again.", lambda s: _is_whole(s)),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
         ),
         "Each term of office has an epoch. Whatever an old controller still sends carries an older "
         "epoch, and brokers refuse it.",
@@ -171,17 +171,19 @@ LESSONS: Final = (
         "than its session in ZooKeeper lasts.",
         _other_than_controller,
         (
-            Step("Pause broker {broker}.", lambda s: s.brokers.get(s.chosen) == "paused", "pause"),
-            Step(
+            LessonStep(
+                "Pause broker {broker}.", lambda s: s.brokers.get(s.chosen) == "paused", "pause"
+            ),
+            LessonStep(
                 "Its session ends after some seconds, and it counts as dead.",
                 lambda s: not s.is_live(s.chosen),
             ),
-            Step(
+            LessonStep(
                 "Others lead what it led.",
                 lambda s: s.chosen not in s.now.leader.tolist(),
             ),
-            Step("Let broker {broker} go on.", lambda s: s.is_live(s.chosen), "resume"),
-            Step("It learns what it missed, and catches up.", lambda s: _is_whole(s)),
+            LessonStep("Let broker {broker} go on.", lambda s: s.is_live(s.chosen), "resume"),
+            LessonStep("It learns what it missed, and catches up.", lambda s: _is_whole(s)),
         ),
         "A sleeper wakes up believing that it still leads. Its writes are refused, because the "
         "leader epoch has moved on without it.",
@@ -192,17 +194,19 @@ LESSONS: Final = (
         "A broker can be well and yet be out of reach of ZooKeeper. Clients still reach it.",
         _other_than_controller,
         (
-            Step("Cut broker {broker} off from ZooKeeper.", lambda s: s.chosen in s.cut, "cut"),
-            Step(
+            LessonStep(
+                "Cut broker {broker} off from ZooKeeper.", lambda s: s.chosen in s.cut, "cut"
+            ),
+            LessonStep(
                 "Its registration ends with its session, and others take over.",
                 lambda s: not s.is_live(s.chosen) and s.chosen not in s.now.leader.tolist(),
             ),
-            Step(
+            LessonStep(
                 "Let broker {broker} reach ZooKeeper again.",
                 lambda s: s.is_live(s.chosen) and s.chosen not in s.cut,
                 "rejoin",
             ),
-            Step("All replicas are in sync again.", lambda s: _is_whole(s)),
+            LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
         ),
         "Whoever cannot reach ZooKeeper cannot know whether it still leads, so the others do not "
         "wait for it.",
@@ -213,17 +217,17 @@ LESSONS: Final = (
         "A crash costs the time until it is noticed. A broker that is shut down says so before.",
         _other_than_controller,
         (
-            Step(
+            LessonStep(
                 "Shut broker {broker} down in order.",
                 lambda s: s.brokers.get(s.chosen) == "stopped" and not s.is_live(s.chosen),
                 "stop",
             ),
-            Step(
+            LessonStep(
                 "What it led was handed over before it went: the history has controlled shutdowns.",
                 lambda s: any(event.row["kind"] == "ControlledShutdown" for event in s.events),
             ),
-            Step("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
-            Step("All replicas are in sync again.", lambda s: _is_whole(s)),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
         ),
         "Compare the time without a leader with that of a crash: on page Time, failure by failure.",
     ),

@@ -8,7 +8,7 @@ import numpy as np
 
 from klamm.client.admin import Admin
 from klamm.client.errors import check
-from klamm.console.columns import BrokerState, ClusterColumns, with_named_brokers
+from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
 from klamm.core.columns import padded
 from klamm.errors import KlammError
 from klamm.names import TopicPartition
@@ -20,12 +20,12 @@ _TOPICS_AT_A_TIME: Final = 500
 _ELECTION_KEYS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 
 
-def read_columns(admin: Admin, known: Mapping[int, BrokerState]) -> ClusterColumns:
+def read_columns(admin: Admin, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The whole cluster as one broker knows it; `known` are brokers that were seen before."""
     return columns_of(admin.metadata(None), known)
 
 
-def columns_of(answer: Any, known: Mapping[int, BrokerState]) -> ClusterColumns:
+def columns_of(answer: Any, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The columns of a Metadata response about all topics."""
     topics = sorted(answer.topics, key=lambda topic: topic.name)
     # A topic that is being created has no partitions yet, and an error in their place.
@@ -35,7 +35,7 @@ def columns_of(answer: Any, known: Mapping[int, BrokerState]) -> ClusterColumns:
         for topic in topics
         for part in sorted(topic.partitions, key=lambda part: part.partition_index)
     ]
-    live = [BrokerState(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
+    live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
     replicas = padded([part.replica_nodes for part in parts])
     isr = padded([part.isr_nodes for part in parts])
     size = len(parts)

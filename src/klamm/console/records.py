@@ -42,7 +42,7 @@ _FORMATS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class RecordScan:
     """What is to be read: from where to where, which of it, and how much at most."""
 
     topic: str
@@ -54,7 +54,7 @@ class Scan:
     total: int = field(default=0)
 
 
-def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -> Scan:
+def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -> RecordScan:
     """The scan that a query asks for."""
     admin, _ = session.online()
     query = request.query_params
@@ -71,11 +71,11 @@ def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -
     asked = min(_number(query.get("limit") or str(limit), "limit"), limit_max)
     last = groups.offsets_at(admin, names, LATEST)
     if query.get("tail"):
-        return Scan(topic, last, {}, wanted, asked, is_tail=True)
+        return RecordScan(topic, last, {}, wanted, asked, is_tail=True)
     starts = find_starts(admin, names, query.get("from", "-50"))
     starts = {name: at for name, at in starts.items() if at < last.get(name, 0)}
     total = sum(last[name] - at for name, at in starts.items())
-    return Scan(topic, starts, last, wanted, asked, total=total)
+    return RecordScan(topic, starts, last, wanted, asked, total=total)
 
 
 def find_starts(
@@ -96,7 +96,7 @@ def find_starts(
 
 
 def read_records(
-    bootstrap_servers: str, scan: Scan, stopping: threading.Event
+    bootstrap_servers: str, scan: RecordScan, stopping: threading.Event
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Portions of wanted records, each with how many were scanned so far."""
     from confluent_kafka import Consumer
@@ -194,7 +194,7 @@ async def scan(request: Request) -> Response:
     return StreamingResponse(_scanned(session, asked), media_type="text/event-stream")
 
 
-async def _scanned(session: Session, asked: Scan) -> AsyncIterator[bytes]:
+async def _scanned(session: Session, asked: RecordScan) -> AsyncIterator[bytes]:
     stopping = threading.Event()
     servers = session.bootstrap_servers or ""
     total = min(asked.total, _SCANNED_MAX)

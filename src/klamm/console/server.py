@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from klamm.console import actions, api, records
 from klamm.console.link import link
 from klamm.console.safety import Guard, content_security_policy
-from klamm.console.session import Session, Settings
+from klamm.console.session import ConsoleSettings, Session
 from klamm.pipeline.render.page import design
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -66,7 +66,7 @@ def make_app(session: Session, token: str, port: int) -> Any:
 
 
 def run(
-    settings: Settings,
+    settings: ConsoleSettings,
     listening: socket.socket,
     token: str,
     *,

@@ -17,7 +17,7 @@ from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
 from klamm.console.journal import Journal
-from klamm.console.ledger import Event, Ledger
+from klamm.console.ledger import HistoryEvent, Ledger
 from klamm.console.lessons import Control, Lessons
 from klamm.console.moves import Mover
 from klamm.console.samples import Sampler, sample_broker, sample_group
@@ -32,7 +32,7 @@ _FOLDED_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleSettings:
     """What the command line says."""
 
     bootstrap_servers: str | None
@@ -48,7 +48,7 @@ class Settings:
 class Session:
     """Opens the sources, keeps them followed, and closes them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConsoleSettings) -> None:
         is_live = settings.bootstrap_servers is not None or settings.zookeeper is not None
         check_spools(settings.spools, may_come=is_live)
         self.settings = settings
@@ -206,7 +206,7 @@ class Session:
         )
 
 
-def _decided(events: list[Event]) -> list[tuple[str, int, int, int, list[int]]]:
+def _decided(events: list[HistoryEvent]) -> list[tuple[str, int, int, int, list[int]]]:
     """The states that events made, in order."""
     if sum(event.total for event in events) > _FOLDED_MAX:
         return []

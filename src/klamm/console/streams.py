@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 from starlette.responses import StreamingResponse
 
-from klamm.console.ledger import Event, Key, Ledger
+from klamm.console.ledger import HistoryEvent, Key, Ledger
 from klamm.console.watch import ClusterWatch
 from klamm.errors import ConfigError
 
@@ -42,7 +42,7 @@ async def _events(
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
 
-    def on_events(_: list[Event]) -> None:
+    def on_events(_: list[HistoryEvent]) -> None:
         loop.call_soon_threadsafe(arrived.set)
 
     end = ledger.listen(on_events)

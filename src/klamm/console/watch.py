@@ -5,6 +5,7 @@ again when something happened, and otherwise at times that leave most of a broke
 reading takes at most a tenth of the time. In between, what the history says is folded in.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any, Final
 import numpy as np
 
 from klamm.client.admin import Admin
-from klamm.console.columns import BrokerState, ClusterColumns
+from klamm.console.columns import ClusterColumns, ShownBroker
 from klamm.console.health import Health, judge_health
 from klamm.console.reading import read_columns, read_election_settings
 from klamm.core.columns import padded, unpad, widen
 from klamm.errors import KlammError, UnavailableError
+
+log = logging.getLogger("klamm.console")
 
 _LOOK_INTERVAL_S: Final = 0.25
 _READ_INTERVAL_S: Final = 1.0
@@ -61,7 +64,7 @@ class ClusterWatch:
         self._stopping = threading.Event()
         self._wanted = threading.Event()
         self._listeners: list[Listener] = []
-        self._known: dict[int, BrokerState] = {}
+        self._known: dict[int, ShownBroker] = {}
         self._down_since: dict[int, datetime] = {}
         self._last_cost_s = 0.0
         self._settings: dict[str, tuple[int, bool]] = {}
@@ -150,6 +153,11 @@ class ClusterWatch:
                 self._problem = None
             except KlammError as error:
                 self._on_problem(str(error))
+                next_read = 0.0
+            except Exception as error:
+                # Whatever it was, the next look may go well, and nobody else would take it.
+                log.exception("the cluster could not be read")
+                self._on_problem(repr(error))
                 next_read = 0.0
             if self._wanted.wait(_LOOK_INTERVAL_S) and not self._stopping.is_set():
                 self._wanted.clear()
