@@ -4,6 +4,7 @@ import json
 from datetime import datetime
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.browser.chromium import Page
 from tests.browser.conftest import OUT, Console, start_klamm
@@ -82,6 +83,7 @@ def _milliseconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() * 1000
 
 
+@pytest.mark.timeout(400)
 def test_time_travel_is_what_the_tables_of_the_history_say(page: Page, console: Console):
     spools = sorted(str(path) for path in console.data_dir.glob("*/log-history"))
     out = console.data_dir / "tables"
@@ -113,6 +115,7 @@ def test_time_travel_is_what_the_tables_of_the_history_say(page: Page, console: 
         assert shown == {name: state for name, (_, state) in expected.items()}
 
 
+@pytest.mark.timeout(400)
 def test_what_if_answers_as_the_command_does(page: Page, console: Console):
     page.go(console.base + "/whatif")
     for broker in (1, 2):

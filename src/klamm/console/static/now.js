@@ -98,9 +98,15 @@ export function useDecisions() {
   return events;
 }
 
+// Who asked for it, where a client did and not a broker or a timer.
+function asker(event) {
+  const found = /^(?:AlterPartitionReassignments|ElectLeaders) request of '(.+)'$/.exec(event.cause);
+  return found && found[1];
+}
+
 export function Decision({ event, onOpen }) {
   return html`<li class=${event.failure ? "failure" : ""} data-event=${event.id}>
-    <div class="when"><${Link} to=${`/time?at=${event.id}`} title=${moment(event.at)}>${time(event.at)}<//><span>epoch ${event.controller_epoch} #${event.seq}</span><span>${event.kind}</span></div>
+    <div class="when"><${Link} to=${`/time?at=${event.id}`} title=${moment(event.at)}>${time(event.at)}<//><span>epoch ${event.controller_epoch} #${event.seq}</span><span>${event.kind}</span>${asker(event) ? html`<span>by ${asker(event)}</span>` : null}</div>
     ${event.text}
     ${onOpen && event.partitions.length ? html` <button class="plain small-button" onClick=${() => onOpen(event.partitions[0])}>story</button>` : null}
   </li>`;
