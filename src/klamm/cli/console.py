@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import HISTORY_TOPIC
+from klamm.cli.options import HISTORY_TOPIC, CommandConfig, security_of
 from klamm.cli.render import say
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 
@@ -48,6 +48,7 @@ def console(
         Path | None,
         typer.Option(metavar="DIR", help="Where running moves are kept; else in the home folder."),
     ] = None,
+    command_config: CommandConfig = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One line of JSON when it is ready.")
     ] = False,
@@ -75,7 +76,14 @@ def console(
     if bootstrap_server is None and zookeeper is None and not spools:
         bootstrap_server = DEFAULT_BOOTSTRAP
     settings = ConsoleSettings(
-        bootstrap_server, zookeeper, spools, topic, allow_changes, state_dir, control_fd
+        bootstrap_server,
+        zookeeper,
+        spools,
+        topic,
+        allow_changes,
+        state_dir,
+        control_fd,
+        security_of(command_config),
     )
     listening = link.listen(port) if listen_fd is None else socket.socket(fileno=listen_fd)
 

@@ -24,6 +24,8 @@ class ConsoleProcess:
         self.url = link(listening, token)
         control = ClusterControl(cluster, can_be_cut)
         spools = [cluster.broker(broker).spool for broker in cluster.broker_ids]
+        config = cluster.command_config
+        secured = () if config is None else (f"--command-config={config}",)
         descriptors = (listening.fileno(), control.child_end.fileno())
         self._log = cluster.data_dir / "console.log"
         self._child = Child(
@@ -36,6 +38,7 @@ class ConsoleProcess:
                 f"--listen-fd={descriptors[0]}",
                 f"--control-fd={descriptors[1]}",
                 *(f"--spool={spool}" for spool in spools),
+                *secured,
             ),
             self._log,
             "console",

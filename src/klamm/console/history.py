@@ -6,7 +6,7 @@ are handed over as they come, duplicates included.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,14 +76,14 @@ def _read_on(path: Path, at: int) -> Iterator[Any]:
 
 
 def follow_topic(
-    bootstrap_servers: str, topic: str, on_batches: OnBatches, stopping: threading.Event
+    client: Mapping[str, Any], topic: str, on_batches: OnBatches, stopping: threading.Event
 ) -> None:
     """The same with a topic; it may be created later."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap_servers,
+            **client,
             "group.id": "klamm-console",  # librdkafka wants one; no group is joined
             "client.id": "klamm-console",
             "enable.auto.commit": False,

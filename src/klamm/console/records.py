@@ -6,7 +6,7 @@ import csv
 import io
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,7 +96,7 @@ def find_starts(
 
 
 def read_records(
-    bootstrap_servers: str, scan: RecordScan, stopping: threading.Event
+    client: Mapping[str, Any], scan: RecordScan, stopping: threading.Event
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Portions of wanted records, each with how many were scanned so far."""
     from confluent_kafka import Consumer
@@ -106,7 +106,7 @@ def read_records(
         return
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap_servers,
+            **client,
             "group.id": "klamm-console",  # librdkafka wants one; no group is joined
             "client.id": "klamm-console",
             "enable.auto.commit": False,
@@ -196,12 +196,12 @@ async def scan(request: Request) -> Response:
 
 async def _scanned(session: Session, asked: RecordScan) -> AsyncIterator[bytes]:
     stopping = threading.Event()
-    servers = session.bootstrap_servers or ""
+    client = session.client_settings()
     total = min(asked.total, _SCANNED_MAX)
     found = scanned = 0
     try:
         yield _frame({"scanned": 0, "total": total, "found": 0})
-        async for portion, scanned in iterate_in_threadpool(read_records(servers, asked, stopping)):
+        async for portion, scanned in iterate_in_threadpool(read_records(client, asked, stopping)):
             if session.stopping.is_set():
                 return
             found += len(portion)
@@ -236,7 +236,7 @@ def export(session: Session, request: Request, _: Any) -> Response:
         raise ConfigError("What has no end cannot be exported.")
     rows = [
         record
-        for portion, _ in read_records(session.bootstrap_servers or "", asked, threading.Event())
+        for portion, _ in read_records(session.client_settings(), asked, threading.Event())
         for record in portion
     ]
     content = {"json": _as_json, "csv": _as_csv, "parquet": _as_parquet}[form](rows)
@@ -298,7 +298,7 @@ def produce(session: Session, request: Request, body: Any) -> Any:
         raise ConfigError('Headers are like [["source", "shop"]].') from None
     producer = Producer(
         {
-            "bootstrap.servers": session.bootstrap_servers,
+            **session.client_settings(),
             "client.id": f"klamm-console/{session.user}",
             "acks": "all",
             "message.timeout.ms": 10_000,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from klamm.client import reassignments
 from klamm.client.admin import Admin
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
 from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
@@ -24,6 +25,7 @@ from klamm.console.samples import Sampler, sample_broker, sample_group
 from klamm.console.watch import ClusterWatch, Moment, describe_health
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError, KlammError
+from klamm.net.librdkafka import librdkafka_settings
 
 _CAUGHT_UP_S: Final = 10.0
 _REASSIGNMENTS_S: Final = 3.0
@@ -43,6 +45,7 @@ class ConsoleSettings:
     state_dir: Path | None = None
     #: The socket over which `klamm up` is asked to kill, pause or start its brokers.
     control_fd: int | None = None
+    security: ClientSecurity = PLAINTEXT
 
 
 class Session:
@@ -73,7 +76,12 @@ class Session:
         self.rates: Sampler | None = None
         if bootstrap is not None:
             # The controller writes the client's name into the history, as the cause of an event.
-            self.admin = Admin(bootstrap, client_id=f"klamm-console/{self.user}", timeout_s=10)
+            self.admin = Admin(
+                bootstrap,
+                client_id=f"klamm-console/{self.user}",
+                timeout_s=10,
+                security=settings.security,
+            )
             self.watch = ClusterWatch(self.admin)
             self.lags = Sampler(partial(sample_group, self.admin))
             self.rates = Sampler(partial(sample_broker, self.admin))
@@ -110,7 +118,7 @@ class Session:
         if self.settings.spools:
             self._follow(follow_spools, list(self.settings.spools))
         elif self.bootstrap_servers is not None:
-            self._follow(follow_topic, self.bootstrap_servers, self.settings.history_topic)
+            self._follow(follow_topic, self.client_settings(), self.settings.history_topic)
 
     def _follow(self, follow: Any, *source: Any) -> None:
         arguments = (*source, self._on_batches, self._ending)
@@ -135,6 +143,13 @@ class Session:
         fresh = self.ledger.add(batches, is_all)
         if fresh and was_caught_up and self.watch is not None:
             self.watch.on_history([event.row for event in fresh], _decided(fresh))
+
+    def client_settings(self) -> dict[str, Any]:
+        """What librdkafka has to know to reach the cluster."""
+        return {
+            "bootstrap.servers": self.bootstrap_servers or "",
+            **librdkafka_settings(self.settings.security),
+        }
 
     # Questions
 
