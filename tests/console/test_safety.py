@@ -1,11 +1,13 @@
 import pytest
 from starlette.responses import PlainTextResponse
 
-from klamm.console.safety import Guard, content_security_policy
+from klamm.console.safety import ConsoleGuard, content_security_policy
 from tests.console.asgi import Answer, ask
 
 TOKEN = "the-token"
-GUARD = Guard(PlainTextResponse("let through"), TOKEN, 8080, content_security_policy(["inline()"]))
+GUARD = ConsoleGuard(
+    PlainTextResponse("let through"), TOKEN, 8080, content_security_policy(["inline()"])
+)
 
 
 def guarded(path: str = "/api/cluster", **options) -> Answer:

@@ -44,7 +44,7 @@ def content_security_policy(inline_scripts: list[str]) -> str:
     )
 
 
-class Guard:
+class ConsoleGuard:
     """Lets through what may be asked, and marks every response."""
 
     def __init__(self, app: ASGIApp, token: str, port: int, policy: str) -> None:

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from klamm.console import actions, api, records
 from klamm.console.link import link
-from klamm.console.safety import Guard, content_security_policy
+from klamm.console.safety import ConsoleGuard, content_security_policy
 from klamm.console.session import ConsoleSettings, Session
 from klamm.pipeline.render.page import design
 
@@ -62,7 +62,7 @@ def make_app(session: Session, token: str, port: int) -> Any:
     )
     app.state.session = session
     compressed = GZipMiddleware(app, minimum_size=2048, compresslevel=1)
-    return Guard(compressed, token, port, content_security_policy([import_map]))
+    return ConsoleGuard(compressed, token, port, content_security_policy([import_map]))
 
 
 def run(
