@@ -14,10 +14,11 @@ MINUTES ?= 2
 ENSEMBLE ?=
 SEED ?=
 SEEDS ?=
+BROWSER ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look browser wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -94,6 +95,9 @@ sim: setup ## klamm's own code on simulated time, network, disks and ZooKeeper; 
 
 report-look: setup ## look at report.html in a real browser, and keep screenshots in out/; REPORT=FILE for another
 	@$(BIN)/python tools/report_look.py $(REPORT)
+
+browser: setup ## the console in a real browser, with screenshots in out/; BROWSER="-k moves" for a part
+	@$(BIN)/python -m pytest -m browser $(BROWSER)
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py

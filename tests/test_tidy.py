@@ -33,7 +33,7 @@ LAYERS = (
     ("controller", "broker", "client"),
     ("node",),
     ("pipeline",),
-    ("local",),
+    ("local", "console"),
     ("cli", "pytest_plugin", "pyspark_klamm", "__main__"),
 )
 STRANGERS = (
@@ -45,6 +45,8 @@ KNOWN_ONLY_TO = {
     "kazoo": {"zookeeper"},
     "kio": {"protocol"},
     "typer": {"cli"},
+    "starlette": {"console"},
+    "uvicorn": {"console"},
     "pyspark": {"cli", "pipeline", "local", "pyspark_klamm"},
 }
 #: A file with more lines than this is two rooms.
@@ -370,7 +372,17 @@ def test_decision_records_are_listed_in_their_index():
 
 #: Folders of tests that mirror no module, because they show what several do together.
 CROSS_CUTTING = frozenset(
-    {"chaos", "interop", "known_bugs", "real", "simulation", "support", "tools", "traces"}
+    {
+        "browser",
+        "chaos",
+        "interop",
+        "known_bugs",
+        "real",
+        "simulation",
+        "support",
+        "tools",
+        "traces",
+    }
 )
 
 

@@ -5,6 +5,7 @@ The tests run from the tree, where a file that was forgotten in the wheel is sti
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,12 @@ for name in names:
     importlib.import_module(name)
 print(f"{len(names)} modules import from {sys.prefix}")
 """
+_OTHER_SITE: Final = re.compile(r"(?:https?:)?//[a-z0-9-]+\.[a-z][^\s\"']*", re.IGNORECASE)
+#: Names of XML vocabularies, which nobody opens, and a comment that says whose code it is.
+_NAMES_ONLY: Final = re.compile(
+    r"http://www\.w3\.org/(?:1998/Math/MathML|1999/xhtml|2000/svg)|"
+    r"https://github\.com/leeoniya/uPlot(?= \(v)"
+)
 _TYPED_USE: Final = """
 from klamm.config.broker import BrokerConfig
 config = BrokerConfig.from_properties({"zookeeper.connect": "localhost:2181"})
@@ -75,11 +82,21 @@ def check_contents(wheel: Path) -> None:
     }
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        check_no_other_site(archive, sorted(names))
     missing = sorted(expected - names)
     if missing:
         raise SystemExit(f"{wheel.name} lacks {', '.join(missing)}")
     if not any(name.endswith("/licenses/LICENSE") for name in names):
         raise SystemExit(f"{wheel.name} lacks the licence")
+
+
+def check_no_other_site(archive: zipfile.ZipFile, names: list[str]) -> None:
+    """No file that the console gives to a browser asks anything of another site."""
+    for name in names:
+        if name.startswith("klamm/console/static/") and "LICENSE" not in name:
+            text = _NAMES_ONLY.sub("", archive.read(name).decode())
+            if found := _OTHER_SITE.search(text):
+                raise SystemExit(f"{name} in {archive.filename} names another site: {found[0]}")
 
 
 def install(wheel: Path, elsewhere: Path) -> Path:

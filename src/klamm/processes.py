@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -114,7 +114,16 @@ class Child:
     Ctrl-C does not reach it: the parent ends its children in its own order.
     """
 
-    def __init__(self, command: Sequence[str], output: Path, name: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        output: Path,
+        name: str,
+        *,
+        pass_fds: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._pass_fds, self._env = pass_fds, env
         self.ended = threading.Event()
         started: Future[subprocess.Popen[bytes]] = Future()
         # Linux takes the end of the thread that forked for the death of the parent. So the child
@@ -135,6 +144,8 @@ class Child:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    pass_fds=self._pass_fds,
+                    env=self._env,
                 )
         except OSError as error:
             started.set_exception(error)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +57,14 @@ def test_it_says_when_it_is_ready_and_ends_with_ctrl_c(tmp_path: Path):
         assert [broker["port"] for broker in ready["brokers"]] == [base, base + 1]
         children = descendants(up.pid)
         assert {broker["pid"] for broker in ready["brokers"]} <= children
+        with urllib.request.urlopen(ready["console"], timeout=30) as page:
+            assert page.status == 200
+        with (
+            pytest.raises(urllib.error.HTTPError, match="403") as refused,
+            urllib.request.urlopen(ready["console"].partition("?")[0], timeout=30),
+        ):
+            pass
+        refused.value.close()
 
         klamm = ("--bootstrap-server", ready["bootstrap_servers"])
         rows = run_here("brokers", "list", "--json", *klamm).json()
@@ -85,9 +95,12 @@ def test_it_says_when_it_is_ready_and_ends_with_ctrl_c(tmp_path: Path):
         wait_until(lambda: not any(map(is_alive, children)), "all children to end")
 
     # The data is found again.
-    with running("--brokers", "2", "--base-port", str(base), "--data-dir", data, "--json") as up:
+    with running(
+        *("--brokers", "2", "--base-port", str(base), "--data-dir", data, "--json", "--no-console")
+    ) as up:
         assert up.stdout is not None
         ready = json.loads(up.stdout.readline())
+        assert "console" not in ready
         with Admin(ready["bootstrap_servers"]) as admin:
             assert "kept" in [topic.name for topic in admin.metadata(None).topics]
         up.send_signal(signal.SIGTERM)

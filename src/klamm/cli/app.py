@@ -20,6 +20,7 @@ from klamm.cli import (
     transactions,
     users,
 )
+from klamm.cli.console import console
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
@@ -129,6 +130,7 @@ for _name, _group in {
     app.add_typer(_group, name=_name, rich_help_panel=_ADMINISTRATION)
 app.command(rich_help_panel=_ADMINISTRATION)(elect)
 app.command(rich_help_panel=_ADMINISTRATION)(story)
+app.command(rich_help_panel=_ADMINISTRATION)(console)
 app.command(rich_help_panel=_RECORDS)(produce)
 app.command(rich_help_panel=_RECORDS)(consume)
 for _maker in (history, snapshot, whatif, plan):

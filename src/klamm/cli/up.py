@@ -9,16 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from klamm.cli.console_process import ConsoleProcess
 from klamm.cli.options import HISTORY_TOPIC, settings
 from klamm.cli.render import say, stdout, table
 
@@ -84,6 +85,9 @@ def up(
         bool,
         typer.Option("--secure", help="TLS, SASL and ACLs; certificates and users are made."),
     ] = False,
+    console: Annotated[
+        bool, typer.Option("--console/--no-console", help="Run the web console, too.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON when ready.")
     ] = False,
@@ -98,6 +102,8 @@ def up(
     """
     from klamm.local.cluster import Cluster
 
+    # Lessons cut brokers off from a ZooKeeper that is the cluster's own.
+    can_be_cut = console and zookeeper is None
     cluster = Cluster(
         brokers,
         racks=racks.split(",") if racks else None,
@@ -105,8 +111,8 @@ def up(
         base_port=base_port,
         data_dir=data_dir,
         zookeeper=zookeeper,
-        can_be_cut=False,
         security="sasl_ssl" if secure else None,
+        can_be_cut=can_be_cut,
     )
     with _Stopping(cluster) as stopping:
         begun = time.monotonic()
@@ -116,8 +122,15 @@ def up(
         except KeyboardInterrupt:
             say("Stopped before it was ready.")
             return
-        _tell_ready(cluster, as_json, time.monotonic() - begun)
-        _watch(cluster, stopping.asked, live=not as_json and sys.stdout.isatty())
+        with ExitStack() as stack:
+            url = None
+            if console:
+                beside = stack.enter_context(
+                    closing(ConsoleProcess(cluster, can_be_cut=can_be_cut))
+                )
+                url = beside.url
+            _tell_ready(cluster, url, as_json, time.monotonic() - begun)
+            _watch(cluster, stopping.asked, live=not as_json and sys.stdout.isatty())
         say("Stopping all brokers in order; Ctrl-C again kills them.")
         cluster.stop_brokers()
         cluster.close()
@@ -153,16 +166,18 @@ class _Stopping:
         self.asked.set()
 
 
-def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
+def _tell_ready(cluster: Cluster, console: str | None, as_json: bool, took_s: float) -> None:
     if as_json:
         processes = [cluster.broker(broker) for broker in cluster.broker_ids]
-        ready = {
+        ready: dict[str, Any] = {
             "bootstrap_servers": cluster.bootstrap_servers,
             "zookeeper": cluster.zookeeper,
             "brokers": [{"id": b.id, "port": b.port, "pid": b.pid} for b in processes],
         }
         if cluster.command_config is not None:
             ready["command_config"] = str(cluster.command_config)
+        if console is not None:
+            ready["console"] = console
         print(json.dumps(ready), flush=True)
         return
     say(f"Ready after {took_s:.1f} s; data in {cluster.data_dir}; Ctrl-C stops it.")
@@ -177,6 +192,8 @@ def _tell_ready(cluster: Cluster, as_json: bool, took_s: float) -> None:
             soft_wrap=True,
             markup=False,
         )
+    if console is not None:
+        stdout().print(f"console {console}", soft_wrap=True, markup=False)
     sys.stdout.flush()
 
 

@@ -84,6 +84,12 @@ _TOPIC_CHANGES: Final = {
     "deleted": "topic {} was deleted",
     "vanished": "topic {} was gone from ZooKeeper",
 }
+_NEW_PARTITIONS: Final = {
+    "created": "topic {} was created, partitions: {}",
+    "expanded": "topic {} was expanded, new partitions: {}",
+}
+#: Up to this many decisions or moves of an event are told one by one, more are counted.
+_TOLD_ONE_BY_ONE: Final = 3
 _REFUSALS: Final = {
     "bad_version": "ZooKeeper had a newer state, so it was read and decided again",
     "no_node": "its state was gone from ZooKeeper",
@@ -120,25 +126,61 @@ def run(
     As JSON it is a list: each event with its columns (docs/history.md) and the sentence as `text`;
     a gap has `gap` and `text` only.
     """
-    from klamm.history.partition_events import Gap, read_partition_events
-
-    topic, partition = split_name(name)
     batches = (
         _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic, security)
     )
-    events = list(read_partition_events(batches, topic, partition))
-    if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in events):
-        raise KlammError(f"The history says nothing about {name}.")
-    told = _told(events, name)
+    told = list(_told(_events(batches, name), name))
     if not as_json:
         for _, text in told:
             write(text)
         return
-    rows = [
-        {"gap": asdict(entry), "text": text} if isinstance(entry, Gap) else entry | {"text": text}
+    write(orjson.dumps(_rows(told), option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode())
+
+
+def story_rows(batches: "Iterable[pa.RecordBatch]", name: str) -> list[dict[str, Any]]:
+    """The entries of the story of TOPIC-PARTITION, as `klamm story --json` has them."""
+    return _rows(_told(_events(batches, name), name))
+
+
+def _events(batches: "Iterable[pa.RecordBatch]", name: str) -> "list[Row | Gap]":
+    from klamm.history.partition_events import read_partition_events
+
+    topic, partition = split_name(name)
+    events = list(read_partition_events(batches, topic, partition))
+    if not any(isinstance(entry, dict) and _clauses(entry, name) for entry in events):
+        raise KlammError(f"The history says nothing about {name}.")
+    return events
+
+
+def _rows(told: "Iterable[tuple[Row | Gap, str]]") -> list[dict[str, Any]]:
+    return [
+        entry | {"text": text} if isinstance(entry, dict) else {"gap": asdict(entry), "text": text}
         for entry, text in told
     ]
-    write(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode())
+
+
+def event_sentence(row: "Row", decisions: "Sequence[Row]", total: int) -> str:
+    """An event in a sentence: why it came, and what was decided, one by one or counted.
+
+    `decisions` are the first of the event's decisions, `total` says how many there are.
+    """
+    clauses = [_reason(row)]
+    if total <= _TOLD_ONE_BY_ONE:
+        clauses += [_decision(each, f"{each['topic']}-{each['partition']}") for each in decisions]
+    else:
+        clauses.append(f"{total:,} decisions about partitions")
+    moves = row["moves"]
+    if len(moves) <= _TOLD_ONE_BY_ONE:
+        clauses += [_move(each, f"{each['topic']}-{each['partition']}") for each in moves]
+    else:
+        clauses.append(f"{len(moves):,} moves: {moves[0]['phase']}")
+    for change in row["topic_changes"]:
+        text = _TOPIC_CHANGES.get(change["change"]) or _NEW_PARTITIONS[change["change"]]
+        clauses.append(text.format(change["topic"], change["partitions"]))
+    text = "; ".join(clauses)
+    if row["outcome"] != "done":
+        text += f"; the event was not carried through ({row['outcome']})"
+    return text[:1].upper() + text[1:] + "."
 
 
 def split_name(name: str) -> tuple[str, int]:

@@ -16,13 +16,22 @@ Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 def page(*, title: str, subtitle: str, body: Iterable[str], footer: str) -> str:
     """A page around the parts of its body; the footer is HTML as well."""
-    template = files("klamm.pipeline.render").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
+    return Template(_read("page.html")).substitute(
+        design=design(),
         title=escape(title),
         subtitle=escape(subtitle),
         body="\n".join(part for part in body if part),
         footer=footer,
     )
+
+
+def design() -> str:
+    """The style that all pages of klamm share, those of the console included."""
+    return _read("design.css")
+
+
+def _read(name: str) -> str:
+    return files("klamm.pipeline.render").joinpath(name).read_text(encoding="utf-8")
 
 
 def cards(entries: Iterable[tuple[str, str, bool]]) -> str:

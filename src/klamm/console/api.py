@@ -1,0 +1,293 @@
+"""The API: questions about the cluster and its history, answered as the command line answers."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from klamm.client.configs import ConfigResource
+from klamm.console import views
+from klamm.console.columns import encode_columns
+from klamm.console.failures import find_worst, play_failure
+from klamm.console.samples import time_left
+from klamm.console.session import Session
+from klamm.console.streams import parse_key, stream_changes, stream_events
+from klamm.errors import ConfigError, KlammError, UnavailableError
+from klamm.protocol.codes import ErrorCode, KafkaError
+
+_BODY_BYTES_MAX: Final = 4 << 20
+_ACTIONS_SHOWN: Final = 100
+_NOT_FOUND: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+    }
+)
+
+Answer = Callable[[Session, Request, Any], Any]
+
+
+class Json(Response):
+    """A value as JSON; times are UTC."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS)
+
+
+class ForbiddenError(KlammError):
+    """The console was not started with what this needs."""
+
+
+def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = False) -> Route:
+    """A question (or a change) whose answer is made in a thread, since it may have to wait."""
+
+    async def endpoint(request: Request) -> Response:
+        session: Session = request.app.state.session
+        try:
+            if changes and not session.settings.allow_changes:
+                raise ForbiddenError(
+                    "This console only looks: start it with --allow-changes to change the cluster."
+                )
+            body = await _body(request) if method == "POST" else None
+        except KlammError as error:
+            return failure(error)
+        refusal: KlammError | None = None
+        try:
+            found = await run_in_threadpool(answer, session, request, body)
+        except KlammError as error:
+            found, refusal = failure(error), error
+        if changes and session.journal is not None:
+            action = request.url.path.removeprefix("/api/")
+            said = None if refusal is None else str(refusal)
+            await run_in_threadpool(session.journal.note, action, body or {}, said)
+        return found if isinstance(found, Response) else Json(found)
+
+    return Route(path, endpoint, methods=[method])
+
+
+async def _body(request: Request) -> Any:
+    if int(request.headers.get("content-length") or 0) > _BODY_BYTES_MAX:
+        raise ConfigError(f"A request has at most {_BODY_BYTES_MAX:,} bytes.")
+    try:
+        value = orjson.loads(await request.body() or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"The request is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ConfigError("The request has to be a JSON object.")
+    return value
+
+
+def failure(error: KlammError) -> Json:
+    """An error in the words of the command line, with the status that fits it."""
+    match error:
+        case KafkaError():
+            status = 404 if error.code in _NOT_FOUND else 409
+            return Json({"error": error.code.name, "message": str(error)}, status)
+        case ForbiddenError():
+            return Json({"error": "FORBIDDEN", "message": str(error)}, 403)
+        case ConfigError():
+            return Json({"error": "BAD_REQUEST", "message": str(error)}, 400)
+        case UnavailableError():
+            return Json({"error": "UNAVAILABLE", "message": str(error)}, 503)
+        case _:
+            return Json({"error": "NOT_FOUND", "message": str(error)}, 404)
+
+
+# The cluster
+
+
+def cluster(session: Session, request: Request, _: Any) -> dict[str, Any]:
+    session.columns(fresh=True)
+    columns, health, _version, _layout = session.moment()
+    return views.cluster_summary(columns, health, session.controller_since(columns)) | {
+        "history": len(session.ledger),
+        "history_hint": None if len(session.ledger) else session.how_to_get_history(),
+        "offline": session.is_offline,
+        "allow_changes": session.settings.allow_changes,
+        "lessons": session.lessons is not None,
+        "bootstrap_servers": session.bootstrap_servers,
+        "spools": [str(each) for each in session.settings.spools],
+        "user": session.user,
+    }
+
+
+def map_now(session: Session, request: Request, _: Any) -> Response:
+    columns, health, version, layout = session.moment()
+    since = session.controller_since(columns)
+    extra = {"version": version, "layout": layout, "health": health, "controller_since": since}
+    content = session.encoded((version, since), lambda: encode_columns(columns, extra))
+    return Response(content, media_type="application/octet-stream")
+
+
+def topics(session: Session, request: Request, _: Any) -> Any:
+    return views.topic_rows(session.columns(fresh=True))
+
+
+def topic(session: Session, request: Request, _: Any) -> Any:
+    return views.topic_details(session.online()[0], request.path_params["name"])
+
+
+def topic_settings(session: Session, request: Request, _: Any) -> Any:
+    return views.setting_rows(
+        session.online()[0], ConfigResource.topic(request.path_params["name"])
+    )
+
+
+def partitions(session: Session, request: Request, _: Any) -> Any:
+    return views.partition_rows(session.columns(fresh=True))
+
+
+def groups(session: Session, request: Request, _: Any) -> Any:
+    return views.group_rows(session.online()[0])
+
+
+def group(session: Session, request: Request, _: Any) -> Any:
+    return views.group_details(session.online()[0], request.path_params["name"])
+
+
+def lag(session: Session, request: Request, _: Any) -> Any:
+    """The lag of a group over time, and how long it lasts."""
+    session.online()
+    assert session.lags is not None
+    series = session.lags.series(request.path_params["name"])
+    return series | {"seconds_left": time_left(series)}
+
+
+def rates(session: Session, request: Request, _: Any) -> Any:
+    """What a broker holds and how fast it answers, over time."""
+    session.online()
+    assert session.rates is not None
+    return session.rates.series(request.path_params["id"])
+
+
+def brokers(session: Session, request: Request, _: Any) -> Any:
+    return views.broker_rows(session.columns(fresh=True))
+
+
+def broker(session: Session, request: Request, _: Any) -> Any:
+    admin, watch = session.online()
+    return views.broker_details(admin, watch.fresh().columns, request.path_params["id"])
+
+
+def broker_settings(session: Session, request: Request, _: Any) -> Any:
+    return views.setting_rows(session.online()[0], ConfigResource.broker(request.path_params["id"]))
+
+
+def actions(session: Session, request: Request, _: Any) -> Any:
+    """What was changed from consoles, the newest first."""
+    return [] if session.journal is None else session.journal.newest(_ACTIONS_SHOWN)
+
+
+# The history
+
+
+def story(session: Session, request: Request, _: Any) -> Any:
+    if not len(session.ledger):
+        raise KlammError(session.how_to_get_history())
+    return session.ledger.story(request.path_params["name"])
+
+
+def history(session: Session, request: Request, _: Any) -> Any:
+    """All events as columns, in order: what the slider moves over."""
+    if not len(session.ledger):
+        raise KlammError(session.how_to_get_history())
+    events = session.ledger.index().events
+    return {
+        "epoch": [event.key[0] for event in events],
+        "seq": [event.key[1] for event in events],
+        "at": [int(event.row["at"].timestamp() * 1000) for event in events],
+        "decisions": [event.total for event in events],
+        "failures": {
+            str(at): event.failure for at, event in enumerate(events) if event.failure is not None
+        },
+    }
+
+
+def event(session: Session, request: Request, _: Any) -> Any:
+    return session.ledger.event(parse_key(request.path_params["id"])).describe()
+
+
+def map_then(session: Session, request: Request, _: Any) -> Response:
+    """The map after an event, with the event itself."""
+    key = parse_key(request.path_params["id"])
+    position = session.ledger.position_of(key)
+    columns = session.past(position)
+    told = session.ledger.index().events[position].describe()
+    extra = {"position": position, "event": told, "version": 0, "layout": 0}
+    return Response(encode_columns(columns, extra), media_type="application/octet-stream")
+
+
+# What if
+
+
+def whatif(session: Session, request: Request, body: Any) -> Any:
+    kinds = [kind for kind in ("brokers", "racks") if kind in body]
+    if len(kinds) != 1 or not isinstance(body[kinds[0]], list):
+        raise ConfigError('Say which fail: {"brokers": [1, 2]} or {"racks": ["a"]}.')
+    names = [str(each) for each in body[kinds[0]]]
+    columns, settings = _judged(session)
+    return play_failure(columns, settings, kinds[0], names)
+
+
+def worst(session: Session, request: Request, _: Any) -> Any:
+    return find_worst(*_judged(session))
+
+
+def _judged(session: Session) -> tuple[Any, Any]:
+    if session.watch is None:
+        return session.columns(), {}
+    return session.columns(fresh=True), session.watch.election_settings()
+
+
+# Streams
+
+
+async def events(request: Request) -> Response:
+    session: Session = request.app.state.session
+    last = request.headers.get("last-event-id") or request.query_params.get("after")
+    try:
+        return stream_events(session.ledger, last, session.stopping)
+    except ConfigError as error:
+        return failure(error)
+
+
+async def changes(request: Request) -> Response:
+    session: Session = request.app.state.session
+    return stream_changes(session.watch, session.stopping)
+
+
+_get = partial(route, method="GET")
+_ask = partial(route, method="POST")
+
+ROUTES: Final = [
+    _get("/api/cluster", cluster),
+    _get("/api/map", map_now),
+    _get("/api/topics", topics),
+    _get("/api/topics/{name}", topic),
+    _get("/api/topics/{name}/settings", topic_settings),
+    _get("/api/partitions", partitions),
+    _get("/api/groups", groups),
+    _get("/api/groups/{name:path}", group),
+    _get("/api/lag/{name:path}", lag),
+    _get("/api/brokers", brokers),
+    _get("/api/rates/{id:int}", rates),
+    _get("/api/brokers/{id:int}", broker),
+    _get("/api/brokers/{id:int}/settings", broker_settings),
+    _get("/api/actions", actions),
+    _get("/api/story/{name}", story),
+    _get("/api/history", history),
+    _get("/api/history/{id}", event),
+    _get("/api/history/{id}/map", map_then),
+    _ask("/api/whatif", whatif),
+    _get("/api/whatif/worst", worst),
+    Route("/api/events", events),
+    Route("/api/changes", changes),
+]

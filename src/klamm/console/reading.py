@@ -1,0 +1,107 @@
+"""Reading a cluster through Kafka's protocol: metadata as columns, and settings of elections."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from klamm.client.admin import Admin
+from klamm.client.errors import check
+from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
+from klamm.core.columns import padded
+from klamm.errors import KlammError
+from klamm.names import TopicPartition
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import ErrorCode
+
+_TOPIC: Final = 2  # as a resource type of DescribeConfigs
+_TOPICS_AT_A_TIME: Final = 500
+_ELECTION_KEYS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
+
+
+def read_columns(admin: Admin, known: Mapping[int, ShownBroker]) -> ClusterColumns:
+    """The whole cluster as one broker knows it; `known` are brokers that were seen before."""
+    return columns_of(admin.metadata(None), known)
+
+
+def columns_of(answer: Any, known: Mapping[int, ShownBroker]) -> ClusterColumns:
+    """The columns of a Metadata response about all topics."""
+    topics = sorted(answer.topics, key=lambda topic: topic.name)
+    # A topic that is being created has no partitions yet, and an error in their place.
+    topics = [each for each in topics if each.partitions]
+    parts = [
+        part
+        for topic in topics
+        for part in sorted(topic.partitions, key=lambda part: part.partition_index)
+    ]
+    live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
+    replicas = padded([part.replica_nodes for part in parts])
+    isr = padded([part.isr_nodes for part in parts])
+    size = len(parts)
+    return ClusterColumns(
+        brokers=with_named_brokers(live, replicas, known),
+        controller=answer.controller_id,
+        topics=tuple(topic.name for topic in topics),
+        topic_ids=tuple(_topic_id(getattr(topic, "topic_id", None)) for topic in topics),
+        internal=tuple(bool(topic.is_internal) for topic in topics),
+        counts=np.array([len(topic.partitions) for topic in topics], np.int32),
+        partition=np.fromiter((part.partition_index for part in parts), np.int32, size),
+        leader=np.fromiter((part.leader_id for part in parts), np.int32, size),
+        leader_epoch=np.fromiter(
+            (getattr(part, "leader_epoch", -1) for part in parts), np.int32, size
+        ),
+        replicas=replicas,
+        isr=isr,
+        cluster_id=answer.cluster_id,
+    )
+
+
+def read_election_settings(admin: Admin, topics: Sequence[str]) -> dict[str, tuple[int, bool]]:
+    """For each topic the least ISR, and whether an unclean leader may be elected."""
+    found: dict[str, tuple[int, bool]] = {}
+    for start in range(0, len(topics), _TOPICS_AT_A_TIME):
+        asked = {
+            "resources": [
+                {
+                    "resource_type": _TOPIC,
+                    "resource_name": topic,
+                    "configuration_keys": list(_ELECTION_KEYS),
+                }
+                for topic in topics[start : start + _TOPICS_AT_A_TIME]
+            ],
+            "include_synonyms": False,
+            "include_documentation": False,
+        }
+        for result in admin.ask_any(ApiKey.DESCRIBE_CONFIGS, asked).results:
+            if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue  # deleted since
+            check(result.error_code, result.error_message)
+            values = {each.name: each.value for each in result.configs}
+            found[result.resource_name] = (
+                int(values.get(_ELECTION_KEYS[0]) or 1),
+                str(values.get(_ELECTION_KEYS[1])).lower() == "true",
+            )
+    return found
+
+
+def read_sizes(admin: Admin, brokers: Sequence[int]) -> dict[TopicPartition, int]:
+    """The bytes of each partition's largest replica; brokers that do not answer are left out."""
+    sizes: dict[TopicPartition, int] = {}
+    for broker in brokers:
+        try:
+            answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+        except KlammError:
+            continue
+        for directory in answer.results:
+            for topic in directory.topics:
+                for each in topic.partitions:
+                    if not each.is_future_key:  # a copy between two directories of a broker
+                        name = TopicPartition(topic.name, each.partition_index)
+                        sizes[name] = max(sizes.get(name, 0), each.partition_size)
+    return sizes
+
+
+def _topic_id(value: Any) -> str | None:
+    """As Kafka's own tools write it."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=") if value else None
