@@ -1,5 +1,8 @@
 """`kafka.*` options on their way to librdkafka."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from klamm.errors import ConfigError
@@ -122,3 +125,18 @@ def test_what_klamms_own_reading_does_not_do_is_left_to_librdkafka():
     assert can_fetch(consumer(isolation_level="read_committed", fetch_max_bytes="1000000"))
     assert not can_fetch(consumer(security_protocol="SSL"))
     assert not can_fetch(consumer(client_rack="a"))
+
+
+def test_a_producers_buffer_is_bounded_as_javas_is():
+    assert producer()["queue.buffering.max.kbytes"] == str(32 << 10)
+    assert producer(buffer_memory="1048576")["queue.buffering.max.kbytes"] == "1024"
+    large = producer(max_request_size="67108864")
+    assert large["queue.buffering.max.kbytes"] == str(64 << 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_settings_are_checked_without_a_client():
+    consumer(fetch_min_bytes="10")
+    producer(linger_ms="3")
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if name.startswith("rdk:")]

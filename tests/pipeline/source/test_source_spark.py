@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -119,6 +119,23 @@ def test_a_stream_is_written_to_a_topic(spark, cluster, topic, tmp_path):
     )
     query.awaitTermination()
     assert numbers(load(spark, cluster, subscribe=f"{topic}-out")) == list(range(50))
+
+
+def test_what_is_wrong_is_said_first_and_without_a_traceback(spark, cluster, topic):
+    def first_line(error: pytest.ExceptionInfo[Exception]) -> str:
+        assert "Traceback" not in str(error.value)
+        return str(error.value).splitlines()[0]
+
+    with pytest.raises(AnalysisException) as unknown:
+        load(spark, cluster, subscribe=topic, startingOffset="earliest")
+    assert "did you mean 'startingOffsets'" in first_line(unknown)
+    stream = load_stream(spark, cluster, subscribe=topic, endingOffsets="latest")
+    with pytest.raises(StreamingQueryException) as not_for_streams:
+        stream.writeStream.format("noop").start().awaitTermination()
+    assert "ending offset not valid in streaming queries" in first_line(not_for_streams)
+    with pytest.raises(AnalysisException) as missing:
+        load(spark, cluster, subscribe=topic).collect()
+    assert f"there is no topic {topic}" in first_line(missing)
 
 
 def test_what_is_wrong_reaches_the_user(spark, cluster, topic):

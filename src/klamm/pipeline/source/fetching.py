@@ -16,11 +16,10 @@ import pyarrow as pa
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.errors import UnavailableError
-from klamm.net.librdkafka import SECURITY_SETTINGS, security_from_librdkafka
-from klamm.net.secure import SecureClient
+from klamm.pipeline.source import loss
 from klamm.pipeline.source.columns import Decoder, offset_after
 from klamm.pipeline.source.leader_link import LeaderLink, Wish
-from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
+from klamm.pipeline.source.loss import cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
 from klamm.protocol.apis import ApiKey
@@ -46,8 +45,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 def can_fetch(kafka: Mapping[str, str]) -> bool:
     """Whether everything that the options ask for is done here."""
-    is_known = set(kafka) <= _HONOURED | _WITHOUT_EFFECT | SECURITY_SETTINGS
-    return is_known and security_from_librdkafka(kafka) is not None
+    is_plain = kafka.get("security.protocol", "plaintext").lower() == "plaintext"
+    return is_plain and set(kafka) <= _HONOURED | _WITHOUT_EFFECT | {"security.protocol"}
 
 
 class RangeReader:
@@ -58,12 +57,7 @@ class RangeReader:
         self._range = wanted
         self._options = options
         self._topic_id = None if wanted.topic_id is None else decode_topic_id(wanted.topic_id)
-        security = security_from_librdkafka(kafka)
-        assert security is not None, "looked at before this reader was chosen"
-        self._secure = SecureClient(security)
-        self._admin = Admin(
-            kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security
-        )
+        self._admin = Admin(kafka["bootstrap.servers"], client_id=kafka["client.id"])
         self._link: LeaderLink | None = None
         self._leader = -1
         self._last_heard_of_topic = time.monotonic()
@@ -125,7 +119,7 @@ class RangeReader:
             wish = Wish(
                 self._range.topic, self._topic_id, self._range.partition, self._options.kafka
             )
-            self._link = LeaderLink(address, wish, self._secure)
+            self._link = LeaderLink(address, wish)
         answer = self._link.answer(self.position)
         match answer.error_code:
             case ErrorCode.NONE:
@@ -165,7 +159,7 @@ class RangeReader:
         (topic,) = metadata.topics
         now = time.monotonic()
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if now - self._last_heard_of_topic > GONE_AFTER_S:
+            if now - self._last_heard_of_topic > loss.GONE_AFTER_S:
                 return None
             raise UnavailableError(f"nobody knows the topic {self._range.topic}")
         self._last_heard_of_topic = now

@@ -5,6 +5,7 @@ hands over the names in lower case, so that is how they are looked up.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from klamm.pipeline.source.offsets import (
 )
 
 KAFKA_PREFIX: Final = "kafka."
+
+_LOG: Final = logging.getLogger(__name__)
 
 _STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
@@ -43,7 +46,11 @@ _READ: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
+    "partition.metadata.cache.ttl.ms",
+    "commitOffsets",
 )
+#: What a batch has no use for.
+_TRIGGER: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay")
 #: Spark itself adds the last ones to a sink's options.
 _WRITE: Final = ("topic", "includeHeaders", "checkpointLocation", "queryName", "path")
 
@@ -104,6 +111,12 @@ class Selection:
         """The topics that must exist; empty for a pattern."""
         return self.topics or tuple(sorted({each.topic for each in self.partitions}))
 
+    def covers(self, topic: str) -> bool:
+        """Whether a topic of this name is read, if it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.named_topics
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -123,6 +136,10 @@ class ReadOptions:
     offset_retries: int
     offset_retry_pause_s: float
     poll_timeout_s: float
+    #: How long a stream takes it that there are the same partitions; None: it looks each time.
+    topics_ttl_s: float | None
+    #: The group that offsets are committed to, for tools that show lag.
+    commit_group: str | None
     #: For librdkafka.
     kafka: Mapping[str, str] = field(repr=False)
 
@@ -218,6 +235,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if not streaming:
         _check_batch_limit("starting", "latest", LATEST, starting)
         _check_batch_limit("ending", "earliest", EARLIEST, ending)
+        for name in _TRIGGER:
+            if given.get(name) is not None:
+                _LOG.warning("%s option ignored in batch queries", name)
+        if given.get("commitOffsets") is not None:
+            raise ConfigError("commitOffsets is for streams; a batch has no position to commit")
     least, most = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise ConfigError(
@@ -239,6 +261,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         offset_retries=_or(given.number("fetchOffset.numRetries", minimum=0), 3),
         offset_retry_pause_s=_or(given.number("fetchOffset.retryIntervalMs", minimum=0), 10) / 1e3,
         poll_timeout_s=_or(given.number("kafkaConsumer.pollTimeoutMs"), 120_000) / 1e3,
+        topics_ttl_s=_topics_ttl_s(given),
+        commit_group=_commit_group(given),
         kafka=consumer_config(given.kafka(), group_id_prefix=given.get("groupIdPrefix")),
     )
 
@@ -247,6 +271,22 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a write, checked."""
     given = _Given(options, _WRITE)
     return WriteOptions(topic=given.get("topic"), kafka=producer_config(given.kafka()))
+
+
+def _topics_ttl_s(given: _Given) -> float | None:
+    name = "partition.metadata.cache.ttl.ms"
+    if given.get(name) in (None, "-1"):
+        return None
+    if given.get(name) == "0":
+        raise ConfigError(f"{name} must be -1, for never, or positive, not '0'")
+    return _or(given.number(name), 0) / 1e3
+
+
+def _commit_group(given: _Given) -> str | None:
+    group = given.get("commitOffsets")
+    if group == "":
+        raise ConfigError("commitOffsets is empty; expected is the name of a group")
+    return group
 
 
 def _or(value: int | None, default: int) -> int:
