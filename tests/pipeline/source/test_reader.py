@@ -1,6 +1,7 @@
 """Reading a real cluster, as Spark would have it done, but without Spark around it."""
 
 import json
+import socket
 import time
 from typing import Any
 
@@ -180,6 +181,38 @@ def test_tasks_are_as_many_as_asked_for(cluster, topic):
         reader = TopicReader(read_options(options, streaming=False))
         assert len(reader.partitions()) == tasks
     assert numbers(read_all(cluster, subscribe=topic, minPartitions="7")) == [*range(1000)]
+
+
+def test_many_small_partitions_are_read_by_few_tasks(start_cluster, topic):
+    cluster = start_cluster(brokers=2)
+    for suffix in "xy":
+        cluster.create(topic + suffix, partitions=40, factor=1)
+        produce(cluster, topic + suffix, range(400), partitions=40)
+    asked = {"subscribe": f"{topic}x,{topic}y"}
+    reader = TopicReader(read_options(given(cluster, asked), streaming=False))
+    assert len(reader.partitions()) == 16
+    for more in ({}, {"kafka.client.rack": "a"}):
+        rows = read_all(cluster, **asked, **more)
+        places = {(row["topic"][-1], row["partition"], row["offset"]) for row in rows}
+        assert places == {(t, p, o) for t in "xy" for p in range(40) for o in range(10)}
+        assert len(rows) == 800
+        assert all(int(row["value"]) % 40 == row["partition"] for row in rows)
+
+
+def test_tasks_of_one_worker_share_connections_and_metadata(cluster, topic, monkeypatch):
+    cluster.create(topic, partitions=2, factor=1)
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest")
+    produce(cluster, topic, range(10), partitions=2)
+    stream.batch()
+    opened = []
+    connect = socket.create_connection
+    monkeypatch.setattr(
+        socket, "create_connection", lambda *given: opened.append(given) or connect(*given)
+    )
+    for first in range(10, 60, 10):
+        produce(cluster, topic, range(first, first + 10), partitions=2)
+        assert stream.batch() == list(range(first, first + 10))
+    assert opened == []
 
 
 def test_a_topic_that_does_not_exist_is_named_and_not_created(cluster, topic):

@@ -4,7 +4,7 @@ This is what reads where klamm's own way of fetching would not do justice to the
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -89,7 +89,7 @@ def _consume(
         while messages and (messages[-1].offset() or 0) >= until:
             messages.pop()
         if messages:
-            yield _rows(messages, wanted, include_headers=options.include_headers)
+            yield _rows(messages, wanted, options.columns)
             deadline = time.monotonic() + options.poll_timeout_s
         if messages or position >= until:
             continue
@@ -134,30 +134,38 @@ def _after_loss(
     return int(first_left)
 
 
-def _rows(messages: list[Message], wanted: OffsetRange, *, include_headers: bool) -> pa.RecordBatch:
-    stamps = [message.timestamp() for message in messages]
-    columns: list[Any] = [
-        [message.key() for message in messages],
-        [message.value() for message in messages],
-        pa.repeat(pa.scalar(wanted.topic), len(messages)),
-        pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(messages)),
-        [message.offset() for message in messages],
-        [milliseconds * 1000 for _, milliseconds in stamps],
-        [
-            LOG_APPEND_TIME if kind == TIMESTAMP_LOG_APPEND_TIME else CREATE_TIME
-            for kind, _ in stamps
-        ],
-    ]
-    if include_headers:
-        columns.append([_headers(message) for message in messages])
-    names = schema(include_headers=include_headers)
+def _rows(messages: list[Message], wanted: OffsetRange, columns: Sequence[str]) -> pa.RecordBatch:
+    types = schema(columns)
     return pa.RecordBatch.from_arrays(
-        [
-            column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, names, strict=True)
-        ],
-        schema=names,
+        [_column(messages, wanted, field) for field in types], schema=types
     )
+
+
+def _column(messages: list[Message], wanted: OffsetRange, field: pa.Field) -> pa.Array:
+    values: list[Any]
+    match field.name:
+        case "key":
+            values = [message.key() for message in messages]
+        case "value":
+            values = [message.value() for message in messages]
+        case "topic":
+            return pa.repeat(pa.scalar(wanted.topic), len(messages))
+        case "partition":
+            return pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(messages))
+        case "offset":
+            values = [message.offset() for message in messages]
+        case "timestamp":
+            values = [message.timestamp()[1] * 1000 for message in messages]
+        case "timestampType":
+            values = [
+                LOG_APPEND_TIME
+                if message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME
+                else CREATE_TIME
+                for message in messages
+            ]
+        case _:
+            values = [_headers(message) for message in messages]
+    return pa.array(values, field.type)
 
 
 def _headers(message: Message) -> list[dict[str, Any]] | None:

@@ -84,6 +84,7 @@ _PRODUCER_DEFAULTS: Final = {
     "partitioner": "murmur2_random",
 }
 
+_NAMESPACE: Final = uuid.UUID("6b6c616d-6d00-4000-8000-000000000000")
 _JAAS_ENTRY: Final = re.compile(r"(\w+(?:\.\w+)*)\s+required\b(.*?);?\s*", re.DOTALL)
 _JAAS_PAIR: Final = re.compile(r"(\w+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))")
 _NO_SUCH_PROPERTY: Final = re.compile(r"No such configuration property: \"(.*)\"")
@@ -98,8 +99,9 @@ def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) ->
         **_DEFAULTS,
         **_CONSUMER_DEFAULTS,
         # Nobody joins a group, but a cluster may grant reading to groups of certain names only.
-        # As in Spark, a name goes before a prefix.
-        "group.id": f"{prefix}-{uuid.uuid4()}",
+        # As in Spark, a name goes before a prefix. The same settings give the same name, so that
+        # a worker can keep its consumer from one micro-batch to the next.
+        "group.id": f"{prefix}-{uuid.uuid5(_NAMESPACE, repr(sorted(config.items())))}",
         **config,
     }
     _check(config, Consumer, "on_commit")

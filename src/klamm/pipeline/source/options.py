@@ -7,7 +7,7 @@ hands over the names in lower case, so that is how they are looked up.
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -26,6 +26,18 @@ from klamm.pipeline.source.offsets import (
 KAFKA_PREFIX: Final = "kafka."
 
 _LOG: Final = logging.getLogger(__name__)
+
+#: Those of Spark's `kafka` format; the last one if it is asked for.
+COLUMN_TYPES: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
 
 _STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
@@ -48,6 +60,7 @@ _READ: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "partition.metadata.cache.ttl.ms",
     "commitOffsets",
+    "pushFilters",
 )
 #: What a batch has no use for.
 _TRIGGER: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay")
@@ -132,7 +145,8 @@ class ReadOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
-    include_headers: bool
+    #: The columns that are wanted, in their order.
+    columns: tuple[str, ...]
     offset_retries: int
     offset_retry_pause_s: float
     poll_timeout_s: float
@@ -140,6 +154,8 @@ class ReadOptions:
     topics_ttl_s: float | None
     #: The group that offsets are committed to, for tools that show lag.
     commit_group: str | None
+    #: Whether Spark's filters are taken; Spark wants a setting of the session as well.
+    push_filters: bool
     #: For librdkafka.
     kafka: Mapping[str, str] = field(repr=False)
 
@@ -216,8 +232,13 @@ class _Given:
         return int(found[1]) * _UNITS_S[found[2]]
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a read, checked; everything that can be refused without a cluster is."""
+def read_options(
+    options: Mapping[str, str], *, streaming: bool, columns: Sequence[str] | None = None
+) -> ReadOptions:
+    """The options of a read, checked; everything that can be refused without a cluster is.
+
+    `columns` are those that are wanted, if not all are.
+    """
     given = _Given(options, _READ)
     selection = _selection(given)
     if streaming:
@@ -230,6 +251,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError(
             f"startingOffsetsByTimestampStrategy must be 'error' or 'latest', not '{strategy}'"
         )
+    if streaming and given.flag("pushFilters", False):
+        raise ConfigError("pushFilters is for batches; Spark pushes no filters into streams")
     starting = _limit(given, _STARTING, Everywhere(LATEST if streaming else EARLIEST))
     ending = _limit(given, _ENDING, Everywhere(LATEST))
     if not streaming:
@@ -257,14 +280,23 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
         max_trigger_delay_s=given.duration_s("maxTriggerDelay", 15 * 60.0),
-        include_headers=given.flag("includeHeaders", False),
+        columns=tuple(columns or column_types(options)),
         offset_retries=_or(given.number("fetchOffset.numRetries", minimum=0), 3),
         offset_retry_pause_s=_or(given.number("fetchOffset.retryIntervalMs", minimum=0), 10) / 1e3,
         poll_timeout_s=_or(given.number("kafkaConsumer.pollTimeoutMs"), 120_000) / 1e3,
         topics_ttl_s=_topics_ttl_s(given),
         commit_group=_commit_group(given),
+        push_filters=given.flag("pushFilters", False),
         kafka=consumer_config(given.kafka(), group_id_prefix=given.get("groupIdPrefix")),
     )
+
+
+def column_types(options: Mapping[str, str]) -> dict[str, str]:
+    """The columns of a read, with their types as Spark writes them."""
+    types = dict(COLUMN_TYPES)
+    if not _Given(options, _READ).flag("includeHeaders", False):
+        del types["headers"]
+    return types
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

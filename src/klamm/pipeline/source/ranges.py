@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
@@ -27,6 +28,51 @@ class OffsetRange(InputPartition):
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.until}) of {self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class RangeBundle(InputPartition):
+    """Several small ranges, of different partitions, for one task."""
+
+    ranges: tuple[OffsetRange, ...]
+
+
+#: What is small, and how much of it one task reads at most.
+_SMALL_RECORDS: Final = 1_000
+_BUNDLE_RECORDS: Final = 10_000
+_BUNDLE_RANGES: Final = 500
+#: Work on rows may cost more than reading them, so up to here each range has a task of its own.
+_TASKS_MIN: Final = 16
+
+
+def bundle(
+    ranges: Sequence[OffsetRange], *, min_partitions: int | None, max_records: int | None
+) -> list[OffsetRange | RangeBundle]:
+    """Let small ranges share tasks, as far as there stay enough of them.
+
+    A task costs several milliseconds, and a request for one partition as much as one for hundreds.
+    """
+    small = [each for each in ranges if each.size < _SMALL_RECORDS]
+    tasks_min = max(min_partitions or 0, _TASKS_MIN)
+    records_max = min(max_records or _BUNDLE_RECORDS, _BUNDLE_RECORDS)
+    bundles = max(
+        math.ceil(len(small) / _BUNDLE_RANGES),
+        math.ceil(sum(each.size for each in small) / records_max),
+        tasks_min - (len(ranges) - len(small)),
+    )
+    if len(small) <= bundles:
+        return list(ranges)
+    share = math.ceil(len(small) / bundles)
+    shared: list[list[OffsetRange]] = [[]]
+    records = 0
+    for each in small:
+        if shared[-1] and (len(shared[-1]) == share or records + each.size > records_max):
+            shared.append([])
+            records = 0
+        shared[-1].append(each)
+        records += each.size
+    large = (each for each in ranges if each.size >= _SMALL_RECORDS)
+    return [*large, *(RangeBundle(tuple(each)) for each in shared)]
 
 
 def split(

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -28,7 +28,9 @@ from klamm.pipeline.source.offsets import (
     nested,
 )
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.ranges import OffsetRange, behind, limit, split
+from klamm.pipeline.source.paths import tell_path
+from klamm.pipeline.source.pushdown import Narrowing
+from klamm.pipeline.source.ranges import OffsetRange, behind, bundle, limit, split
 from klamm.pipeline.source.telling import plainly
 
 _LOG: Final = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ _LOG: Final = logging.getLogger(__name__)
 class TopicReader(DataSourceReader):
     """Reads what is between two ends once."""
 
+    _narrowing: Narrowing | None = None
+
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
@@ -44,12 +48,15 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Look at the cluster once, so that all tasks are about the same moment."""
         options = self._options
+        tell_path(options.kafka)
         cluster = Cluster(options)
         topics = cluster.topics(options.selection)
         start = starting_offsets(cluster, topics.partitions, options)
         end = ending_offsets(cluster, topics.partitions, options)
-        earliest = cluster.earliest(topics.partitions)
-        for partition in sorted(topics.partitions):
+        if self._narrowing is not None:
+            start, end = self._narrowing.cut(cluster, start, end)
+        earliest = cluster.earliest(end)
+        for partition in sorted(end):
             if start[partition] < min(earliest[partition], end[partition]):
                 report_loss(
                     f"{partition} begins at {earliest[partition]}, and offset {start[partition]} "
@@ -57,10 +64,18 @@ class TopicReader(DataSourceReader):
                     fail=options.fail_on_data_loss,
                 )
                 start[partition] = min(earliest[partition], end[partition])
-        return [*_tasks(topics.ids, start, end, options)]
+        return _tasks(topics.ids, start, end, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options)
+
+
+class FilteringTopicReader(TopicReader):
+    """Takes Spark's filters too; only for sessions that allow it, as Spark wants it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowing = Narrowing()
+        return self._narrowing.push(filters)
 
 
 class RefusedStreamReader(DataSourceStreamReader):
@@ -94,6 +109,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._cluster: Cluster | None = None
+        self._has_told = False
         #: Where to stop, for Trigger.AvailableNow.
         self._target: Position | None = None
         #: The end that was planned last, as Spark was told.
@@ -166,6 +182,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch; the same two positions mean the same records, always."""
+        if not self._has_told:
+            tell_path(self._options.kafka)
+            self._has_told = True
         if start == end:
             return []
         ends = Position.from_json(end)
@@ -283,8 +302,10 @@ def _reaches(target: Position, position: Position) -> bool:
     )
 
 
-def _tasks(ids: Any, start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
-    return split(
+def _tasks(
+    ids: Mapping[str, str], start: Offsets, end: Offsets, options: ReadOptions
+) -> list[InputPartition]:
+    ranges = split(
         (
             OffsetRange(each.topic, each.number, start[each], end[each], ids.get(each.topic))
             for each in sorted(end)
@@ -292,11 +313,18 @@ def _tasks(ids: Any, start: Offsets, end: Offsets, options: ReadOptions) -> list
         min_partitions=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
+    return [
+        *bundle(
+            ranges,
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
+    ]
 
 
 def _read(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     # Drivers start a process for each query, and would spend half of its start on importing this.
-    from klamm.pipeline.source.tasks import read_range
+    from klamm.pipeline.source.tasks import read_partition
 
     with plainly():
-        yield from read_range(partition, options)
+        yield from read_partition(partition, options)

@@ -1,22 +1,20 @@
 """The data source itself: which reader or writer belongs to which options."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError, KlammError
-from klamm.pipeline.source.options import read_options, write_options
-from klamm.pipeline.source.reader import RefusedStreamReader, TopicReader, TopicStreamReader
+from klamm.pipeline.source.options import COLUMN_TYPES, column_types, read_options, write_options
+from klamm.pipeline.source.reader import (
+    FilteringTopicReader,
+    RefusedStreamReader,
+    TopicReader,
+    TopicStreamReader,
+)
 from klamm.pipeline.source.telling import plainly
 from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
-
-_SCHEMA: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "timestampType int"
-)
-_HEADERS: Final = ", headers array<struct<key:string,value:binary>>"
 
 
 class KlammDataSource(DataSource):
@@ -30,21 +28,18 @@ class KlammDataSource(DataSource):
         """The columns, for a read that names none; options that no read takes are refused here."""
         with plainly():
             _check_for_any_read(self.options)
-        return self._columns()
-
-    def _columns(self) -> str:
-        has_headers = self.options.get("includeheaders", "false").strip().lower() == "true"
-        return _SCHEMA + _HEADERS if has_headers else _SCHEMA
+            return ", ".join(f"{name} {kind}" for name, kind in column_types(self.options).items())
 
     def reader(self, schema: StructType) -> TopicReader:
         with plainly():
-            self._check_schema(schema)
-            return TopicReader(read_options(self.options, streaming=False))
+            columns = checked_columns(schema)
+            options = read_options(self.options, streaming=False, columns=columns)
+            return FilteringTopicReader(options) if options.push_filters else TopicReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            self._check_schema(schema)
-            return TopicStreamReader(read_options(self.options, streaming=True))
+            columns = checked_columns(schema)
+            return TopicStreamReader(read_options(self.options, streaming=True, columns=columns))
         except KlammError as error:
             return RefusedStreamReader(error)
 
@@ -62,10 +57,21 @@ class KlammDataSource(DataSource):
             check_columns(schema, options)
             return TopicStreamWriter(options)
 
-    def _check_schema(self, schema: StructType) -> None:
-        columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
-        if columns != self._columns():
-            raise ConfigError("The source has a fixed schema and cannot be set with a custom one")
+
+def checked_columns(schema: StructType) -> list[str]:
+    """The names of the columns that a read is to have, which may be some of those that it has."""
+    for field in schema:
+        kind = COLUMN_TYPES.get(field.name)
+        if kind is None:
+            raise ConfigError(
+                f"There is no column '{field.name}'; the columns are {', '.join(COLUMN_TYPES)}"
+            )
+        if field.dataType.simpleString() != kind:
+            raise ConfigError(
+                f"The column '{field.name}' is {kind}, not {field.dataType.simpleString()}; cast "
+                "it after reading"
+            )
+    return schema.fieldNames()
 
 
 def _check_for_any_read(options: Mapping[str, str]) -> None:
