@@ -17,7 +17,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -78,6 +78,9 @@ interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="
 
 spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
 	@$(BIN)/python -m pytest -m spark_heavy
+
+spark-versions: setup ## format("klamm") on every pyspark that it is for, each in an environment of its own
+	@$(BIN)/python -m pytest -m spark_versions
 
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients

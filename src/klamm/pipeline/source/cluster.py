@@ -97,9 +97,9 @@ class Cluster:
         self._has_answered = False
         self._made: AdminClient | None = None
 
-    def topics(self, selection: Selection) -> Topics:
+    def topics(self, selection: Selection, *, unknown_for_s: float = _UNKNOWN_FOR_S) -> Topics:
         """What the selection means now; a topic that is named has to exist."""
-        deadline = time.monotonic() + _UNKNOWN_FOR_S
+        deadline = time.monotonic() + unknown_for_s
         while True:
             found = self._select(selection)
             problem = _absence(selection, found)

@@ -22,6 +22,7 @@ from klamm.pipeline.source.offsets import (
     parse_partitions,
     parse_timestamps,
 )
+from klamm.pipeline.source.spark_versions import HAS_FILTERS, HAS_LIMITS, require
 
 KAFKA_PREFIX: Final = "kafka."
 
@@ -251,8 +252,10 @@ def read_options(
         raise ConfigError(
             f"startingOffsetsByTimestampStrategy must be 'error' or 'latest', not '{strategy}'"
         )
-    if streaming and given.flag("pushFilters", False):
-        raise ConfigError("pushFilters is for batches; Spark pushes no filters into streams")
+    if given.flag("pushFilters", False):
+        require(HAS_FILTERS, "pushFilters", "4.1")
+        if streaming:
+            raise ConfigError("pushFilters is for batches; Spark pushes no filters into streams")
     starting = _limit(given, _STARTING, Everywhere(LATEST if streaming else EARLIEST))
     ending = _limit(given, _ENDING, Everywhere(LATEST))
     if not streaming:
@@ -263,6 +266,10 @@ def read_options(
                 _LOG.warning("%s option ignored in batch queries", name)
         if given.get("commitOffsets") is not None:
             raise ConfigError("commitOffsets is for streams; a batch has no position to commit")
+    else:
+        for name in _TRIGGER:
+            if given.get(name) is not None:
+                require(HAS_LIMITS, name, "4.2")
     least, most = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise ConfigError(

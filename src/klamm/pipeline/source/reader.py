@@ -3,19 +3,13 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from klamm.errors import KlammError, UnavailableError
+from klamm.pipeline.source import loss
 from klamm.pipeline.source.cluster import Cluster, Topics, UnknownPartitionError, is_other
 from klamm.pipeline.source.limits import ending_offsets, starting_offsets
 from klamm.pipeline.source.loss import report_loss
@@ -29,9 +23,21 @@ from klamm.pipeline.source.offsets import (
 )
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.paths import tell_path
-from klamm.pipeline.source.pushdown import Narrowing
 from klamm.pipeline.source.ranges import OffsetRange, behind, bundle, limit, split
+from klamm.pipeline.source.spark_versions import (
+    HAS_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from klamm.pipeline.source.telling import plainly
+
+if TYPE_CHECKING:  # Spark 4.0 has no filters
+    from pyspark.sql.datasource import Filter
+
+    from klamm.pipeline.source.pushdown import Narrowing
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -39,7 +45,8 @@ _LOG: Final = logging.getLogger(__name__)
 class TopicReader(DataSourceReader):
     """Reads what is between two ends once."""
 
-    _narrowing: Narrowing | None = None
+    #: What Spark's filters leave to read.
+    _narrowing: "Narrowing | None" = None
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -73,7 +80,9 @@ class TopicReader(DataSourceReader):
 class FilteringTopicReader(TopicReader):
     """Takes Spark's filters too; only for sessions that allow it, as Spark wants it."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":
+        from klamm.pipeline.source.pushdown import Narrowing
+
         self._narrowing = Narrowing()
         return self._narrowing.push(filters)
 
@@ -285,6 +294,49 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._last_batch_at is None:
             return False
         return time.monotonic() - self._last_batch_at < self._options.max_trigger_delay_s
+
+
+class UnlimitedStreamReader(TopicStreamReader):
+    """For Spark before 4.2, which does not say where the stream stands when it asks how far to go.
+
+    It is where the last batch ended. After a restart that is not known, and the topics that are
+    named have to exist; until the first batch is planned, there is nothing to compare them with.
+    """
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        if self._position is None:
+            with plainly():
+                selection = self._options.selection
+                topics = self._reached.topics(selection, unknown_for_s=loss.GONE_AFTER_S)
+                self._position = Position(self._reached.latest(topics.partitions), topics.ids)
+                self._latest = self._position
+                return self._position.to_json()
+        return super().latestOffset(self._position.to_json(), ReadAllAvailable())
+
+    def initialOffset(self) -> dict[str, Any]:
+        initial = super().initialOffset()
+        self._position = Position.from_json(initial)
+        return initial
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        tasks = super().partitions(start, end)
+        self._position = Position.from_json(end)
+        return tasks
+
+
+class _RefusedUnlimited(RefusedStreamReader):
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.initialOffset()
+
+
+def stream_reader(options: ReadOptions) -> TopicStreamReader:
+    """The reader that this version of Spark knows how to ask."""
+    return TopicStreamReader(options) if HAS_LIMITS else UnlimitedStreamReader(options)
+
+
+def refused_stream_reader(error: KlammError) -> RefusedStreamReader:
+    """The same for options that are wrong."""
+    return RefusedStreamReader(error) if HAS_LIMITS else _RefusedUnlimited(error)
 
 
 def _limited(begins: Offsets, latest: Offsets, most: ReadLimit) -> dict[Partition, int]:

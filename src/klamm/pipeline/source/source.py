@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.source.options import COLUMN_TYPES, column_types, read_options, write_options
 from klamm.pipeline.source.reader import (
     FilteringTopicReader,
-    RefusedStreamReader,
     TopicReader,
-    TopicStreamReader,
+    refused_stream_reader,
+    stream_reader,
 )
+from klamm.pipeline.source.tables.columns import TABLES
+from klamm.pipeline.source.tables.reader import TableReader, table_options
 from klamm.pipeline.source.telling import plainly
 from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
 
@@ -27,21 +29,30 @@ class KlammDataSource(DataSource):
     def schema(self) -> str:
         """The columns, for a read that names none; options that no read takes are refused here."""
         with plainly():
-            _check_for_any_read(self.options)
-            return ", ".join(f"{name} {kind}" for name, kind in column_types(self.options).items())
+            if _is_table(self.options):
+                types = TABLES[table_options(self.options).table]
+            else:
+                _check_for_any_read(self.options)
+                types = column_types(self.options)
+            return ", ".join(f"{name} {kind}" for name, kind in types.items())
 
-    def reader(self, schema: StructType) -> TopicReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         with plainly():
-            columns = checked_columns(schema)
+            if _is_table(self.options):
+                types = TABLES[table_options(self.options).table]
+                return TableReader(table_options(self.options, checked_columns(schema, types)))
+            columns = checked_columns(schema, COLUMN_TYPES)
             options = read_options(self.options, streaming=False, columns=columns)
             return FilteringTopicReader(options) if options.push_filters else TopicReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            columns = checked_columns(schema)
-            return TopicStreamReader(read_options(self.options, streaming=True, columns=columns))
+            if _is_table(self.options):
+                raise ConfigError("A table of the cluster is read once; use spark.read")
+            columns = checked_columns(schema, COLUMN_TYPES)
+            return stream_reader(read_options(self.options, streaming=True, columns=columns))
         except KlammError as error:
-            return RefusedStreamReader(error)
+            return refused_stream_reader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
         with plainly():
@@ -58,13 +69,17 @@ class KlammDataSource(DataSource):
             return TopicStreamWriter(options)
 
 
-def checked_columns(schema: StructType) -> list[str]:
+def _is_table(options: Mapping[str, str]) -> bool:
+    return any(name.lower() == "table" for name in options)
+
+
+def checked_columns(schema: StructType, types: Mapping[str, str]) -> list[str]:
     """The names of the columns that a read is to have, which may be some of those that it has."""
     for field in schema:
-        kind = COLUMN_TYPES.get(field.name)
+        kind = types.get(field.name)
         if kind is None:
             raise ConfigError(
-                f"There is no column '{field.name}'; the columns are {', '.join(COLUMN_TYPES)}"
+                f"There is no column '{field.name}'; the columns are {', '.join(types)}"
             )
         if field.dataType.simpleString() != kind:
             raise ConfigError(

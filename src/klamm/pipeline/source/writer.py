@@ -4,15 +4,16 @@ A task that fails is run again, and what it had written is written again. Within
 written twice: its producer, which outlives the task, is idempotent.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
+from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import (
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.source.options import WriteOptions
 from klamm.pipeline.source.producers import PRODUCERS, KeptProducer
+from klamm.pipeline.source.spark_versions import HAS_ARROW_STREAM_WRITER, StreamWriter
 from klamm.pipeline.source.telling import plainly
 
 _HEADER_TYPE: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
@@ -38,6 +40,8 @@ _COLUMNS: Final[dict[str, tuple[str, tuple[DataType, ...]]]] = {
     "headers": ("an array<struct<key:string,value:binary>>", (_HEADER_TYPE,)),
     "partition": ("an int", (IntegerType(),)),
 }
+#: How many rows become one batch where Spark does not make batches.
+_ROWS: Final = 10_000
 _ANY_PARTITION: Final = -1
 #: How often room in the queue is looked for.
 _POLL_S: Final = 0.05
@@ -87,15 +91,22 @@ class TopicWriter(DataSourceArrowWriter):
         return write_rows(iterator, self._options)
 
 
-class TopicStreamWriter(DataSourceStreamArrowWriter):
+class TopicStreamWriter(StreamWriter):  # type: ignore[misc]  # which of two depends on Spark
     """Writes one batch after another."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     @plainly()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_rows(iterator, self._options)
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        batches = iterator if HAS_ARROW_STREAM_WRITER else _as_batches(iterator)
+        return write_rows(batches, self._options)
+
+
+def _as_batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+    """For Spark 4.0, which gives rows to the writer of a stream."""
+    while portion := list(itertools.islice(rows, _ROWS)):
+        yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in portion])
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:

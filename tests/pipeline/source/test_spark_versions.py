@@ -1,0 +1,83 @@
+"""Every version of Spark that the source is for, each in an environment of its own.
+
+`make spark-versions` runs these. Environments are made on first use, in `.setup/spark-versions`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.spark_versions, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENTS = ROOT / ".setup" / "spark-versions"
+VERSIONS = ("4.0.0", "4.1.4", "4.2.1", "4.3.0")
+#: What the source needs besides pyspark, as the wheel `pyspark-klamm` has it.
+NEEDED = (
+    "confluent-kafka",
+    "cramjam",
+    "crc32c",
+    "kio>=0.6.5,<0.7",
+    "numpy",
+    "orjson",
+    "pyarrow>=18",
+)
+
+
+def environment(version: str) -> Path:
+    """A Python with this pyspark and without klamm."""
+    folder = ENVIRONMENTS / f"v{version}"
+    python = folder / "bin" / "python"
+    complete = folder / ".complete"
+    if not complete.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        subprocess.run([*pip, f"pyspark=={version}", "pandas<3", *NEEDED], check=True)
+        complete.touch()
+    return python
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def run(version: str, *arguments: str) -> Any:
+    script = Path(__file__).with_name("version_job.py")
+    finished = subprocess.run(
+        [environment(version), script, *arguments],
+        env={key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}
+        | {"PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def test_reading_and_writing_work_and_what_is_lacking_is_said(version, cluster, topic, tmp_path):
+    for name in (topic, f"{topic}-copy"):
+        cluster.create(name, partitions=2, factor=1)
+    found = run(version, cluster.bootstrap, topic, str(tmp_path))
+    assert found["read"]
+    assert found["headers"]
+    assert found["columns"] == ["offset", "value"]
+    assert found["copied"]
+    assert found["all copied"]
+    assert found["partitions"] == 2
+    assert "did you mean 'startingOffsets'" in found["unknown"]
+    if version < "4.2":
+        assert f"maxOffsetsPerTrigger needs pyspark 4.2; this is {version}" in found["limited"]
+    else:
+        assert found["limited"] is None
+        assert found["batches"] == 2
+    if version < "4.1":
+        assert f"pushFilters needs pyspark 4.1; this is {version}" in found["filtered"]
+    else:
+        assert found["kept"] == 10
