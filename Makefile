@@ -17,7 +17,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions report-look wheel-test spark-wheel conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -100,6 +100,9 @@ report-look: setup ## look at report.html in a real browser, and keep screenshot
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py
+
+spark-wheel: setup ## build the wheel pyspark-klamm, for a Spark that somebody else manages, into dist
+	@$(BIN)/python -m tools.spark_wheel
 
 conformance: setup ## print which rules of the specifications are shown by which tests
 	@$(BIN)/python tools/conformance.py

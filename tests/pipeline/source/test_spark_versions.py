@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tools.spark_wheel import build
+
 pytestmark = [pytest.mark.real, pytest.mark.spark_versions, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,12 +49,21 @@ def version(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def run(version: str, *arguments: str) -> Any:
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel `pyspark-klamm` is installed, without anything else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    subprocess.run([*pip, "--target", folder / "installed", build(folder)], check=True)
+    return folder / "installed"
+
+
+def run(version: str, installed: Path, *arguments: str) -> Any:
     script = Path(__file__).with_name("version_job.py")
     finished = subprocess.run(
         [environment(version), script, *arguments],
         env={key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}
-        | {"PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1"},
+        | {"PYTHONPATH": str(installed), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=900,
@@ -61,10 +72,12 @@ def run(version: str, *arguments: str) -> Any:
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-def test_reading_and_writing_work_and_what_is_lacking_is_said(version, cluster, topic, tmp_path):
+def test_reading_and_writing_work_and_what_is_lacking_is_said(
+    version, installed, cluster, topic, tmp_path
+):
     for name in (topic, f"{topic}-copy"):
         cluster.create(name, partitions=2, factor=1)
-    found = run(version, cluster.bootstrap, topic, str(tmp_path))
+    found = run(version, installed, cluster.bootstrap, topic, str(tmp_path))
     assert found["read"]
     assert found["headers"]
     assert found["columns"] == ["offset", "value"]
@@ -81,3 +94,15 @@ def test_reading_and_writing_work_and_what_is_lacking_is_said(version, cluster, 
         assert f"pushFilters needs pyspark 4.1; this is {version}" in found["filtered"]
     else:
         assert found["kept"] == 10
+
+
+def test_the_wheel_has_the_source_and_not_the_rest(installed):
+    names = {path.name for path in (installed / "klamm").iterdir()}
+    assert {"pipeline", "protocol", "client", "net", "errors.py"} <= names
+    assert not names & {"broker", "controller", "core", "local", "cli", "zookeeper"}
+    (metadata,) = installed.glob("pyspark_klamm-*.dist-info/METADATA")
+    needed = [
+        line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")
+    ]
+    assert needed
+    assert not any("pyspark" in line for line in needed)

@@ -107,6 +107,10 @@ class RefusedStreamReader(DataSourceStreamReader):
         self.initialOffset()
         return ReadAllAvailable()
 
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        with plainly():
+            raise self._error
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with plainly():
             raise self._error
