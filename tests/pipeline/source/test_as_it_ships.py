@@ -1,4 +1,4 @@
-"""The source with Spark's own defaults, on executors of their own, with accidents: `make spark-test`.
+"""The source with Spark's own defaults, on executors, with accidents: `make spark-test`.
 
 The session of the other tests is for little data. Here are adaptive execution and generated code,
 eight shuffle partitions and eight splits, and every way gives the same table.
