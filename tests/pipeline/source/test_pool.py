@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.pipeline.source.pool import Pool
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class Client:

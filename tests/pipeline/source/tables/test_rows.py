@@ -11,8 +11,8 @@ from klamm.pipeline.source.tables.reader import (
     shares,
     table_options,
 )
-from tests.broker.cluster import PATIENCE_S, RealCluster
 from tests.pipeline.source.conftest import produce
+from tests.support.cluster import PATIENCE_S, RealCluster
 
 
 def read(
@@ -32,7 +32,7 @@ def read(
 def test_brokers_topics_and_partitions_are_as_zookeeper_has_them(start_cluster, topic):
     cluster = start_cluster(brokers=2, racks={1: "a", 2: "b"})
     cluster.create(topic, partitions=3, factor=2)
-    controller = cluster.controller()
+    controller = cluster.controller_id()
     assert read(cluster, "brokers") == [
         {
             "id": each,

@@ -16,7 +16,7 @@ import pytest
 
 from tests.pipeline.source.conftest import produce
 from tests.pipeline.source.shipped_job import MODES
-from tests.pipeline.source.test_spark import load
+from tests.pipeline.source.test_source_spark import load
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
 
