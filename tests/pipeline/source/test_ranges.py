@@ -91,8 +91,8 @@ def shared(ranges, min_partitions=None, max_records=None):
 
 def test_a_few_small_ranges_have_tasks_of_their_own():
     assert shared(small(16)) == small(16)
-    assert len(shared(small(160))) == 16
-    assert len(shared(small(120), min_partitions=60)) == 60
+    assert len(shared(small(100))) == 16
+    assert len(shared(small(100), min_partitions=60)) == 60
 
 
 def test_many_small_ranges_share_tasks_and_none_is_left_out():
@@ -112,3 +112,10 @@ def test_large_ranges_stay_alone():
 def test_what_shares_a_task_is_not_more_than_a_task_may_have():
     for tasks, most in ((shared(small(1000, 900)), 10_000), (shared(small(1000), None, 50), 50)):
         assert max(sum(each) for each in sizes(tasks)) <= most
+
+
+def test_parts_of_one_partition_do_not_share_a_task():
+    parts = [OffsetRange("u", 0, at, at + 10) for at in range(0, 500, 10)]
+    tasks = shared([*parts, *small(100)])
+    assert tasks[:50] == parts
+    assert sizes(tasks[50:]) == [[10] * 100]

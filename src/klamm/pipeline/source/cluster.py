@@ -272,6 +272,7 @@ class Cluster:
             try:
                 answer = ask()
                 self._has_answered = True
+                self._admin.poll(0)  # what it has to say about brokers is not kept for ever
                 return answer
             except KafkaException as error:
                 reason = error.args[0]

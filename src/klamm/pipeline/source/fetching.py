@@ -49,6 +49,9 @@ class Progress:
     def is_done(self) -> bool:
         return self.position >= self.wanted.until
 
+    def is_led_by(self, address: Address) -> bool:
+        return self.leader is not None and self.leader[1] == address
+
     def move(self, position: int) -> None:
         self.position, self.moved_at = position, time.monotonic()
 
@@ -94,13 +97,12 @@ class RangesReader:
                     continue
                 address = next(iter(self._asked))
                 group = self._asked.pop(address)
-                ready = self._hear(address, group)
+                ready, served = self._hear(address, group)
                 self._left = [each for each in self._left if not each.is_done]
-                # What comes next is on its way while this is decoded.
-                self._ask(
-                    address,
-                    [each for each in group if each.leader is not None and not each.is_done],
-                )
+                # What comes next is on its way while this is decoded. An answer has room for so
+                # much and is filled in the order of the request, so who was served comes last.
+                led = [each for each in self._left if each.is_led_by(address)]
+                self._ask(address, sorted(led, key=served.__contains__))
                 yield from self._decoder.decode(ready)
                 if not ready:
                     self._be_patient()
@@ -172,13 +174,13 @@ class RangesReader:
         else:
             self._asked[address] = group
 
-    def _hear(self, address: Address, group: list[Progress]) -> list[Answer]:
-        """What came of a request: records to decode. The group is put in the order to ask in."""
+    def _hear(self, address: Address, group: list[Progress]) -> tuple[list[Answer], set[Progress]]:
+        """What came of a request: records to decode, and whose they are."""
         try:
             answers = self._leaders.link(address).answer()
         except UnavailableError as error:
             self._lose_leader(address, group, str(error))
-            return []
+            return [], set()
         ready: list[Answer] = []
         served: set[Progress] = set()
         for each in group:
@@ -187,9 +189,7 @@ class RangesReader:
             if answer is not None:
                 ready.append(answer)
                 served.add(each)
-        # An answer has room for so much, and is filled in the order of the request.
-        group.sort(key=served.__contains__)
-        return ready
+        return ready, served
 
     def _take(self, each: Progress, response: FetchPartitionResponse) -> Answer | None:
         """The records of one partition, if there are any; the position moves behind them."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -52,27 +53,30 @@ def bundle(
 
     A task costs several milliseconds, and a request for one partition as much as one for hundreds.
     """
-    small = [each for each in ranges if each.size < _SMALL_RECORDS]
-    tasks_min = max(min_partitions or 0, _TASKS_MIN)
+    # A request cannot ask for one partition twice.
+    parts = Counter((each.topic, each.partition) for each in ranges)
+    alone: list[OffsetRange] = []
+    small: list[OffsetRange] = []
+    for each in ranges:
+        is_small = each.size < _SMALL_RECORDS and parts[each.topic, each.partition] == 1
+        (small if is_small else alone).append(each)
     records_max = min(max_records or _BUNDLE_RECORDS, _BUNDLE_RECORDS)
     bundles = max(
         math.ceil(len(small) / _BUNDLE_RANGES),
         math.ceil(sum(each.size for each in small) / records_max),
-        tasks_min - (len(ranges) - len(small)),
+        max(min_partitions or 0, _TASKS_MIN) - len(alone),
     )
     if len(small) <= bundles:
         return list(ranges)
-    share = math.ceil(len(small) / bundles)
-    shared: list[list[OffsetRange]] = [[]]
-    records = 0
-    for each in small:
-        if shared[-1] and (len(shared[-1]) == share or records + each.size > records_max):
+    shared: list[list[OffsetRange]] = []
+    room, number = 0, -1
+    for at, each in enumerate(small):
+        if at * bundles // len(small) != number or each.size > room:
             shared.append([])
-            records = 0
+            room, number = records_max, at * bundles // len(small)
         shared[-1].append(each)
-        records += each.size
-    large = (each for each in ranges if each.size >= _SMALL_RECORDS)
-    return [*large, *(RangeBundle(tuple(each)) for each in shared)]
+        room -= each.size
+    return [*alone, *(RangeBundle(tuple(each)) for each in shared)]
 
 
 def split(
