@@ -5,6 +5,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from bench.spark import connector
+from tests.pipeline.source.conftest import produce
 from tools.spark_wheel import build
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_versions, pytest.mark.timeout(1800)]
@@ -58,10 +61,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "installed"
 
 
-def run(version: str, installed: Path, *arguments: str) -> Any:
-    script = Path(__file__).with_name("version_job.py")
+def run(python: Path, installed: Path, script: str, *arguments: str) -> Any:
     finished = subprocess.run(
-        [environment(version), script, *arguments],
+        [python, Path(__file__).with_name(script), *arguments],
         env={key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}
         | {"PYTHONPATH": str(installed), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
@@ -77,7 +79,8 @@ def test_reading_and_writing_work_and_what_is_lacking_is_said(
 ):
     for name in (topic, f"{topic}-copy"):
         cluster.create(name, partitions=2, factor=1)
-    found = run(version, installed, cluster.bootstrap, topic, str(tmp_path))
+    arguments = (cluster.bootstrap, topic, str(tmp_path))
+    found = run(environment(version), installed, "version_job.py", *arguments)
     assert found["read"]
     assert found["headers"]
     assert found["columns"] == ["offset", "value"]
@@ -94,6 +97,18 @@ def test_reading_and_writing_work_and_what_is_lacking_is_said(
         assert f"pushFilters needs pyspark 4.1; this is {version}" in found["filtered"]
     else:
         assert found["kept"] == 10
+
+
+@pytest.mark.skipif(shutil.which("mvn") is None, reason="Spark's connector comes by Maven")
+def test_a_query_changes_between_sparks_own_format_and_this_one(
+    installed, cluster, topic, tmp_path
+):
+    python, jars = connector()
+    cluster.create(topic, partitions=2, factor=1)
+    for turn, form in enumerate(("klamm", "kafka", "klamm", "kafka")):
+        produce(cluster, topic, range(turn * 50, (turn + 1) * 50), partitions=2)
+        arguments = (form, cluster.bootstrap, topic, str(tmp_path), ",".join(map(str, jars)))
+        assert run(python, installed, "format_job.py", *arguments) == [*range((turn + 1) * 50)]
 
 
 def test_the_wheel_has_the_source_and_not_the_rest(installed):
