@@ -314,6 +314,20 @@ def test_an_address_where_nobody_answers_is_said_in_seconds_and_once(capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_port_where_no_broker_speaks_is_said_in_seconds_and_once(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        options = {"kafka.bootstrap.servers": f"127.0.0.1:{port}", "subscribe": "orders"}
+        reader = TopicReader(read_options(options, streaming=False))
+        began_at = time.monotonic()
+        with pytest.raises(
+            UnavailableError, match=rf"cluster at 127\.0\.0\.1:{port} does not answer"
+        ):
+            reader.partitions()
+    assert time.monotonic() - began_at < 20
+    assert "FAIL" not in capfd.readouterr().err
+
+
 # Streams
 
 

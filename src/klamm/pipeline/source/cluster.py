@@ -286,7 +286,8 @@ class Cluster:
                 if waited_s > patience_s:
                     self._admin.poll(0)
                     why = self._last_error.text or reason.str()
-                    raise UnavailableError(f"The cluster does not answer: {why}")
+                    servers = self._kafka["bootstrap.servers"]
+                    raise UnavailableError(f"The cluster at {servers} does not answer: {why}")
             elif attempts_left == 0:
                 raise UnavailableError(f"{reason.name()}: {reason.str()}")
             else:
