@@ -42,6 +42,7 @@ SIZES = (100, 1000)
 CODECS = ("none", "lz4")
 WHAT = ("read", "stream", "write")
 APART = ("small", "latency")
+SIDES = ("connector", "klamm")
 SMALL_RECORDS = 10
 #: What klamm needs besides pyspark.
 NEEDED = (
@@ -58,12 +59,14 @@ def main():
     parser.add_argument("--codecs", nargs="+", default=CODECS, choices=CODECS)
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT + APART)
     parser.add_argument("--partitions", type=int, default=10_000, help="of --what small")
+    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
     python, jars = connector()
     with ExitStack() as stack:
         bootstrap = asked.bootstrap_server or stack.enter_context(one_broker())
-        sides = {"connector": (python, "kafka", jars), "klamm": (python, "klamm", ())}
+        all_sides = {"connector": (python, "kafka", jars), "klamm": (python, "klamm", ())}
+        sides = {name: all_sides[name] for name in asked.sides}
         if "small" in asked.what:
             records = asked.partitions * SMALL_RECORDS
             topic = fill(bootstrap, 100, records, "none", asked.partitions)
