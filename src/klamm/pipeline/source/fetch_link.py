@@ -3,11 +3,13 @@
 import contextlib
 import socket
 import struct
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import RemoteProtocolError, UnavailableError
+from klamm.net.secure import INSECURE, SecureClient
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
@@ -42,9 +44,14 @@ class Wish(NamedTuple):
 class FetchLink:
     """At most one request is under way. Whatever goes wrong is an `UnavailableError`."""
 
-    def __init__(self, address: Address, kafka: Mapping[str, str]) -> None:
+    def __init__(
+        self, address: Address, kafka: Mapping[str, str], secure: SecureClient = INSECURE
+    ) -> None:
         self.address = address
         self._kafka = kafka
+        self._secure = secure
+        #: When to authenticate again, for sessions that end.
+        self._login_at: float | None = None
         self._correlation_id = 0
         self._asked: tuple[RequestHeader, Sequence[Wish]] | None = None
         timeout_ms = kafka.get("socket.timeout.ms")
@@ -53,7 +60,10 @@ class FetchLink:
             self._socket = socket.create_connection(address, timeout_s)
         with self._failing():
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = secure.wrap(self._socket, address[0])
             self._version = self._agree()
+            if secure.logs_in:
+                self._log_in()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -70,8 +80,10 @@ class FetchLink:
         version = self._version
         if any(each.topic_id is None for each in wishes):
             version = min(version, _LAST_BY_NAME)
-        header = self._header(ApiKey.FETCH, version)
         with self._failing():
+            if self._login_at is not None and time.monotonic() >= self._login_at:
+                self._log_in()
+            header = self._header(ApiKey.FETCH, version)
             self._socket.sendall(encode_request(header, self._values(wishes)))
         self._asked = header, wishes
 
@@ -90,6 +102,18 @@ class FetchLink:
             for topic in response.topics
             for each in topic.partitions
         }
+
+    def _log_in(self) -> None:
+        """Authenticate, for the first time or again before the session ends (SEC-5)."""
+        steps = self._secure.login()
+        try:
+            api, version, values = next(steps)
+            while True:
+                header = self._header(api, version)
+                self._socket.sendall(encode_request(header, values))
+                api, version, values = steps.send(decode_response(header, self._receive()))
+        except StopIteration as done:
+            self._login_at = done.value
 
     def _values(self, wishes: Sequence[Wish]) -> dict[str, Any]:
         """A request, in the form of `klamm.protocol.codec.encoding`."""

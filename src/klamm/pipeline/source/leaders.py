@@ -13,6 +13,8 @@ from typing import Any, Final
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.errors import UnavailableError
+from klamm.net.librdkafka import security_from_librdkafka
+from klamm.net.secure import SecureClient
 from klamm.pipeline.source.fetch_link import Address, FetchLink
 from klamm.pipeline.source.pool import Pool
 from klamm.protocol.apis import ApiKey
@@ -40,7 +42,12 @@ class Leaders:
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
-        self._admin = Admin(kafka["bootstrap.servers"], client_id=kafka["client.id"])
+        security = security_from_librdkafka(kafka)
+        assert security is not None, "looked at before this way of reading was chosen"
+        self._secure = SecureClient(security)
+        self._admin = Admin(
+            kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security
+        )
         self._links: dict[Address, FetchLink] = {}
         self._topics: dict[str, TopicLeaders] = {}
 
@@ -95,7 +102,7 @@ class Leaders:
         """The connection to a broker, made if there is none."""
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = FetchLink(address, self._kafka)
+            link = self._links[address] = FetchLink(address, self._kafka, self._secure)
         return link
 
     def drop(self, address: Address) -> None:

@@ -7,9 +7,10 @@ everything that a client can be told. Where the options ask for more, librdkafka
 from collections.abc import Mapping
 from typing import Final
 
+from klamm.net.librdkafka import SECURITY_SETTINGS, security_from_librdkafka
 from klamm.pipeline.source.telling import tell
 
-#: What klamm's own way does justice to.
+#: What klamm's own way does justice to, besides security of the usual kinds.
 HONOURED: Final = frozenset(
     {"bootstrap.servers", "check.crcs", "client.id", "fetch.max.bytes", "fetch.wait.max.ms"}
     | {"fetch.min.bytes", "isolation.level", "max.partition.fetch.bytes", "socket.timeout.ms"}
@@ -24,9 +25,17 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 def beyond_own_client(kafka: Mapping[str, str]) -> list[str]:
     """The settings that klamm's own client does not do justice to."""
-    is_plain = kafka.get("security.protocol", "plaintext").lower() == "plaintext"
-    done = HONOURED | _WITHOUT_EFFECT | ({"security.protocol"} if is_plain else set())
-    return sorted(set(kafka) - done)
+    beyond = set(kafka) - HONOURED - _WITHOUT_EFFECT
+    if not beyond - SECURITY_SETTINGS and security_from_librdkafka(kafka) is not None:
+        return []
+    return sorted(beyond)
+
+
+def own_settings(kafka: Mapping[str, str]) -> dict[str, str]:
+    """The settings that klamm's own client looks at."""
+    return {
+        key: value for key, value in kafka.items() if key in HONOURED or key in SECURITY_SETTINGS
+    }
 
 
 def can_fetch(kafka: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from klamm.pipeline.source.consuming import consume
 from klamm.pipeline.source.fetching import RangesReader
 from klamm.pipeline.source.leaders import LEADERS
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.paths import HONOURED, can_fetch
+from klamm.pipeline.source.paths import can_fetch, own_settings
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
 
 
@@ -27,8 +27,7 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
         for each in ranges:
             yield from consume(each, options, each.start)
         return
-    settings = {key: value for key, value in options.kafka.items() if key in HONOURED}
-    with LEADERS.borrowed(settings) as leaders:
+    with LEADERS.borrowed(own_settings(options.kafka)) as leaders:
         reader = RangesReader(ranges, options, leaders)
         yield from reader.rows()
     for old in reader.old:

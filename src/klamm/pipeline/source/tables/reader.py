@@ -3,21 +3,26 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from klamm.errors import ConfigError
+from klamm.net.librdkafka import security_from_librdkafka
+from klamm.pipeline.source.kafka_options import consumer_config
+from klamm.pipeline.source.options import KAFKA_PREFIX
+from klamm.pipeline.source.paths import beyond_own_client, own_settings
 from klamm.pipeline.source.reaching import wait_reachable
 from klamm.pipeline.source.tables.columns import TABLES
 from klamm.pipeline.source.telling import plainly
 
+if TYPE_CHECKING:
+    from klamm.client.admin import Admin
+
 #: One Metadata answer about so many partitions is decoded in about a second.
 _PARTITIONS_PER_TASK: Final = 50_000
 _TOPICS_PER_TASK: Final = 1_000
-_BOOTSTRAP: Final = "kafka.bootstrap.servers"
-_CLIENT_ID: Final = "kafka.client.id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +30,9 @@ class TableOptions:
     """Which table of which cluster, and the columns that are wanted of it."""
 
     table: str
-    bootstrap_servers: str
-    client_id: str
-    columns: tuple[str, ...] = field(default=())
+    columns: tuple[str, ...]
+    #: For klamm's own client, in librdkafka's spelling.
+    kafka: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,33 @@ def table_options(options: Mapping[str, str], columns: Sequence[str] | None = No
         nearest = difflib.get_close_matches(table, TABLES, n=1)
         hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
         raise ConfigError(f"There is no table '{table}': expected {', '.join(TABLES)}{hint}")
-    servers = given.pop(_BOOTSTRAP, "")
-    if not servers:
-        raise ConfigError(f"Option '{_BOOTSTRAP}' must be specified for reading a table")
-    client_id = given.pop(_CLIENT_ID, "klamm-spark")
+    kafka = {
+        key.removeprefix(KAFKA_PREFIX): given.pop(key)
+        for key in sorted(given)
+        if key.startswith(KAFKA_PREFIX)
+    }
     if given:
         raise ConfigError(
-            f"The option '{min(given)}' does not go with 'table': expected are '{_BOOTSTRAP}' and "
-            f"'{_CLIENT_ID}'; tables are read by klamm's own client, without TLS or SASL"
+            f"The option '{min(given)}' does not go with 'table': expected are those that begin "
+            f"with '{KAFKA_PREFIX}'"
         )
-    return TableOptions(table, servers, client_id, tuple(columns or TABLES[table]))
+    config = consumer_config(kafka, group_id_prefix=None)
+    if beyond := beyond_own_client(config):
+        raise ConfigError(
+            f"Kafka option '{beyond[0]}' does not go with 'table': tables are read by klamm's own "
+            "client, which does not know it"
+        )
+    return TableOptions(table, tuple(columns or TABLES[table]), own_settings(config))
+
+
+def open_admin(options: TableOptions) -> "Admin":
+    """A client of the cluster; drivers start a process for each query, and few read a table."""
+    from klamm.client.admin import Admin
+
+    kafka = options.kafka
+    security = security_from_librdkafka(kafka)
+    assert security is not None, "the options were checked"
+    return Admin(kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security)
 
 
 class TableReader(DataSourceReader):
@@ -73,14 +95,11 @@ class TableReader(DataSourceReader):
     @plainly()
     def partitions(self) -> list[InputPartition]:
         """Ask one broker which brokers and topics there are."""
-        # Drivers start a process for each query, and most of them read no table.
-        from klamm.client.admin import Admin
-
         options = self._options
-        wait_reachable(options.bootstrap_servers)
+        wait_reachable(options.kafka["bootstrap.servers"])
         if options.table == "brokers":
             return [BrokerShare(None)]
-        with Admin(options.bootstrap_servers, client_id=options.client_id) as admin:
+        with open_admin(options) as admin:
             is_by_topic = options.table in ("topics", "partitions", "configs")
             view = admin.metadata(None if is_by_topic else [])
         brokers = [BrokerShare(each.node_id) for each in view.brokers]

@@ -13,7 +13,7 @@ from klamm.client import configs, groups
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.pipeline.source.tables.columns import TABLES
-from klamm.pipeline.source.tables.reader import BrokerShare, TableOptions, TopicShare
+from klamm.pipeline.source.tables.reader import BrokerShare, TableOptions, TopicShare, open_admin
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
 
@@ -39,7 +39,7 @@ def read_share(share: InputPartition, options: TableOptions) -> Iterator[pa.Reco
     types = TABLES[options.table]
     places = [list(types).index(name) for name in options.columns]
     schema = pa.schema([(name, _ARROW[types[name]]) for name in options.columns])
-    with Admin(options.bootstrap_servers, client_id=options.client_id) as admin:
+    with open_admin(options) as admin:
         rows = _ROWS[options.table](admin, share)
         for portion in _portions(rows):
             columns = list(zip(*portion, strict=True))
