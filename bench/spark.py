@@ -26,6 +26,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.side_by_side.cluster import Node, ZooKeeper
+from tools.spark_wheel import DEPENDENCIES
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".setup" / "spark-connector"
@@ -44,11 +45,6 @@ WHAT = ("read", "stream", "write")
 APART = ("small", "latency")
 SIDES = ("connector", "klamm")
 SMALL_RECORDS = 10
-#: What klamm needs besides pyspark.
-NEEDED = (
-    *("confluent-kafka", "cramjam", "crc32c", "kio>=0.6.5,<0.7", "numpy", "orjson", "pyarrow>=18"),
-    "pandas<3",
-)
 
 
 def main():
@@ -100,7 +96,7 @@ def connector():
         print(f"Making {HOME.relative_to(ROOT)} (once).", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", HOME / "venv"], check=True)
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        subprocess.run([*pip, f"pyspark=={SPARK}", *NEEDED], check=True)
+        subprocess.run([*pip, f"pyspark=={SPARK}", "pandas<3", *DEPENDENCIES], check=True)
         for jar in JARS:
             subprocess.run(
                 [

@@ -22,15 +22,16 @@ SOURCE: Final = ROOT / "src"
 _BEGINNINGS: Final = ("pyspark_klamm", "klamm.pipeline.source")
 #: What the modules import besides klamm and Spark. Bounds are as wide as they can be, because a
 #: managed Spark brings most of these.
-_DEPENDENCIES: Final = (
+DEPENDENCIES: Final = (
     "confluent-kafka>=2.8",
     "cramjam>=2.9",
     "crc32c>=2.7",
     "kio>=0.6.5,<0.7",
     "numpy>=1.26",
-    "orjson>=3.10",
     "pyarrow>=15",
 )
+#: Imported only to take certificates out of PKCS12 and JKS files.
+OPTIONAL: Final = frozenset({"cryptography"})
 #: These name modules that are loaded when somebody asks for them, and that is somebody else.
 _LAZY: Final = frozenset({SOURCE / "klamm" / "__init__.py", SOURCE / "klamm/pipeline/__init__.py"})
 _PROJECT: Final = """\
@@ -76,7 +77,7 @@ def build(target: Path) -> Path:
         text = _PROJECT.format(
             version=project["version"],
             python=project["requires-python"],
-            dependencies=list(_DEPENDENCIES),
+            dependencies=list(DEPENDENCIES),
         )
         (copy / "pyproject.toml").write_text(text)
         target.mkdir(parents=True, exist_ok=True)
@@ -104,15 +105,21 @@ def _files(package: str) -> list[Path]:
     return list((SOURCE / package.replace(".", "/")).rglob("*.py"))
 
 
-def _imported(path: Path) -> set[str]:
-    """The names of klamm that a file imports, wherever in it."""
+def third_parties() -> set[str]:
+    """The packages of others that the modules import, Spark apart."""
+    names = {name.split(".")[0] for path in modules() for name in _imported(path, of="")}
+    return names - sys.stdlib_module_names - {"klamm", "pyspark"}
+
+
+def _imported(path: Path, of: str = "klamm") -> set[str]:
+    """The names of a package that a file imports, wherever in it; of all if it has no name."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Import):
             names |= {each.name for each in node.names}
-    return {name for name in names if name.split(".")[0] == "klamm"}
+    return {name for name in names if not of or name.split(".")[0] == of}
 
 
 def _named(name: str) -> list[Path]:

@@ -15,23 +15,13 @@ import pytest
 
 from bench.spark import connector
 from tests.pipeline.source.conftest import produce
-from tools.spark_wheel import build
+from tools.spark_wheel import DEPENDENCIES, build
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_versions, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = ROOT / ".setup" / "spark-versions"
 VERSIONS = ("4.0.0", "4.1.4", "4.2.1", "4.3.0")
-#: What the source needs besides pyspark, as the wheel `pyspark-klamm` has it.
-NEEDED = (
-    "confluent-kafka",
-    "cramjam",
-    "crc32c",
-    "kio>=0.6.5,<0.7",
-    "numpy",
-    "orjson",
-    "pyarrow>=18",
-)
 
 
 def environment(version: str) -> Path:
@@ -42,7 +32,7 @@ def environment(version: str) -> Path:
     if not complete.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        subprocess.run([*pip, f"pyspark=={version}", "pandas<3", *NEEDED], check=True)
+        subprocess.run([*pip, f"pyspark=={version}", "pandas<3", *DEPENDENCIES], check=True)
         complete.touch()
     return python
 
