@@ -76,6 +76,7 @@ def main():
                 .option("checkpointLocation", checkpoint)
                 .start()
             )
+            query.processAllAvailable()  # what it takes to start is not what is measured
             producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
             began = time.time()
             sent = 0
