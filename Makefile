@@ -18,7 +18,7 @@ BROWSER ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look browser wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions report-look browser wheel-test spark-wheel conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -80,6 +80,9 @@ interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="
 spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
 	@$(BIN)/python -m pytest -m spark_heavy
 
+spark-versions: setup ## format("klamm") on every pyspark that it is for, each in an environment of its own
+	@$(BIN)/python -m pytest -m spark_versions
+
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients
 
@@ -101,6 +104,9 @@ browser: setup ## the console in a real browser, with screenshots in out/; BROWS
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py
+
+spark-wheel: setup ## build the wheel pyspark-klamm, for a Spark that somebody else manages, into dist
+	@$(BIN)/python -m tools.spark_wheel
 
 conformance: setup ## print which rules of the specifications are shown by which tests
 	@$(BIN)/python tools/conformance.py

@@ -2,8 +2,8 @@
 
     python bench/_spark_job.py FORMAT BOOTSTRAP SOURCE TARGET RECORDS ROUNDS WHAT,... [JAR,...]
 
-SOURCE and TARGET are topics, WHAT is read, stream or write. It runs under an older pyspark without
-klamm as well, so it imports nothing else. The result is one line of JSON.
+SOURCE and TARGET are topics, WHAT is read, stream, write or latency. It runs under an older pyspark
+without klamm as well, so it imports that only where klamm is. The result is one line of JSON.
 """
 
 import json
@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+LATENCY_S = 40
+LATENCY_RATE = 500
 
 
 def main():
@@ -54,6 +57,45 @@ def main():
         rows = load(spark.read).load().select("value")
         rows.write.format(form).options(**servers, topic=target).mode("append").save()
 
+    def latencies():
+        """How old records are when their batch is done, from the second half of a minute."""
+        from confluent_kafka import Producer
+
+        ages = []
+
+        def note(frame, _):
+            stamps = [row[0] for row in frame.select("timestamp").collect()]
+            now = time.time()
+            ages.extend((now, now - stamp.timestamp()) for stamp in stamps)
+
+        with tempfile.TemporaryDirectory() as checkpoint:
+            query = (
+                load(spark.readStream)
+                .load()
+                .writeStream.foreachBatch(note)
+                .option("checkpointLocation", checkpoint)
+                .start()
+            )
+            query.processAllAvailable()  # what it takes to start is not what is measured
+            producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+            began = time.time()
+            sent = 0
+            while time.time() - began < LATENCY_S:
+                while sent < (time.time() - began) * LATENCY_RATE:
+                    producer.produce(source, b"x" * 1000, partition=sent % 2)
+                    sent += 1
+                producer.poll(0.01)
+            producer.flush(30)
+            query.processAllAvailable()
+            query.stop()
+        steady = sorted(age for at, age in ages if at > began + LATENCY_S / 2)
+        places = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        return {name: steady[int(len(steady) * share)] for name, share in places.items()}
+
+    if what == "latency":
+        print(json.dumps({"latency": latencies()}))
+        spark.stop()
+        return
     counted = load(spark.read).load().count()
     assert counted == int(records), (counted, records)
     figures = {}

@@ -2,10 +2,13 @@
 
     make bench-spark SPARK_BENCH="--records 1000000"
 
-The newest connector that Maven Central had was that of Spark 4.0.0, so it runs under pyspark 4.0.0
-in an environment of its own, `.setup/spark-connector`, made on first use. The brokers are klamm's;
+The newest connector that Maven Central had was that of Spark 4.0.0, so both run under pyspark 4.0.0
+in an environment of their own, `.setup/spark-connector`, made on first use. Brokers are klamm's;
 with `--bootstrap-server` any others. Shown are rows a second, and the CPU seconds of Spark and its
 Python workers for a million rows; the brokers' own are not counted.
+
+`--what small` reads 10 records of each of `--partitions` partitions (10,000), and `--what latency`
+shows how old the records of a steady stream are when their micro-batch is done.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.side_by_side.cluster import Node, ZooKeeper
+from tools.spark_wheel import DEPENDENCIES
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".setup" / "spark-connector"
@@ -38,6 +42,9 @@ PARTITIONS = 2
 SIZES = (100, 1000)
 CODECS = ("none", "lz4")
 WHAT = ("read", "stream", "write")
+APART = ("small", "latency")
+SIDES = ("connector", "klamm")
+SMALL_RECORDS = 10
 
 
 def main():
@@ -46,22 +53,37 @@ def main():
     parser.add_argument("--rounds", type=int, default=2, help="of each, of which the last counts")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, choices=SIZES)
     parser.add_argument("--codecs", nargs="+", default=CODECS, choices=CODECS)
-    parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
+    parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT + APART)
+    parser.add_argument("--partitions", type=int, default=10_000, help="of --what small")
+    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
     python, jars = connector()
     with ExitStack() as stack:
         bootstrap = asked.bootstrap_server or stack.enter_context(one_broker())
-        for size in asked.sizes:
+        all_sides = {"connector": (python, "kafka", jars), "klamm": (python, "klamm", ())}
+        sides = {name: all_sides[name] for name in asked.sides}
+        if "small" in asked.what:
+            records = asked.partitions * SMALL_RECORDS
+            topic = fill(bootstrap, 100, records, "none", asked.partitions)
+            print(f"{asked.partitions:,} partitions with {SMALL_RECORDS} records each", flush=True)
+            for name, side in sides.items():
+                show(name, run(*side, bootstrap, topic, ["read"], records, asked.rounds), records)
+            delete(bootstrap, topic)
+        if "latency" in asked.what:
+            topic = fill(bootstrap, 1000, 1, "none")
+            print("A steady stream of 500 records of 1 KB a second", flush=True)
+            for name, side in sides.items():
+                show_latency(name, run(*side, bootstrap, topic, ["latency"], 1, 1))
+            delete(bootstrap, topic)
+        what = [each for each in asked.what if each in WHAT]
+        for size in asked.sizes if what else ():
             for codec in asked.codecs:
                 topic = fill(bootstrap, size, asked.records, codec)
                 print(f"{asked.records:,} records of {size} bytes, {codec}", flush=True)
-                sides = {
-                    "connector": (python, "kafka", jars),
-                    "klamm": (Path(sys.executable), "klamm", ()),
-                }
                 for name, side in sides.items():
-                    show(name, run(*side, bootstrap, topic, asked), asked.records)
+                    figures = run(*side, bootstrap, topic, what, asked.records, asked.rounds)
+                    show(name, figures, asked.records)
                 delete(bootstrap, topic)
 
 
@@ -74,7 +96,7 @@ def connector():
         print(f"Making {HOME.relative_to(ROOT)} (once).", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", HOME / "venv"], check=True)
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        subprocess.run([*pip, f"pyspark=={SPARK}"], check=True)
+        subprocess.run([*pip, f"pyspark=={SPARK}", "pandas<3", *DEPENDENCIES], check=True)
         for jar in JARS:
             subprocess.run(
                 [
@@ -104,12 +126,12 @@ class one_broker:
         self._folder.cleanup()
 
 
-def fill(bootstrap, size, records, codec):
+def fill(bootstrap, size, records, codec, partitions=PARTITIONS):
     """A topic with records that compress about as well as JSON does."""
     topic = f"bench-{size}-{codec}-{time.time_ns()}"
-    create(bootstrap, topic)
+    create(bootstrap, topic, partitions)
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20}
+        {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20, "log_level": 0}
     )
     words = b'{"order": %d, "customer": "c-%d", "state": "shipped", "note": "%s"}'
     note = b"lorem ipsum dolor " * (size // 18)
@@ -117,7 +139,7 @@ def fill(bootstrap, size, records, codec):
         value = (words % (number, number * 7919 % 99991, note))[:size]
         while True:
             try:
-                producer.produce(topic, value, partition=number % PARTITIONS)
+                producer.produce(topic, value, partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -126,9 +148,19 @@ def fill(bootstrap, size, records, codec):
     return topic
 
 
-def create(bootstrap, topic):
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+def create(bootstrap, topic, partitions=PARTITIONS):
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(120)
+    deadline = time.monotonic() + 120
+    while not _is_led(admin, topic, partitions):
+        if time.monotonic() > deadline:
+            sys.exit("The topic has no leaders.")
+        time.sleep(0.5)
+
+
+def _is_led(admin, topic, partitions):
+    found = admin.list_topics(topic, timeout=30).topics[topic].partitions.values()
+    return len(found) == partitions and all(each.leader >= 0 for each in found)
 
 
 def delete(bootstrap, topic):
@@ -137,15 +169,16 @@ def delete(bootstrap, topic):
     admin.delete_topics([topic])[topic].result(30)
 
 
-def run(python, form, jars, bootstrap, topic, asked):
+def run(python, form, jars, bootstrap, topic, what, records, rounds):
     target = f"{topic}-{form}"
     create(bootstrap, target)
     command = [python, ROOT / "bench" / "_spark_job.py", form, bootstrap, topic, target]
-    numbers = [str(asked.records), str(asked.rounds), ",".join(asked.what)]
+    numbers = [str(records), str(rounds), ",".join(what)]
     more = [",".join(map(str, jars))] if jars else []
+    environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
     finished = subprocess.run(
         [*map(str, command), *numbers, *more],
-        env={key: value for key, value in os.environ.items() if key != "SPARK_HOME"},
+        env=environment | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )
@@ -153,6 +186,12 @@ def run(python, form, jars, bootstrap, topic, asked):
         sys.exit(finished.stderr[-3000:])
     delete(bootstrap, target)
     return json.loads(finished.stdout.splitlines()[-1])
+
+
+def show_latency(name, figures):
+    ages = figures["latency"]
+    line = ", ".join(f"{key} {value * 1000:,.0f} ms" for key, value in ages.items())
+    print(f"  {name:10} {line}", flush=True)
 
 
 def show(name, figures, records):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyspark
 
-_NEEDED: Final = (4, 3)
+_NEEDED: Final = (4, 0)
 
 if tuple(map(int, pyspark.__version__.split(".")[:2])) >= _NEEDED:
     from klamm.pipeline.source.source import KlammDataSource as DefaultSource

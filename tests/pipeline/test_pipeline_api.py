@@ -1,5 +1,6 @@
 """`klamm.pipeline` from Python: what is exported is there, documented, and makes no session."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -26,6 +27,21 @@ def test_what_is_exported_is_in_the_documents():
     text = "".join((PAGES / page).read_text("utf-8") for page in ("pipeline.md", "history.md"))
     words = set(re.findall(r"\w+", text))
     assert [name for name in public() if name not in words] == []
+
+
+def test_editors_and_type_checkers_see_what_is_exported():
+    """They read imports that are made for them alone, which have to be the same."""
+    assert pipeline.__file__ is not None
+    tree = ast.parse(Path(pipeline.__file__).read_text("utf-8"))
+    seen = {
+        each.asname: node.module
+        for guarded in ast.walk(tree)
+        if isinstance(guarded, ast.If)
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+    assert seen == dict(pipeline._PUBLIC)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

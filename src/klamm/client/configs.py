@@ -62,6 +62,11 @@ class ConfigEntry:
     sensitive: bool
 
 
+def source_name(source: int) -> str:
+    """Where a value came from, in words."""
+    return _SOURCES.get(source, "unknown")
+
+
 def describe(admin: Admin, resource: ConfigResource) -> list[ConfigEntry]:
     """Every setting of a resource, by name."""
     asked = {
@@ -83,7 +88,7 @@ def describe(admin: Admin, resource: ConfigResource) -> list[ConfigEntry]:
             ConfigEntry(
                 each.name,
                 each.value,
-                _SOURCES.get(each.config_source, "unknown"),
+                source_name(each.config_source),
                 each.read_only,
                 each.is_sensitive,
             )

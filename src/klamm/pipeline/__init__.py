@@ -5,7 +5,48 @@ imported at the first access to a name, so that streaming a topic does not impor
 """
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:  # for editors and type checkers; the same names as below
+    from klamm.pipeline.history.folder import make_tables as make_tables
+    from klamm.pipeline.history.folder import write_tables as write_tables
+    from klamm.pipeline.history.input import decode_messages as decode_messages
+    from klamm.pipeline.history.input import distinct as distinct
+    from klamm.pipeline.history.input import read_spools as read_spools
+    from klamm.pipeline.history.input import stream_topic as stream_topic
+    from klamm.pipeline.history.measures import flapping_brokers as flapping_brokers
+    from klamm.pipeline.history.measures import latencies as latencies
+    from klamm.pipeline.history.measures import leader_balance as leader_balance
+    from klamm.pipeline.history.measures import leadership_churn as leadership_churn
+    from klamm.pipeline.history.report import write_report as write_report
+    from klamm.pipeline.history.tables import broker_sessions as broker_sessions
+    from klamm.pipeline.history.tables import controller_terms as controller_terms
+    from klamm.pipeline.history.tables import decisions as decisions
+    from klamm.pipeline.history.tables import elections as elections
+    from klamm.pipeline.history.tables import events as events
+    from klamm.pipeline.history.tables import gaps as gaps
+    from klamm.pipeline.history.tables import isr_changes as isr_changes
+    from klamm.pipeline.history.tables import reassignments as reassignments
+    from klamm.pipeline.history.tables import topic_life_cycles as topic_life_cycles
+    from klamm.pipeline.history.timeline import availability_by_topic as availability_by_topic
+    from klamm.pipeline.history.timeline import timeline as timeline
+    from klamm.pipeline.history.timeline import unavailability as unavailability
+    from klamm.pipeline.history.timeline import unavailability_by_broker as unavailability_by_broker
+    from klamm.pipeline.history.timeline import under_min_isr as under_min_isr
+    from klamm.pipeline.planner.frames import plan_moves as plan_moves
+    from klamm.pipeline.planner.planner import Capacity as Capacity
+    from klamm.pipeline.planner.planner import Demands as Demands
+    from klamm.pipeline.planner.planner import make_plan as make_plan
+    from klamm.pipeline.planner.waves import make_waves as make_waves
+    from klamm.pipeline.snapshot.admin import snapshot_from_brokers as snapshot_from_brokers
+    from klamm.pipeline.snapshot.snapshot import read_snapshot as read_snapshot
+    from klamm.pipeline.snapshot.snapshot import write_snapshot as write_snapshot
+    from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper as snapshot_from_zookeeper
+    from klamm.pipeline.whatif.frames import play_through as play_through
+    from klamm.pipeline.whatif.frames import write_answer as write_answer
+    from klamm.pipeline.whatif.whatif import broker_failures as broker_failures
+    from klamm.pipeline.whatif.whatif import named_failure as named_failure
+    from klamm.pipeline.whatif.whatif import rack_failures as rack_failures
 
 _TABLES: Final = "klamm.pipeline.history.tables"
 _TIMELINE: Final = "klamm.pipeline.history.timeline"

@@ -11,15 +11,18 @@ from klamm.errors import RemoteProtocolError
 from klamm.pipeline.source.columns import (
     CREATE_TIME,
     LOG_APPEND_TIME,
+    Answer,
     Decoder,
-    OldFormatError,
+    is_old_format,
     offset_after,
 )
+from klamm.pipeline.source.options import COLUMN_TYPES
 from klamm.protocol.compression import Codec
 from klamm.protocol.fast.fetch import AbortedTransaction
 from klamm.protocol.records import Batch, Record, build_batch, iterate_records, thin_batch
 
 ALL = 1 << 60
+COLUMNS = tuple(COLUMN_TYPES)
 NOW = 1_735_689_600_000
 
 small = st.none() | st.binary(max_size=20) | st.binary(min_size=60, max_size=200)
@@ -51,10 +54,8 @@ def wire(batches: list[Batch]) -> memoryview:
 
 
 def decode(content: memoryview, start: int = 0, until: int = ALL, **options) -> list[dict]:
-    decoder = Decoder(
-        "t", 7, include_headers=True, read_committed=options.get("read_committed", False)
-    )
-    decoded = decoder.decode(content, start, until, options.get("aborted", ()))
+    decoder = Decoder(COLUMNS, read_committed=options.get("read_committed", False))
+    decoded = decoder.decode([Answer("t", 7, content, start, until, options.get("aborted", ()))])
     return [row for rows in decoded for row in rows.to_pylist()]
 
 
@@ -105,15 +106,35 @@ def test_an_answer_that_is_cut_short_gives_its_whole_batches(batches: list[Batch
     assert offset_after(cut, 3) == max([3, *(batch.header.last_offset + 1 for batch in whole)])
 
 
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), logs()), max_size=5), st.data()
+)
+def test_answers_about_several_partitions_become_rows_together(logs, data):
+    columns = data.draw(st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
+    answers, expected = [], []
+    for topic, partition, batches in logs:
+        start = data.draw(st.integers(0, 3)) + (batches[0].header.base_offset if batches else 0)
+        answers.append(Answer(topic, partition, wire(batches), start, ALL))
+        rows = one_by_one(batches, start, ALL)
+        expected += [row | {"topic": topic, "partition": partition} for row in rows]
+    decoded = Decoder(columns, read_committed=False).decode(answers)
+    found = [row for rows in decoded for row in rows.to_pylist()]
+    if "timestamp" in columns:
+        found = in_milliseconds(found)
+    assert found == [{name: row[name] for name in columns} for row in expected]
+
+
 def test_a_worker_that_decodes_is_spared_the_import_of_pandas():
     decoding = """
 import sys
-from klamm.pipeline.source.columns import Decoder
+from klamm.pipeline.source.columns import Answer, Decoder
+from klamm.pipeline.source.options import COLUMN_TYPES
 from klamm.protocol.records import Record, build_batch
 
 content = memoryview(build_batch([Record(b"k", b"v", 1, [("h", b"1")])] * 3, base_offset=5).data)
-decoder = Decoder("t", 0, include_headers=True, read_committed=False)
-(rows,) = decoder.decode(content, 6, 8)
+decoder = Decoder(tuple(COLUMN_TYPES), read_committed=False)
+(rows,) = decoder.decode([Answer("t", 0, content, 6, 8)])
 sys.exit("pandas" in sys.modules or rows.num_rows != 2)
 """
     subprocess.run([sys.executable, "-c", decoding], check=True)
@@ -178,8 +199,13 @@ def test_what_arrives_damaged_is_not_read():
 def test_messages_of_an_old_format_are_left_to_others():
     old = bytearray(build_batch([Record(b"k", b"v", NOW)]).data)
     old[16] = 1
-    with pytest.raises(OldFormatError):
-        decode(memoryview(old))
+    new = build_batch([Record(b"k", b"v", NOW)], base_offset=1).data
+    assert is_old_format(memoryview(old))
+    assert decode(memoryview(old)) == []
+    mixed = memoryview(bytes(new) + bytes(old))
+    assert not is_old_format(mixed)
+    assert len(decode(mixed)) == 1
+    assert offset_after(mixed, 0) == 2
 
 
 @given(st.binary(min_size=1, max_size=60), st.integers(1, 5))
@@ -189,10 +215,12 @@ def test_records_that_do_not_fit_their_batch_are_an_error_of_the_peer(body: byte
     content = bytearray(good.data[:61]) + body
     content[8:12] = header.batch_length.to_bytes(4, "big")
     content[57:61] = count.to_bytes(4, "big")
-    decoder = Decoder("t", 0, include_headers=True, read_committed=False, check_crcs=False)
+    decoder = Decoder(COLUMNS, read_committed=False, check_crcs=False)
     try:
         rows = [
-            row for rows in decoder.decode(memoryview(content), 0, ALL) for row in rows.to_pylist()
+            row
+            for rows in decoder.decode([Answer("t", 0, memoryview(content), 0, ALL)])
+            for row in rows.to_pylist()
         ]
     except (RemoteProtocolError, OverflowError, UnicodeDecodeError):
         return

@@ -1,10 +1,13 @@
 """`kafka.*` options on their way to librdkafka."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from klamm.errors import ConfigError
-from klamm.pipeline.source.fetching import can_fetch
 from klamm.pipeline.source.kafka_options import consumer_config, producer_config
+from klamm.pipeline.source.paths import can_fetch
 
 BASE = {"bootstrap.servers": "127.0.0.1:9092"}
 
@@ -120,5 +123,27 @@ def test_keys_go_where_java_puts_them_unless_something_else_is_asked_for():
 def test_what_klamms_own_reading_does_not_do_is_left_to_librdkafka():
     assert can_fetch(consumer())
     assert can_fetch(consumer(isolation_level="read_committed", fetch_max_bytes="1000000"))
-    assert not can_fetch(consumer(security_protocol="SSL"))
+    assert can_fetch(consumer(security_protocol="SSL"))
+    assert not can_fetch(consumer(security_protocol="SSL", ssl_crl_location="crl.pem"))
     assert not can_fetch(consumer(client_rack="a"))
+
+
+def test_a_producers_buffer_is_bounded_as_javas_is():
+    assert producer()["queue.buffering.max.kbytes"] == str(32 << 10)
+    assert producer(buffer_memory="1048576")["queue.buffering.max.kbytes"] == "1024"
+    large = producer(max_request_size="67108864")
+    assert large["queue.buffering.max.kbytes"] == str(64 << 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_settings_are_checked_without_a_client():
+    before = librdkafka_threads()
+    consumer(fetch_min_bytes="10")
+    producer(linger_ms="3")
+    assert librdkafka_threads() <= before
+
+
+def librdkafka_threads() -> set[str]:
+    """Those that clients of this process run, by their ids."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {task.name for task in tasks if (task / "comm").read_text().startswith("rdk:")}

@@ -17,12 +17,28 @@ from klamm.pipeline.source.offsets import (
 A0, A1, B0 = Partition("a", 0), Partition("a", 1), Partition("b", 0)
 
 
-def test_a_position_is_sparks_form_and_one_more_key():
-    content = Position({B0: 3, A1: 2, A0: 1}, {"a": "id-a"}).to_json()
-    assert json.dumps({key: content[key] for key in content if key != RESERVED_KEY}) == (
-        '{"a": {"0": 1, "1": 2}, "b": {"0": 3}}'
-    )
-    assert content[RESERVED_KEY] == {"topicIds": {"a": "id-a"}}
+def as_spark_reads_it(text: str) -> dict[Partition, int]:
+    """What Spark's own connector makes of a checkpoint: a map of maps, flattened."""
+    return {
+        Partition(topic, int(number)): int(offset)
+        for topic, numbers in json.loads(text).items()
+        for number, offset in numbers.items()
+    }
+
+
+def test_a_position_is_sparks_form_and_sparks_own_connector_reads_it():
+    offsets = {B0: 3, A1: 2, A0: 1}
+    content = Position(offsets, {"a": "id-a"}, began_at={A0: 0}).to_json()
+    text = json.dumps(content)
+    assert text.startswith('{"a": {"0": 1, "1": 2}, "b": {"0": 3}')
+    assert as_spark_reads_it(text) == offsets
+    (kept,) = content.keys() - {"a", "b"}
+    assert kept.startswith(RESERVED_KEY)
+
+
+def test_a_position_of_an_earlier_klamm_is_read():
+    content = {"a": {"0": 5}, RESERVED_KEY: {"topicIds": {"a": "x"}, "beganAt": {"a": {"0": 2}}}}
+    assert Position.from_json(content) == Position({A0: 5}, {"a": "x"}, began_at={A0: 2})
 
 
 def test_a_position_is_read_as_it_was_written():

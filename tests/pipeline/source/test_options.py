@@ -70,7 +70,7 @@ def test_the_defaults_are_sparks():
     assert (options.starting, options.ending) == (Everywhere(EARLIEST), Everywhere(LATEST))
     assert stream().starting == Everywhere(LATEST)
     assert options.fail_on_data_loss
-    assert not options.include_headers
+    assert "headers" not in options.columns
     assert not options.is_read_committed
     assert options.no_match == "error"
     assert (options.min_partitions, options.max_records_per_partition) == (None, None)
@@ -118,6 +118,27 @@ def test_one_time_goes_before_times_and_times_before_offsets():
 )
 def test_a_delay_has_a_unit(text, seconds):
     assert stream(maxTriggerDelay=text).max_trigger_delay_s == seconds
+
+
+def test_what_only_streams_have_is_warned_of_or_refused_in_a_batch(caplog):
+    for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay"):
+        caplog.clear()
+        batch(**{name: "10"})
+        assert caplog.messages == [f"{name} option ignored in batch queries"]
+        stream(**{name: "10"})
+        assert len(caplog.messages) == 1
+    with pytest.raises(ConfigError, match="commitOffsets is for streams"):
+        batch(commitOffsets="g")
+    assert stream(commitOffsets="g").commit_group == "g"
+
+
+def test_how_long_partitions_are_remembered_is_never_or_positive():
+    name = "partition.metadata.cache.ttl.ms"
+    assert stream(**{name: "-1"}).topics_ttl_s is None
+    assert stream(**{name: "500"}).topics_ttl_s == 0.5
+    for wrong in ("0", "-2", "soon"):
+        with pytest.raises(ConfigError, match=name):
+            stream(**{name: wrong})
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG_FOR_A_BATCH)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.pipeline.source.offsets import Partition
-from klamm.pipeline.source.ranges import OffsetRange, behind, limit, split
+from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind, bundle, limit, split
 
 ranges = st.lists(
     st.builds(
@@ -72,3 +72,50 @@ def test_a_limit_moves_forward_and_never_too_far(sizes, most):
 
 def test_how_far_behind_counts_what_is_read():
     assert behind({P: 5, Q: 9}, {P: 7, Q: 9, R: 100}) == [2, 0]
+
+
+def sizes(tasks) -> list[list[int]]:
+    return [
+        [part.size for part in each.ranges] if isinstance(each, RangeBundle) else [each.size]
+        for each in tasks
+    ]
+
+
+def small(count: int, size: int = 10) -> list[OffsetRange]:
+    return [OffsetRange("t", number, 0, size) for number in range(count)]
+
+
+def shared(ranges, min_partitions=None, max_records=None):
+    return bundle(ranges, min_partitions=min_partitions, max_records=max_records)
+
+
+def test_a_few_small_ranges_have_tasks_of_their_own():
+    assert shared(small(16)) == small(16)
+    assert len(shared(small(100))) == 16
+    assert len(shared(small(100), min_partitions=60)) == 60
+
+
+def test_many_small_ranges_share_tasks_and_none_is_left_out():
+    tasks = shared(small(10_000))
+    assert len(tasks) == 20
+    assert {len(each) for each in sizes(tasks)} == {500}
+    assert [part for each in tasks for part in each.ranges] == small(10_000)
+
+
+def test_large_ranges_stay_alone():
+    large = [OffsetRange("u", number, 0, 5_000) for number in range(20)]
+    tasks = shared([*large, *small(100)])
+    assert tasks[:20] == large
+    assert sizes(tasks[20:]) == [[10] * 100]
+
+
+def test_what_shares_a_task_is_not_more_than_a_task_may_have():
+    for tasks, most in ((shared(small(1000, 900)), 10_000), (shared(small(1000), None, 50), 50)):
+        assert max(sum(each) for each in sizes(tasks)) <= most
+
+
+def test_parts_of_one_partition_do_not_share_a_task():
+    parts = [OffsetRange("u", 0, at, at + 10) for at in range(0, 500, 10)]
+    tasks = shared([*parts, *small(100)])
+    assert tasks[:50] == parts
+    assert sizes(tasks[50:]) == [[10] * 100]

@@ -1,16 +1,23 @@
 """Reading a real cluster, as Spark would have it done, but without Spark around it."""
 
 import json
+import socket
 import time
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from klamm.errors import ConfigError
-from klamm.pipeline.source import consuming, fetching
+from klamm.errors import ConfigError, UnavailableError
+from klamm.pipeline.source import loss
+from klamm.pipeline.source.cluster import Cluster
 from klamm.pipeline.source.limits import NoOffsetError
 from klamm.pipeline.source.loss import DataLossError
 from klamm.pipeline.source.offsets import RESERVED_KEY
@@ -176,6 +183,38 @@ def test_tasks_are_as_many_as_asked_for(cluster, topic):
     assert numbers(read_all(cluster, subscribe=topic, minPartitions="7")) == [*range(1000)]
 
 
+def test_many_small_partitions_are_read_by_few_tasks(start_cluster, topic):
+    cluster = start_cluster(brokers=2)
+    for suffix in "xy":
+        cluster.create(topic + suffix, partitions=40, factor=1)
+        produce(cluster, topic + suffix, range(400), partitions=40)
+    asked = {"subscribe": f"{topic}x,{topic}y"}
+    reader = TopicReader(read_options(given(cluster, asked), streaming=False))
+    assert len(reader.partitions()) == 16
+    for more in ({}, {"kafka.client.rack": "a"}):
+        rows = read_all(cluster, **asked, **more)
+        places = {(row["topic"][-1], row["partition"], row["offset"]) for row in rows}
+        assert places == {(t, p, o) for t in "xy" for p in range(40) for o in range(10)}
+        assert len(rows) == 800
+        assert all(int(row["value"]) % 40 == row["partition"] for row in rows)
+
+
+def test_tasks_of_one_worker_share_connections_and_metadata(cluster, topic, monkeypatch):
+    cluster.create(topic, partitions=2, factor=1)
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest")
+    produce(cluster, topic, range(10), partitions=2)
+    stream.batch()
+    opened = []
+    connect = socket.create_connection
+    monkeypatch.setattr(
+        socket, "create_connection", lambda *given: opened.append(given) or connect(*given)
+    )
+    for first in range(10, 60, 10):
+        produce(cluster, topic, range(first, first + 10), partitions=2)
+        assert stream.batch() == list(range(first, first + 10))
+    assert opened == []
+
+
 def test_a_topic_that_does_not_exist_is_named_and_not_created(cluster, topic):
     with pytest.raises(ConfigError, match=f"UNKNOWN_TOPIC_OR_PARTITION: there is no topic {topic}"):
         read_all(cluster, subscribe=topic)
@@ -230,8 +269,7 @@ def test_what_compaction_removed_is_passed_over(cluster, topic):
 
 
 def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypatch):
-    for way in (fetching, consuming):
-        monkeypatch.setattr(way, "GONE_AFTER_S", 0.5)
+    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
     cluster.create(topic, factor=1)
     produce(cluster, topic, range(3))
     options = given(cluster, {"subscribe": topic})
@@ -246,6 +284,48 @@ def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypat
             read_options(options | more | {"failOnDataLoss": "false"}, streaming=False)
         )
         assert list(lenient.read(task)) == []
+
+
+def test_a_topic_that_is_created_again_under_a_task_is_another_one(cluster, topic, monkeypatch):
+    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(3))
+    options = given(cluster, {"subscribe": topic})
+    (task,) = TopicReader(read_options(options, streaming=False)).partitions()
+    recreate(cluster, topic)
+    produce(cluster, topic, range(100, 103))
+    for more in ({}, {"kafka.client.rack": "a"}):
+        reader = TopicReader(read_options(options | more, streaming=False))
+        with pytest.raises(DataLossError, match="the topic was deleted"):
+            list(reader.read(task))
+        lenient = TopicReader(
+            read_options(options | more | {"failOnDataLoss": "false"}, streaming=False)
+        )
+        assert list(lenient.read(task)) == []
+
+
+def test_an_address_where_nobody_answers_is_said_in_seconds_and_once(capfd):
+    nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1,[::1]:1", "subscribe": "orders"}
+    reader = TopicReader(read_options(nowhere, streaming=False))
+    began_at = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"No broker answers at 127\.0\.0\.1:1 \(.*refused"):
+        reader.partitions()
+    assert time.monotonic() - began_at < 10
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_where_no_broker_speaks_is_said_in_seconds_and_once(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        options = {"kafka.bootstrap.servers": f"127.0.0.1:{port}", "subscribe": "orders"}
+        reader = TopicReader(read_options(options, streaming=False))
+        began_at = time.monotonic()
+        with pytest.raises(
+            UnavailableError, match=rf"cluster at 127\.0\.0\.1:{port} does not answer"
+        ):
+            reader.partitions()
+    assert time.monotonic() - began_at < 20
+    assert "FAIL" not in capfd.readouterr().err
 
 
 # Streams
@@ -284,6 +364,112 @@ def test_the_first_batch_is_the_same_after_a_restart(cluster, topic):
     stream.position = stream.reader.initialOffset()
     assert stream.run(planned) == [5, 6, 7]
     assert stream.batch() == [8, 9]
+
+
+def test_a_query_that_dies_with_its_first_batch_empty_can_be_restarted(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5))
+    stream = Stream(cluster, subscribe=topic)
+    planned = stream.plan()  # nothing, but Spark logs it
+    produce(cluster, topic, range(5, 8))
+    stream.restart()
+    stream.position = stream._kept(stream.reader.initialOffset())
+    assert stream.run(planned) == []
+    assert stream.batch() == [5, 6, 7]
+    assert stream.batch() == []
+
+
+def test_the_first_batch_is_known_as_such_after_an_empty_one(cluster, topic):
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(5))
+    stream = Stream(cluster, subscribe=topic)
+    assert stream.batch() == []
+    produce(cluster, topic, range(5, 8))
+    planned = stream.plan()
+    stream.restart()
+    assert stream.run(planned) == [5, 6, 7]
+    produce(cluster, topic, range(8, 9))
+    assert stream.batch() == [8]
+
+
+@pytest.fixture
+def forget_topics(monkeypatch):
+    """Makes the next answers about topics those of a broker that was just started: empty."""
+    left = 0
+    describe, offsets = Cluster._describe, Cluster._list_offsets
+
+    def forgetful(cluster, names):
+        nonlocal left
+        left -= 1
+        return {} if left >= 0 else describe(cluster, names)
+
+    def unknowing(cluster, wanted):
+        if left >= 0:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return offsets(cluster, wanted)
+
+    def forget(answers: int) -> None:
+        nonlocal left
+        left = answers
+
+    monkeypatch.setattr(Cluster, "_describe", forgetful)
+    monkeypatch.setattr(Cluster, "_list_offsets", unknowing)
+    return forget
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("choice", ["subscribe", "subscribePattern"])
+def test_a_broker_that_does_not_know_the_topics_yet_costs_no_record(
+    cluster, topic, forget_topics, fails, choice
+):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(10), partitions=2)
+    forget_topics(2)
+    options = {choice: topic, "startingOffsets": "earliest", "failOnDataLoss": fails}
+    stream = Stream(cluster, **options)
+    assert stream.batch() == list(range(10))
+    forget_topics(3)
+    assert stream.plan() == stream.position, "there is nothing new"
+    produce(cluster, topic, range(10, 20), partitions=2)
+    forget_topics(3)
+    assert stream.batch() == list(range(10, 20))
+    produce(cluster, topic, range(20, 30), partitions=2)
+    planned = stream.plan()
+    stream.restart()  # so that the batch is planned by one that has not looked yet
+    forget_topics(3)
+    assert stream.run(planned) == list(range(20, 30))
+    stream.restart()
+    forget_topics(3)
+    stream.reader.prepareForTriggerAvailableNow()
+    assert stream.batch() == []
+
+
+def test_a_stream_may_remember_which_partitions_there_are(cluster, topic, monkeypatch):
+    cluster.create(topic, factor=1)
+    asked = []
+    describe = Cluster._describe
+    monkeypatch.setattr(
+        Cluster, "_describe", lambda self, names: asked.append(names) or describe(self, names)
+    )
+    ttl = {"partition.metadata.cache.ttl.ms": "60000"}
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", **ttl)
+    for number in range(4):
+        produce(cluster, topic, range(number, number + 1))
+        assert stream.batch() == [number]
+    assert len(asked) == 2  # where to begin, and how far to go the first time
+
+
+def test_how_far_a_stream_is_can_be_committed_to_a_group(cluster, topic):
+    cluster.create(topic, partitions=2, factor=1)
+    produce(cluster, topic, range(10), partitions=2)
+    group = f"lag-{topic}"
+    stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", commitOffsets=group)
+    stream.batch()
+    stream.reader.commit(stream.position)
+    asked = ConsumerGroupTopicPartitions(group)
+    (future,) = cluster.admin.list_consumer_group_offsets([asked]).values()
+    found = future.result(PATIENCE_S).topic_partitions
+    assert {(each.partition, each.offset) for each in found} == {(0, 5), (1, 5)}
 
 
 def test_offsets_that_spark_wrote_itself_are_read(cluster, topic):
@@ -382,7 +568,8 @@ def recreate(cluster: RealCluster, topic: str) -> None:
     wait_until(is_created, f"{topic} is deleted and created again")
 
 
-def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, topic):
+def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, topic, monkeypatch):
+    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
     cluster.create(topic, factor=1)
     produce(cluster, topic, range(5))
     streams = {
@@ -398,7 +585,8 @@ def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, top
     assert streams["false"].batch() == []
 
 
-def test_a_topic_that_is_gone_is_missed(cluster, topic):
+def test_a_topic_that_is_gone_is_missed(cluster, topic, monkeypatch):
+    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
     for suffix in ("x", "y"):
         cluster.create(topic + suffix, factor=1)
         produce(cluster, topic + suffix, range(2))

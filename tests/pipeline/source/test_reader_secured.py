@@ -4,9 +4,10 @@ import pytest
 from confluent_kafka import Producer
 
 from klamm import Cluster
-from klamm.pipeline.source.fetching import can_fetch
 from klamm.pipeline.source.options import read_options
+from klamm.pipeline.source.paths import can_fetch
 from klamm.pipeline.source.reader import TopicReader
+from klamm.pipeline.source.tables.reader import TableReader, table_options
 
 pytestmark = pytest.mark.real
 
@@ -29,7 +30,10 @@ def test_a_secured_topic_takes_the_fast_path(kind):
             for batch in reader.read(task)
             for row in batch.to_pylist()
         ]
+        brokers = TableReader(table_options({**cluster.client_config("spark"), "table": "brokers"}))
+        (table,) = (batch for task in brokers.partitions() for batch in brokers.read(task))
     assert sorted(int(row["value"]) for row in rows) == list(range(500))
+    assert table.num_rows == 1
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ def test_spark_finds_it_by_the_name_of_a_module():
 
 
 def test_an_older_pyspark_gets_one_sentence(monkeypatch):
-    monkeypatch.setattr(pyspark, "__version__", "4.0.1")
+    monkeypatch.setattr(pyspark, "__version__", "3.5.6")
     source = runpy.run_path(pyspark_klamm.__file__)["DefaultSource"]
     assert source.name() == "klamm"
-    with pytest.raises(RuntimeError, match=r"needs pyspark 4\.3 or a newer 4\.x; this is 4\.0\.1"):
+    with pytest.raises(RuntimeError, match=r"needs pyspark 4\.0 or a newer 4\.x; this is 3\.5\.6"):
         source({})
 
 

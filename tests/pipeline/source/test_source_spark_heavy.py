@@ -92,6 +92,62 @@ def test_a_leader_is_killed_under_a_running_query(spark, start_cluster, topic):
     assert numbers(spark.table(name)) == list(range(4000))
 
 
+ROUNDS = 20
+PER_ROUND = 200
+
+
+def test_brokers_restarted_in_rounds_cost_no_record_and_raise_no_alarm(
+    spark, start_cluster, topic, tmp_path
+):
+    """Under two running streams, with either `failOnDataLoss`; every third restart is a crash."""
+    cluster = start_cluster(brokers=3)
+    cluster.create(topic, partitions=6, factor=3)
+
+    def produce_round(number: int) -> None:
+        numbers = range(number * PER_ROUND, (number + 1) * PER_ROUND)
+        produce(cluster, topic, numbers, partitions=6, acks="all", enable_idempotence=True)
+
+    queries = {}
+    for fails in ("true", "false"):
+        stream = load_stream(
+            spark, cluster, subscribe=topic, startingOffsets="earliest", failOnDataLoss=fails
+        )
+        queries[fails] = (
+            stream.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / fails / "checkpoint"))
+            .start(str(tmp_path / fails / "rows"))
+        )
+    try:
+        for number in range(ROUNDS):
+            broker = cluster[number % 3 + 1]
+            if number % 3 == 2:
+                broker.kill()
+            else:
+                broker.stop()
+            produce_round(number)
+            broker.start()
+            cluster.wait_ready()
+            cluster.wait_isr(topic, {1, 2, 3})
+        count = ROUNDS * PER_ROUND
+        for fails, query in queries.items():
+            rows = str(tmp_path / fails / "rows")
+            wait_until(
+                lambda query=query, rows=rows: (
+                    not query.isActive or spark.read.parquet(rows).count() >= count
+                ),
+                "all is read",
+                LONG_S,
+            )
+            assert query.exception() is None, f"failOnDataLoss={fails}"
+            assert query.isActive
+    finally:
+        for query in queries.values():
+            query.stop()
+    for fails in queries:
+        read = numbers(spark.read.parquet(str(tmp_path / fails / "rows")))
+        assert read == list(range(count)), f"failOnDataLoss={fails}"
+
+
 def test_every_way_to_say_where_reading_begins_and_ends(spark, cluster, topic):
     cluster.create(topic, partitions=2, factor=1)
     produce(cluster, topic, range(20), partitions=2, timestamp=lambda number: NOW + number)
@@ -131,9 +187,11 @@ def test_whatever_is_wrong_with_options_reaches_the_user(spark, cluster):
         with pytest.raises(AnalysisException, match=message):
             spark.read.format("klamm").options(**told(wrong)).load().collect()
     for wrong, message in WRONG_FOR_A_STREAM:
-        stream = spark.readStream.format("klamm").options(**told(wrong)).load()
-        with pytest.raises(StreamingQueryException, match=message):
-            stream.writeStream.format("noop").start().awaitTermination()
+        # What is wrong for a batch as well is said by `load`.
+        with pytest.raises((AnalysisException, StreamingQueryException), match=message):
+            spark.readStream.format("klamm").options(**told(wrong)).load().writeStream.format(
+                "noop"
+            ).start().awaitTermination()
 
 
 #: What a user's job does; the executors are processes of their own.

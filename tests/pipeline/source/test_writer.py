@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 from klamm.errors import ConfigError
 from klamm.pipeline.source.options import write_options
 from klamm.pipeline.source.writer import DeliveryError, check_columns, write_rows
+from klamm.protocol.records import decode_batch_header
 from tests.pipeline.source.test_reader import numbers, read_all
 
 COUNT = 500
@@ -31,6 +32,34 @@ def test_what_is_written_is_read(cluster, topic):
     found = read_all(cluster, subscribe=topic)
     assert numbers(found) == list(range(COUNT))
     assert {row["key"] for row in found} == {None}
+
+
+@pytest.mark.real
+def test_tasks_of_one_worker_share_a_producer_until_one_of_them_fails(cluster, topic):
+    cluster.create(topic, partitions=3, factor=1, config={"max.message.bytes": "100000"})
+    asked = options(cluster, topic=topic, **{"kafka.client.id": topic})
+    for _ in range(5):
+        write_rows(iter([rows()]), asked)
+    assert producer_ids(cluster, topic) == 1
+    large = pa.RecordBatch.from_pydict({"value": [b"x" * 200_000]})
+    with pytest.raises(DeliveryError):
+        write_rows(iter([large]), asked)
+    write_rows(iter([rows()]), asked)
+    assert producer_ids(cluster, topic) == 2
+    found = Counter(int(row["value"]) for row in read_all(cluster, subscribe=topic))
+    assert found == dict.fromkeys(range(COUNT), 6)
+
+
+def producer_ids(cluster, topic: str) -> int:
+    """How many producers have written to the topic, as its log has it."""
+    found = set()
+    for path in cluster[1].directory.rglob(f"{topic}-*/*.log"):
+        content, at = memoryview(path.read_bytes()), 0
+        while at < len(content):
+            header = decode_batch_header(content, at)
+            found.add(header.producer_id)
+            at += header.size
+    return len(found)
 
 
 @pytest.mark.real

@@ -3,7 +3,6 @@
 All of it through librdkafka, so that every way of reaching a cluster works.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -21,15 +21,23 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from klamm.errors import ConfigError, UnavailableError
-from klamm.pipeline.source.offsets import Offsets, Partition, listed
+from klamm.pipeline.source import loss
+from klamm.pipeline.source.offsets import Offsets, Partition, Position, listed
 from klamm.pipeline.source.options import ReadOptions, Selection
+from klamm.pipeline.source.reaching import LastError, wait_reachable
 
 _T = TypeVar("_T")
 
 #: How long the cluster may take to get over a broker that failed; Java's default.api.timeout.ms.
 _PATIENCE_S: Final = 60.0
+#: The same for a cluster that has not answered anything yet.
+_FIRST_PATIENCE_S: Final = 10.0
 _REQUEST_TIMEOUT_S: Final = 10.0
 _PAUSE_S: Final = 0.2
+#: What a batch waits at most until its offsets are committed for others to see.
+_COMMIT_PATIENCE_S: Final = 2.0
+#: How long a topic that was never seen is asked for. A broker that was just started knows no topic.
+_UNKNOWN_FOR_S: Final = 2.0
 
 #: These pass, but are not all marked as such.
 _PASSING: Final = frozenset(
@@ -48,9 +56,21 @@ _PASSING: Final = frozenset(
         KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
+#: A broker says so of a topic that is gone, and of any topic until the controller has told it.
+_UNKNOWN: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+    }
+)
 _EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _NO_TOPIC_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+class UnknownPartitionError(UnavailableError):
+    """No broker has known a partition for so long that it is probably gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +93,58 @@ class Cluster:
             else IsolationLevel.READ_UNCOMMITTED
         )
         self._kafka = options.kafka
-        self._admin = AdminClient(dict(self._kafka))
+        self._last_error = LastError()
+        self._has_answered = False
+        self._made: AdminClient | None = None
 
-    def topics(self, selection: Selection, *, must_exist: bool = True) -> Topics:
-        """What the selection means now; a topic that was named has to exist, at first."""
-        if selection.pattern is not None:
-            matches = re.compile(selection.pattern).fullmatch
-            names = [name for name in self._retried(self._topic_names) if matches(name)]
-        else:
-            names = list(selection.named_topics)
-        described = self._retried(lambda: self._describe(names))
-        if selection.pattern is not None:
-            described = {name: each for name, each in described.items() if not each.is_internal}
-        elif must_exist and (missing := sorted(set(names) - set(described))):
-            raise ConfigError(
-                f"UNKNOWN_TOPIC_OR_PARTITION: there is no topic {', '.join(missing)} in this "
-                "cluster"
+    def topics(self, selection: Selection, *, unknown_for_s: float = _UNKNOWN_FOR_S) -> Topics:
+        """What the selection means now; a topic that is named has to exist."""
+        deadline = time.monotonic() + unknown_for_s
+        while True:
+            found = self._select(selection)
+            problem = _absence(selection, found)
+            if problem is None or time.monotonic() > deadline:
+                break
+            self._pause()
+        if problem is not None and selection.pattern is None:
+            raise ConfigError(f"UNKNOWN_TOPIC_OR_PARTITION: {problem} in this cluster")
+        return found
+
+    def topics_after(self, selection: Selection, known: Position) -> Topics:
+        """What the selection means now, for a stream that stands at `known`.
+
+        A broker that was just started answers that there is no topic until the controller has told
+        it, and one that the controller does not reach may know a topic's former id. So what a
+        stream has read is taken for gone, or for another topic of the same name, only after all
+        answers of `GONE_AFTER_S` agree about it.
+        """
+        wanted = {each for each in known.offsets if selection.covers(each.topic)}
+        deadline = time.monotonic() + loss.GONE_AFTER_S
+        while True:
+            found = self._select(selection)
+            is_as_known = wanted <= found.partitions and not any(
+                is_other(known.topic_ids, found.ids, topic) for topic in found.ids
             )
-        existing = frozenset(
-            Partition(name, int(each.id))
-            for name, description in described.items()
-            for each in description.partitions
-        )
-        wanted = selection.partitions
-        if wanted and must_exist and (absent := wanted - existing):
-            raise ConfigError(
-                f"UNKNOWN_TOPIC_OR_PARTITION: there is no {listed(absent)} in this cluster"
-            )
-        ids = {
-            name: str(description.topic_id)
-            for name, description in described.items()
-            if str(description.topic_id) != _NO_TOPIC_ID
-        }
-        return Topics(existing & wanted if wanted else existing, ids)
+            if is_as_known or time.monotonic() > deadline:
+                return found
+            self._pause()
+
+    def latest_after(self, selection: Selection, known: Position) -> Position:
+        """The ends of the topics, for a stream that stands at `known`."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            topics = self.topics_after(selection, known)
+            same = {
+                each: offset
+                for each, offset in known.offsets.items()
+                if not is_other(known.topic_ids, topics.ids, each.topic)
+            }
+            try:
+                return Position(self.latest(topics.partitions, same), topics.ids)
+            except UnknownPartitionError:
+                # It was there a moment ago, so it is being deleted.
+                if time.monotonic() > deadline:
+                    raise
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The first offset of each partition that there still is."""
@@ -116,15 +155,16 @@ class Cluster:
     ) -> dict[Partition, int]:
         """The offset after the last record of each, or after the last one that is committed.
 
-        A new leader may take a moment to know how far its predecessor had got, so one that answers
-        with less than was `known` before is asked again.
+        A new leader may take a moment to know how far its predecessor had got, and a former one to
+        know of its successor, so one that answers with less than was `known` is asked again.
         """
         wanted = dict.fromkeys(partitions, _LATEST)
         found = self._offsets(wanted)
-        for _ in range(self._retries):
-            if known is None or all(found[each] >= known.get(each, 0) for each in found):
+        deadline = time.monotonic() + loss.GONE_AFTER_S
+        while known and any(found[each] < known.get(each, 0) for each in found):
+            if time.monotonic() > deadline:
                 break
-            time.sleep(max(self._retry_pause_s, _PAUSE_S))
+            self._pause()
             found = self._offsets(wanted)
         return found
 
@@ -134,6 +174,44 @@ class Cluster:
         return {
             each: None if offset < 0 else offset for each, offset in self._offsets(wanted).items()
         }
+
+    def commit(self, group: str, offsets: Offsets) -> None:
+        """Note how far a group has read, for tools that show lag; nobody joins the group."""
+        places = [TopicPartition(*each, offset) for each, offset in offsets.items()]
+        asked = [ConsumerGroupTopicPartitions(group, places)]
+
+        def alter() -> None:
+            futures = self._admin.alter_consumer_group_offsets(
+                asked, request_timeout=_REQUEST_TIMEOUT_S
+            )
+            for future in futures.values():
+                for each in _result(future).topic_partitions:
+                    if each.error is not None:
+                        raise KafkaException(each.error)
+
+        if places:
+            self._retried(alter, patience_s=_COMMIT_PATIENCE_S)
+
+    def _select(self, selection: Selection) -> Topics:
+        if selection.pattern is not None:
+            names = [name for name in self._retried(self._topic_names) if selection.covers(name)]
+        else:
+            names = list(selection.named_topics)
+        described = self._retried(lambda: self._describe(names))
+        if selection.pattern is not None:
+            described = {name: each for name, each in described.items() if not each.is_internal}
+        existing = frozenset(
+            Partition(name, int(each.id))
+            for name, description in described.items()
+            for each in description.partitions
+        )
+        ids = {
+            name: str(description.topic_id)
+            for name, description in described.items()
+            if str(description.topic_id) != _NO_TOPIC_ID
+        }
+        wanted = selection.partitions
+        return Topics(existing & wanted if wanted else existing, ids)
 
     def _topic_names(self) -> list[str]:
         return sorted(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).topics)
@@ -169,27 +247,71 @@ class Cluster:
             for asked, future in futures.items()
         }
 
-    def _retried(self, ask: Callable[[], _T]) -> _T:
+    @property
+    def _admin(self) -> AdminClient:
+        if self._made is None:
+            self._made = AdminClient(dict(self._kafka) | self._last_error.settings())
+        return self._made
+
+    def _pause(self) -> None:
+        """Wait, and ask anew: an old client goes on with the leader epochs that it once heard of.
+
+        A new client may also ask another broker than the last one.
+        """
+        time.sleep(max(self._retry_pause_s, _PAUSE_S))
+        self._made = None
+
+    def _retried(self, ask: Callable[[], _T], *, patience_s: float = _PATIENCE_S) -> _T:
         """The answer, waiting for what passes, and trying a few times what may not."""
-        deadline = time.monotonic() + _PATIENCE_S
+        began_at = time.monotonic()
         attempts_left = self._retries
+        if not self._has_answered:
+            patience_s = min(patience_s, _FIRST_PATIENCE_S)
+            wait_reachable(self._kafka["bootstrap.servers"])
         while True:
             try:
-                return ask()
+                answer = ask()
+                self._has_answered = True
+                self._admin.poll(0)  # what it has to say about brokers is not kept for ever
+                return answer
             except KafkaException as error:
                 reason = error.args[0]
-                is_passing = reason.retriable() or reason.code() in _PASSING
-                if is_passing and time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"The cluster does not answer: {reason.str()}"
-                    ) from error
-                if not is_passing:
-                    if attempts_left == 0:
-                        raise UnavailableError(f"{reason.name()}: {reason.str()}") from error
-                    attempts_left -= 1
-            time.sleep(max(self._retry_pause_s, _PAUSE_S))
-            # An old client goes on asking with the leader epochs that it once heard of.
-            self._admin = AdminClient(dict(self._kafka))
+            except TimeoutError:
+                reason = KafkaError(KafkaError._TIMED_OUT)
+            waited_s = time.monotonic() - began_at
+            if reason.code() in _UNKNOWN:
+                if waited_s > loss.GONE_AFTER_S:
+                    raise UnknownPartitionError(f"{reason.name()}: {reason.str()}")
+            elif reason.retriable() or reason.code() in _PASSING:
+                if waited_s > patience_s:
+                    self._admin.poll(0)
+                    why = self._last_error.text or reason.str()
+                    servers = self._kafka["bootstrap.servers"]
+                    raise UnavailableError(f"The cluster at {servers} does not answer: {why}")
+            elif attempts_left == 0:
+                raise UnavailableError(f"{reason.name()}: {reason.str()}")
+            else:
+                attempts_left -= 1
+            self._pause()
+
+
+def is_other(before: Mapping[str, str], after: Mapping[str, str], topic: str) -> bool:
+    """Whether both are known and the topic is not the same one any more."""
+    return topic in before and topic in after and before[topic] != after[topic]
+
+
+def _absence(selection: Selection, found: Topics) -> str | None:
+    """What of the selection does not exist."""
+    if selection.pattern is not None:
+        return None if found.partitions else f"there is no topic like {selection.pattern}"
+    existing = {each.topic for each in found.partitions}
+    if selection.partitions:
+        existing |= found.ids.keys()
+    if missing := sorted(set(selection.named_topics) - existing):
+        return f"there is no topic {', '.join(missing)}"
+    if absent := selection.partitions - found.partitions:
+        return f"there is no {listed(absent)}"
+    return None
 
 
 def _result(future: "Future[Any]") -> Any:

@@ -7,8 +7,8 @@ Arrays are made from buffers: `pa.array` and `pa.scalar` import pandas if there 
 worker that Spark starts would spend more time on that than on tens of thousands of records.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,17 +35,17 @@ LOG_APPEND_TIME: Final = 1
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", _TIMESTAMP),
-        ("timestampType", pa.int32()),
-    ]
-)
+#: Those of Spark's `kafka` format.
+_TYPES: Final = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": _TIMESTAMP,
+    "timestampType": pa.int32(),
+    "headers": _HEADERS,
+}
 _MAGIC_AT: Final = 16
 #: What is made one Arrow batch, give or take a batch of the wire: a small answer may hold a lot
 #: once it is decompressed, and Spark works on one portion while the next is made.
@@ -58,13 +58,14 @@ _VARINT_BYTES_MAX: Final = 10
 _ABORT: Final = b"\0\0\0\0"
 
 
-class OldFormatError(RemoteProtocolError):
-    """Messages from before Kafka 0.11, which are left to librdkafka."""
+def schema(columns: Sequence[str]) -> pa.Schema:
+    """Columns of Spark's `kafka` format, by name."""
+    return pa.schema([(name, _TYPES[name]) for name in columns])
 
 
-def schema(*, include_headers: bool) -> pa.Schema:
-    """The columns of Spark's `kafka` format."""
-    return _SCHEMA.append(pa.field("headers", _HEADERS)) if include_headers else _SCHEMA
+def is_old_format(records: memoryview) -> bool:
+    """Whether an answer begins with messages from before Kafka 0.11."""
+    return len(records) > _MAGIC_AT and records[_MAGIC_AT] != MAGIC
 
 
 def offset_after(records: memoryview, start: int) -> int:
@@ -79,101 +80,167 @@ def offset_after(records: memoryview, start: int) -> int:
     return position
 
 
+class Answer(NamedTuple):
+    """What a leader sent of one partition, and the offsets that are wanted of it.
+
+    It may begin before `start`, in the middle of a batch, and may end in a batch that is cut short
+    or in messages of an old format; those are left alone.
+    """
+
+    topic: str
+    partition: int
+    records: memoryview
+    start: int
+    until: int
+    aborted: Sequence[AbortedTransaction] = ()
+
+
+class _Portion:
+    """Batches that become rows together: each with its answer and the bytes of its records."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.headers: list[BatchHeader] = []
+        self.parts: list[Any] = []
+        self.size = 0
+
+    def add(self, answer: Answer, header: BatchHeader, part: Any) -> None:
+        self.answers.append(answer)
+        self.headers.append(header)
+        self.parts.append(part)
+        self.size += len(part)
+
+    def is_all_wanted(self) -> bool:
+        return all(
+            header.base_offset >= answer.start and header.last_offset < answer.until
+            for answer, header in zip(self.answers, self.headers, strict=True)
+        )
+
+
 class Decoder:
-    """Turns the answers about one partition into rows."""
+    """Turns answers into rows with the columns that are wanted."""
 
     def __init__(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        include_headers: bool,
-        read_committed: bool,
-        check_crcs: bool = True,
+        self, columns: Sequence[str], *, read_committed: bool, check_crcs: bool = True
     ) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._include_headers = include_headers
+        self._columns = columns
+        self._schema = schema(columns)
         self._read_committed = read_committed
         self._check_crcs = check_crcs
 
-    def decode(
-        self,
-        records: memoryview,
-        start: int,
-        until: int,
-        aborted: Iterable[AbortedTransaction] = (),
-    ) -> Iterator[pa.RecordBatch]:
-        """The records at offsets from `start` to before `until`.
+    def decode(self, answers: Iterable[Answer]) -> Iterator[pa.RecordBatch]:
+        """The records of the answers, one answer after another.
 
-        The answer may begin before `start`, in the middle of a batch, and may end in one that is
-        cut short. Markers and records of aborted transactions are passed over.
+        Markers and records of aborted transactions are passed over.
         """
-        fate = _Transactions(aborted)
-        kept: list[BatchHeader] = []
-        parts: list[Any] = []
-        size = at = 0
-        while len(records) - at >= HEADER_SIZE:
-            if records[at + _MAGIC_AT] != MAGIC:
-                raise OldFormatError(f"messages of magic {records[at + _MAGIC_AT]}")
+        portion = _Portion()
+        for answer in answers:
+            for batch in self._batches(answer):
+                portion.add(answer, batch.header, records_data(batch))
+                if portion.size >= _PORTION_BYTES:
+                    yield from self._rows(portion)
+                    portion = _Portion()
+        if portion.headers:
+            yield from self._rows(portion)
+
+    def _batches(self, answer: Answer) -> Iterator[Batch]:
+        """The batches of one answer that hold something wanted."""
+        fate = _Transactions(answer.aborted)
+        records, at = answer.records, 0
+        while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == MAGIC:
             header = decode_batch_header(records, at)
             if header.size > len(records) - at:
                 break
             batch = Batch(header, records[at : at + header.size])
             at += header.size
-            if header.last_offset < start:
+            if header.last_offset < answer.start:
                 continue
-            if header.base_offset >= until:
+            if header.base_offset >= answer.until:
                 break
             if self._check_crcs and not has_valid_crc(batch):
                 raise RemoteProtocolError(
-                    f"the batch at offset {header.base_offset} of {self._topic}-{self._partition} "
-                    "does not match its checksum"
+                    f"the batch at offset {header.base_offset} of "
+                    f"{answer.topic}-{answer.partition} does not match its checksum"
                 )
             is_wanted = not (self._read_committed and fate.is_aborted(batch))
             if is_wanted and not header.is_control and header.record_count > 0:
-                kept.append(header)
-                parts.append(records_data(batch))
-                size += len(parts[-1])
-            if size >= _PORTION_BYTES:
-                yield from self._rows(kept, parts, start, until)
-                kept, parts, size = [], [], 0
-        if kept:
-            yield from self._rows(kept, parts, start, until)
+                yield batch
 
-    def _rows(
-        self, headers: list[BatchHeader], parts: list[Any], start: int, until: int
-    ) -> Iterator[pa.RecordBatch]:
+    def _rows(self, portion: _Portion) -> Iterator[pa.RecordBatch]:
+        headers, parts = portion.headers, portion.parts
         content = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         ends = _record_ends(content, headers, parts)
         data = np.frombuffer(content, np.uint8)
         try:
-            fields = _Fields(data, ends, headers, with_headers=self._include_headers)
+            fields = _Fields(data, ends, headers, with_headers="headers" in self._columns)
         except IndexError:
             raise RemoteProtocolError("a record goes beyond its batch") from None
-        is_wanted = (fields.offset >= start) & (fields.offset < until)
-        wanted = None if is_wanted.all() else np.flatnonzero(is_wanted)
-        count = len(ends) if wanted is None else len(wanted)
-        if not count:
+        wanted = None
+        if not portion.is_all_wanted():
+            start = _repeat([each.start for each in portion.answers], fields.counts)
+            until = _repeat([each.until for each in portion.answers], fields.counts)
+            wanted = np.flatnonzero((fields.offset >= start) & (fields.offset < until))
+        if wanted is not None and not len(wanted):
             return
-        buffer = pa.py_buffer(content)
-        columns = [
-            _slices(buffer, fields.key_start, fields.key_size, pa.binary(), wanted),
-            _slices(buffer, fields.value_start, fields.value_size, pa.binary(), wanted),
-            _repeated(self._topic, count),
-            _numbers(np.full(count, self._partition, np.int32), pa.int32()),
-            _numbers(_take(fields.offset, wanted), pa.int64()),
-            _numbers(_take(fields.timestamp * 1000, wanted), _TIMESTAMP),
-            _numbers(_take(fields.timestamp_type, wanted), pa.int32()),
-        ]
-        if self._include_headers:
-            all_headers = _header_lists(data, buffer, fields)
-            columns.append(
-                all_headers if wanted is None else all_headers.take(_numbers(wanted, pa.int64()))
-            )
+        made = _Columns(portion.answers, fields, data, pa.py_buffer(content), wanted)
         yield pa.RecordBatch.from_arrays(
-            columns, schema=schema(include_headers=self._include_headers)
+            [made.column(name) for name in self._columns], schema=self._schema
         )
+
+
+class _Columns:
+    """Columns of the records that are wanted; None stands for all of them."""
+
+    def __init__(
+        self,
+        answers: list[Answer],
+        fields: "_Fields",
+        data: Bytes,
+        buffer: Any,
+        wanted: I64 | None,
+    ) -> None:
+        self._answers = answers
+        self._fields = fields
+        self._data = data
+        self._buffer = buffer
+        self._wanted = wanted
+
+    def column(self, name: str) -> Any:
+        fields, wanted = self._fields, self._wanted
+        match name:
+            case "key":
+                return _slices(self._buffer, fields.key_start, fields.key_size, pa.binary(), wanted)
+            case "value":
+                start, size = fields.value_start, fields.value_size
+                return _slices(self._buffer, start, size, pa.binary(), wanted)
+            case "topic":
+                return self._topics()
+            case "partition":
+                numbers = np.array([each.partition for each in self._answers], np.int32)
+                return _numbers(_take(np.repeat(numbers, fields.counts), wanted), pa.int32())
+            case "offset":
+                return _numbers(_take(fields.offset, wanted), pa.int64())
+            case "timestamp":
+                return _numbers(_take(fields.timestamp * 1000, wanted), _TIMESTAMP)
+            case "timestampType":
+                return _numbers(_take(fields.timestamp_type, wanted), pa.int32())
+        headers = _header_lists(self._data, self._buffer, fields)
+        return headers if wanted is None else headers.take(_numbers(wanted, pa.int64()))
+
+    def _topics(self) -> Any:
+        names = list(dict.fromkeys(each.topic for each in self._answers))
+        if len(names) == 1:
+            rows = len(self._fields.offset) if self._wanted is None else len(self._wanted)
+            return _repeated(names[0], rows)
+        places = {name: place for place, name in enumerate(names)}
+        numbers = np.array([places[each.topic] for each in self._answers], np.int32)
+        encoded = [name.encode() for name in names]
+        bounds = np.zeros(len(names) + 1, np.int32)
+        np.cumsum([len(each) for each in encoded], out=bounds[1:])
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(encoded))]
+        topics = pa.Array.from_buffers(pa.string(), len(names), buffers)
+        index = _take(np.repeat(numbers, self._fields.counts), self._wanted)
+        return topics.take(_numbers(index, pa.int32()))
 
 
 class _Transactions:
@@ -205,7 +272,7 @@ class _Fields:
     def __init__(
         self, data: Bytes, ends: I64, headers: list[BatchHeader], *, with_headers: bool
     ) -> None:
-        counts = np.array([header.record_count for header in headers])
+        counts = self.counts = np.array([header.record_count for header in headers])
         at = np.empty(len(ends), np.int64)
         at[0] = 0
         at[1:] = ends[:-1]

@@ -4,7 +4,7 @@ This is what reads where klamm's own way of fetching would not do justice to the
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,74 +12,113 @@ from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     KafkaError,
-    KafkaException,
     Message,
     TopicPartition,
 )
 
 from klamm.errors import UnavailableError
+from klamm.pipeline.source.cluster import Cluster, is_other
 from klamm.pipeline.source.columns import CREATE_TIME, LOG_APPEND_TIME, schema
-from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
-from klamm.pipeline.source.options import ReadOptions
+from klamm.pipeline.source.loss import cannot_read, report_loss
+from klamm.pipeline.source.offsets import Partition, Position
+from klamm.pipeline.source.options import ReadOptions, Selection
+from klamm.pipeline.source.pool import Pool
 from klamm.pipeline.source.ranges import OffsetRange
+from klamm.pipeline.source.reaching import LastError
 
 _MESSAGES: Final = 10_000
 _POLL_S: Final = 0.2
-_METADATA_TIMEOUT_S: Final = 1.0
+_LOOK_EVERY_S: Final = 1.0
+
+
+class KeptConsumer:
+    """A consumer, and what else is asked of the cluster on the way."""
+
+    def __init__(self, kafka: Mapping[str, str]) -> None:
+        self.last_error = LastError()
+        self.consumer = Consumer(dict(kafka) | self.last_error.settings())
+        self._cluster: Cluster | None = None
+
+    def cluster(self, options: ReadOptions) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(options)
+        return self._cluster
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+#: Those that no task is using.
+CONSUMERS: Final = Pool(KeptConsumer, is_sound=lambda _: True, close=KeptConsumer.close)
 
 
 def consume(wanted: OffsetRange, options: ReadOptions, start: int) -> Iterator[pa.RecordBatch]:
     """The records of a range from `start` on."""
-    consumer = Consumer(dict(options.kafka))
-    position, until = start, wanted.until
-    last_seen = time.monotonic()
-    deadline = last_seen + options.poll_timeout_s
-    try:
-        consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
-        while position < until:
-            messages = []
-            # librdkafka waits for as many as it is asked for, so no more than are missing.
-            for message in consumer.consume(min(until - position, _MESSAGES), _POLL_S):
-                error, offset = message.error(), message.offset() or 0
-                if error is None:
-                    messages.append(message)
-                    position = offset + 1
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    # Offsets without a record may be the last ones of a range.
-                    position = max(position, offset)
-                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    position = _after_loss(consumer, wanted, options, position)
-                elif not error.retriable():
-                    raise KafkaException(error)
-            while messages and (messages[-1].offset() or 0) >= until:
-                messages.pop()
-            if messages:
-                yield _rows(messages, wanted, include_headers=options.include_headers)
-                deadline = time.monotonic() + options.poll_timeout_s
-            if messages or position >= until:
-                continue
-            if _exists(consumer, wanted.topic):
-                last_seen = time.monotonic()
-            elif time.monotonic() - last_seen > GONE_AFTER_S:
-                why = "the topic was deleted"
-                report_loss(cannot_read(wanted, position, why), fail=options.fail_on_data_loss)
+    with CONSUMERS.borrowed(options.kafka) as kept:
+        yield from _consume(kept, wanted, options, start)
+        kept.consumer.unassign()
+
+
+def _consume(
+    kept: KeptConsumer, wanted: OffsetRange, options: ReadOptions, start: int
+) -> Iterator[pa.RecordBatch]:
+    consumer, position, until = kept.consumer, start, wanted.until
+    cluster = kept.cluster(options)
+    if not _is_there(cluster, wanted, options, position):
+        return
+    deadline = time.monotonic() + options.poll_timeout_s
+    looks_at = time.monotonic() + _LOOK_EVERY_S
+    consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
+    while position < until:
+        messages = []
+        # librdkafka waits for as many as it is asked for, so no more than are missing.
+        for message in consumer.consume(min(until - position, _MESSAGES), _POLL_S):
+            error, offset = message.error(), message.offset() or 0
+            if error is None:
+                messages.append(message)
+                position = offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                # Offsets without a record may be the last ones of a range.
+                position = max(position, offset)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                if not _is_there(cluster, wanted, options, position):
+                    return
+                position = _after_loss(consumer, wanted, options, position)
+            elif not error.retriable():
+                raise UnavailableError(f"{error.name()}: {error.str()}")
+        while messages and (messages[-1].offset() or 0) >= until:
+            messages.pop()
+        if messages:
+            yield _rows(messages, wanted, options.columns)
+            deadline = time.monotonic() + options.poll_timeout_s
+        if messages or position >= until:
+            continue
+        if time.monotonic() > looks_at:
+            # librdkafka waits for a topic that is gone without a word.
+            if not _is_there(cluster, wanted, options, position):
                 return
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"Nothing of {wanted} was to be had at offset {position} for "
-                    f"{options.poll_timeout_s:.0f} s"
-                )
-    finally:
-        consumer.close()
+            looks_at = time.monotonic() + _LOOK_EVERY_S
+        if time.monotonic() > deadline:
+            why = f": {kept.last_error.text}" if kept.last_error.text else ""
+            raise UnavailableError(
+                f"Nothing of {wanted} was to be had at offset {position} for "
+                f"{options.poll_timeout_s:.0f} s{why}"
+            )
+    # What was read after the topic was deleted and created again is of the other one.
+    _is_there(cluster, wanted, options, position)
 
 
-def _exists(consumer: Consumer, topic: str) -> bool:
-    """Whether there is the topic, for all that is known; librdkafka waits for it without a word."""
-    try:
-        found = consumer.list_topics(topic, timeout=_METADATA_TIMEOUT_S).topics[topic]
-    except KafkaException:
+def _is_there(cluster: Cluster, wanted: OffsetRange, options: ReadOptions, position: int) -> bool:
+    """Whether there is the topic, and it is the one that was planned with; otherwise say so."""
+    ids = {} if wanted.topic_id is None else {wanted.topic: wanted.topic_id}
+    place = Partition(wanted.topic, wanted.partition)
+    found = cluster.topics_after(Selection(topics=(wanted.topic,)), Position({place: 0}, ids))
+    if place in found.partitions and not is_other(ids, found.ids, wanted.topic):
         return True
-    return found.error is None or found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+    was = "deleted and created again" if place in found.partitions else "deleted"
+    why = f"the topic was {was}"
+    report_loss(cannot_read(wanted, position, why), fail=options.fail_on_data_loss)
+    return False
 
 
 def _after_loss(
@@ -95,30 +134,38 @@ def _after_loss(
     return int(first_left)
 
 
-def _rows(messages: list[Message], wanted: OffsetRange, *, include_headers: bool) -> pa.RecordBatch:
-    stamps = [message.timestamp() for message in messages]
-    columns: list[Any] = [
-        [message.key() for message in messages],
-        [message.value() for message in messages],
-        pa.repeat(pa.scalar(wanted.topic), len(messages)),
-        pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(messages)),
-        [message.offset() for message in messages],
-        [milliseconds * 1000 for _, milliseconds in stamps],
-        [
-            LOG_APPEND_TIME if kind == TIMESTAMP_LOG_APPEND_TIME else CREATE_TIME
-            for kind, _ in stamps
-        ],
-    ]
-    if include_headers:
-        columns.append([_headers(message) for message in messages])
-    names = schema(include_headers=include_headers)
+def _rows(messages: list[Message], wanted: OffsetRange, columns: Sequence[str]) -> pa.RecordBatch:
+    types = schema(columns)
     return pa.RecordBatch.from_arrays(
-        [
-            column if isinstance(column, pa.Array) else pa.array(column, field.type)
-            for column, field in zip(columns, names, strict=True)
-        ],
-        schema=names,
+        [_column(messages, wanted, field) for field in types], schema=types
     )
+
+
+def _column(messages: list[Message], wanted: OffsetRange, field: pa.Field) -> pa.Array:
+    values: list[Any]
+    match field.name:
+        case "key":
+            values = [message.key() for message in messages]
+        case "value":
+            values = [message.value() for message in messages]
+        case "topic":
+            return pa.repeat(pa.scalar(wanted.topic), len(messages))
+        case "partition":
+            return pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(messages))
+        case "offset":
+            values = [message.offset() for message in messages]
+        case "timestamp":
+            values = [message.timestamp()[1] * 1000 for message in messages]
+        case "timestampType":
+            values = [
+                LOG_APPEND_TIME
+                if message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME
+                else CREATE_TIME
+                for message in messages
+            ]
+        case _:
+            values = [_headers(message) for message in messages]
+    return pa.array(values, field.type)
 
 
 def _headers(message: Message) -> list[dict[str, Any]] | None:

@@ -1,202 +1,269 @@
-"""Reading a range of offsets from its leader, with Kafka's own protocol.
+"""Reading ranges of offsets from their leaders, with Kafka's own protocol.
 
 librdkafka makes an object for each record, which costs several times what everything else does.
-Here an answer becomes columns as a whole, and the next one is on its way in the meantime.
+Here an answer becomes columns as a whole, and the next one is on its way in the meantime. All
+ranges of a task that one broker leads are asked for in one request.
 """
 
 import base64
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
 from klamm.errors import UnavailableError
-from klamm.net.librdkafka import SECURITY_SETTINGS, security_from_librdkafka
-from klamm.net.secure import SecureClient
-from klamm.pipeline.source.columns import Decoder, offset_after
-from klamm.pipeline.source.leader_link import LeaderLink, Wish
-from klamm.pipeline.source.loss import GONE_AFTER_S, cannot_read, report_loss
+from klamm.pipeline.source import loss
+from klamm.pipeline.source.columns import Answer, Decoder, is_old_format, offset_after
+from klamm.pipeline.source.fetch_link import Address, Wish
+from klamm.pipeline.source.leaders import Leaders, TopicLeaders
+from klamm.pipeline.source.loss import cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
-from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
 from klamm.protocol.fast.fetch import FetchPartitionResponse
 
-_EARLIEST: Final = -2  # as a timestamp
-_CONSUMER: Final = -1
 _PAUSE_S: Final = 0.1
 
-#: What this way of reading does justice to. With anything else set, librdkafka reads.
-_HONOURED: Final = frozenset(
-    {"bootstrap.servers", "check.crcs", "client.id", "fetch.max.bytes", "fetch.wait.max.ms"}
-    | {"fetch.min.bytes", "isolation.level", "max.partition.fetch.bytes", "socket.timeout.ms"}
-)
-#: Of no consequence where nobody joins a group, and nothing is read but what was asked for.
-_WITHOUT_EFFECT: Final = frozenset(
-    {"allow.auto.create.topics", "auto.offset.reset", "enable.auto.commit", "group.id"}
-    | {"enable.auto.offset.store", "enable.partition.eof", "heartbeat.interval.ms", "log_level"}
-    | {"group.instance.id", "max.poll.interval.ms", "metadata.max.age.ms", "session.timeout.ms"}
-)
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far one range has been read."""
+
+    wanted: OffsetRange
+    #: The next offset that is asked for.
+    position: int
+    topic_id: uuid.UUID | None
+    #: The leader's id and address, or None until it is found.
+    leader: tuple[int, Address] | None = None
+    #: When the position last moved, when the topic was last heard of, and the leader looked for.
+    moved_at: float = field(default_factory=time.monotonic)
+    heard_at: float = field(default_factory=time.monotonic)
+    looked_at: float = 0.0
+    #: Why there was nothing, the last time.
+    trouble: str = "no broker has answered"
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self.wanted.until
+
+    def is_led_by(self, address: Address) -> bool:
+        return self.leader is not None and self.leader[1] == address
+
+    def move(self, position: int) -> None:
+        self.position, self.moved_at = position, time.monotonic()
+
+    def is_topic(self, found: TopicLeaders) -> bool:
+        """Whether this is the topic that was planned with, and not another one of its name."""
+        return not (found.topic_id and self.topic_id) or found.topic_id == self.topic_id
 
 
-def can_fetch(kafka: Mapping[str, str]) -> bool:
-    """Whether everything that the options ask for is done here."""
-    is_known = set(kafka) <= _HONOURED | _WITHOUT_EFFECT | SECURITY_SETTINGS
-    return is_known and security_from_librdkafka(kafka) is not None
+class RangesReader:
+    """Reads ranges, from whichever brokers lead them at the time."""
 
-
-class RangeReader:
-    """Reads one range, from whichever broker leads the partition at the time."""
-
-    def __init__(self, wanted: OffsetRange, options: ReadOptions) -> None:
-        kafka = options.kafka
-        self._range = wanted
+    def __init__(
+        self, ranges: Sequence[OffsetRange], options: ReadOptions, leaders: Leaders
+    ) -> None:
         self._options = options
-        self._topic_id = None if wanted.topic_id is None else decode_topic_id(wanted.topic_id)
-        security = security_from_librdkafka(kafka)
-        assert security is not None, "looked at before this reader was chosen"
-        self._secure = SecureClient(security)
-        self._admin = Admin(
-            kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security
-        )
-        self._link: LeaderLink | None = None
-        self._leader = -1
-        self._last_heard_of_topic = time.monotonic()
-        #: The next offset.
-        self.position = wanted.start
+        self._leaders = leaders
+        self._left = [
+            Progress(
+                each,
+                each.start,
+                None if each.topic_id is None else decode_topic_id(each.topic_id),
+            )
+            for each in ranges
+        ]
+        #: Ranges that go on with messages from before Kafka 0.11, which are left to librdkafka.
+        self.old: list[Progress] = []
+        #: By address: what a request that is under way was about.
+        self._asked: dict[Address, list[Progress]] = {}
         self._decoder = Decoder(
-            wanted.topic,
-            wanted.partition,
-            include_headers=options.include_headers,
+            options.columns,
             read_committed=options.is_read_committed,
-            check_crcs=kafka.get("check.crcs", "true").lower() == "true",
+            check_crcs=options.kafka.get("check.crcs", "true").lower() == "true",
         )
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._disconnect()
-        self._admin.close()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """The records; ends early only where data is gone and that is allowed."""
-        until, patience_s = self._range.until, self._options.poll_timeout_s
-        deadline = time.monotonic() + patience_s
-        while self.position < until:
+        self._leaders.begin()
+        try:
+            while self._left:
+                self._place()
+                if not self._asked:
+                    self._be_patient()
+                    continue
+                address = next(iter(self._asked))
+                group = self._asked.pop(address)
+                ready, served = self._hear(address, group)
+                self._left = [each for each in self._left if not each.is_done]
+                # What comes next is on its way while this is decoded. An answer has room for so
+                # much and is filled in the order of the request, so who was served comes last.
+                led = [each for each in self._left if each.is_led_by(address)]
+                self._ask(address, sorted(led, key=served.__contains__))
+                yield from self._decoder.decode(ready)
+                if not ready:
+                    self._be_patient()
+        finally:
+            for address in self._asked:
+                self._leaders.drop(address)
+
+    def _place(self) -> None:
+        """Find a leader for what has none, and ask each broker that is not being asked."""
+        now = time.monotonic()
+        lost = [
+            each for each in self._left if each.leader is None and now - each.looked_at >= _PAUSE_S
+        ]
+        if lost:
+            self._find_leaders(lost)
+            self._left = [each for each in self._left if not each.is_done]
+        groups: dict[Address, list[Progress]] = {}
+        for each in self._left:
+            if each.leader is not None and each.leader[1] not in self._asked:
+                groups.setdefault(each.leader[1], []).append(each)
+        for address, group in groups.items():
+            self._ask(address, group)
+
+    def _find_leaders(self, lost: list[Progress]) -> None:
+        missing = {each.wanted.topic for each in lost}
+        missing -= {topic for topic in missing if self._leaders.known(topic) is not None}
+        if missing:
             try:
-                answer = self._fetch()
+                self._leaders.learn(sorted(missing))
             except UnavailableError as error:
-                self._disconnect()
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"Nothing of {self._range} was to be had at offset {self.position} for "
-                        f"{patience_s:.0f} s: {error}"
-                    ) from error
-                time.sleep(_PAUSE_S)
+                for each in lost:
+                    each.looked_at, each.trouble = time.monotonic(), str(error)
+                return
+        now = time.monotonic()
+        for each in lost:
+            each.looked_at = now
+            topic, partition = each.wanted.topic, each.wanted.partition
+            found = self._leaders.known(topic)
+            if found is None:
+                each.trouble = f"nobody knows the topic {topic}"
+                if now - each.heard_at > loss.GONE_AFTER_S:
+                    self._lose(each, "the topic was deleted", first_left=each.wanted.until)
                 continue
-            if answer is None:
+            if not each.is_topic(found):
+                # A broker that the controller does not reach may still know the former one.
+                self._leaders.forget(topic)
+                each.trouble = f"{topic} is another topic of that name"
+                if now - each.heard_at > loss.GONE_AFTER_S:
+                    why = "the topic was deleted and created again"
+                    self._lose(each, why, first_left=each.wanted.until)
                 continue
-            records = memoryview(answer.records or b"")  # type: ignore[arg-type]  # no placeholder
-            after = offset_after(records, self.position)
-            if after < until:
-                self._fetch_ahead(after)
-            yield from self._decoder.decode(
-                records, self.position, until, answer.aborted_transactions or ()
-            )
-            if after > self.position:
-                self.position, deadline = after, time.monotonic() + patience_s
-            elif time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"There is still nothing at offset {self.position} of {self._range} after "
-                    f"{patience_s:.0f} s"
-                )
+            each.heard_at = now
+            each.leader = found.leaders.get(partition)
+            if each.leader is None:
+                self._leaders.forget(topic)
+                each.trouble = f"{topic}-{partition} has no leader"
 
-    def _fetch(self) -> FetchPartitionResponse | None:
-        """An answer with or without records; None if the position had to change instead."""
-        if self._link is None:
-            address = self._find_leader()
-            if address is None:
-                self._lose("the topic was deleted", first_left=self._range.until)
-                return None
-            wish = Wish(
-                self._range.topic, self._topic_id, self._range.partition, self._options.kafka
-            )
-            self._link = LeaderLink(address, wish, self._secure)
-        answer = self._link.answer(self.position)
-        match answer.error_code:
+    def _ask(self, address: Address, group: list[Progress]) -> None:
+        if not group:
+            return
+        wishes = [
+            Wish(each.wanted.topic, each.topic_id, each.wanted.partition, each.position)
+            for each in group
+        ]
+        try:
+            self._leaders.link(address).ask(wishes)
+        except UnavailableError as error:
+            self._lose_leader(address, group, str(error))
+        else:
+            self._asked[address] = group
+
+    def _hear(self, address: Address, group: list[Progress]) -> tuple[list[Answer], set[Progress]]:
+        """What came of a request: records to decode, and whose they are."""
+        try:
+            answers = self._leaders.link(address).answer()
+        except UnavailableError as error:
+            self._lose_leader(address, group, str(error))
+            return [], set()
+        ready: list[Answer] = []
+        served: set[Progress] = set()
+        for each in group:
+            response = answers.get((each.wanted.topic, each.wanted.partition))
+            answer = None if response is None else self._take(each, response)
+            if answer is not None:
+                ready.append(answer)
+                served.add(each)
+        return ready, served
+
+    def _take(self, each: Progress, response: FetchPartitionResponse) -> Answer | None:
+        """The records of one partition, if there are any; the position moves behind them."""
+        match response.error_code:
             case ErrorCode.NONE:
-                return answer
+                pass
             case ErrorCode.OFFSET_OUT_OF_RANGE:
-                first_left = self._earliest()
-                self._lose(f"the partition begins at {first_left}", first_left=first_left)
-                self._disconnect()
+                self._pass_over(each)
                 return None
-        code = ErrorCode.of(answer.error_code)
-        if code.retriable:
-            raise UnavailableError(f"{code.name}: {code.message}")
-        raise KafkaError(code)
+            case other:
+                code = ErrorCode.of(other)
+                if not code.retriable:
+                    raise KafkaError(code)
+                self._leaders.forget(each.wanted.topic)
+                each.leader, each.trouble = None, f"{code.name}: {code.message}"
+                return None
+        records = memoryview(response.records or b"")  # type: ignore[arg-type]  # no placeholder
+        if is_old_format(records):
+            self.old.append(each)
+            self._left.remove(each)
+            each.leader = None
+            return None
+        after = offset_after(records, each.position)
+        if after == each.position:
+            each.trouble = "there is nothing yet"
+            return None
+        answer = Answer(
+            each.wanted.topic,
+            each.wanted.partition,
+            records,
+            each.position,
+            each.wanted.until,
+            response.aborted_transactions or (),
+        )
+        each.move(after)
+        return answer
 
-    def _fetch_ahead(self, position: int) -> None:
-        """If this fails, so will asking when it matters."""
-        assert self._link is not None
-        with suppress(UnavailableError):
-            self._link.ask(position)
+    def _pass_over(self, each: Progress) -> None:
+        assert each.leader is not None
+        try:
+            first_left = self._leaders.earliest(
+                each.leader[0], each.wanted.topic, each.wanted.partition
+            )
+        except UnavailableError as error:
+            self._leaders.forget(each.wanted.topic)
+            each.leader, each.trouble = None, str(error)
+        else:
+            self._lose(each, f"the partition begins at {first_left}", first_left=first_left)
 
-    def _lose(self, why: str, *, first_left: int) -> None:
+    def _lose(self, each: Progress, why: str, *, first_left: int) -> None:
         """Go on with what is left, unless that is not allowed."""
         report_loss(
-            cannot_read(self._range, self.position, why), fail=self._options.fail_on_data_loss
+            cannot_read(each.wanted, each.position, why), fail=self._options.fail_on_data_loss
         )
         # An offset beyond the end of a partition is as far out of range, and nothing comes after.
-        self.position = first_left if first_left > self.position else self._range.until
+        each.move(first_left if first_left > each.position else each.wanted.until)
 
-    def _disconnect(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+    def _lose_leader(self, address: Address, group: list[Progress], why: str) -> None:
+        self._leaders.drop(address)
+        for each in group:
+            self._leaders.forget(each.wanted.topic)
+            each.leader, each.trouble = None, why
 
-    def _find_leader(self) -> tuple[str, int] | None:
-        """Where the leader is; None if the topic is gone, or another one of the same name."""
-        metadata = self._admin.metadata([self._range.topic])
-        (topic,) = metadata.topics
-        now = time.monotonic()
-        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if now - self._last_heard_of_topic > GONE_AFTER_S:
-                return None
-            raise UnavailableError(f"nobody knows the topic {self._range.topic}")
-        self._last_heard_of_topic = now
-        topic_id = getattr(topic, "topic_id", None)
-        if topic_id and self._topic_id and topic_id != self._topic_id:
-            return None
-        addresses = {each.node_id: (each.host, each.port) for each in metadata.brokers}
-        for each in topic.partitions:
-            if each.partition_index == self._range.partition and each.leader_id in addresses:
-                self._leader = each.leader_id
-                return addresses[each.leader_id]
-        raise UnavailableError(f"{self._range.topic}-{self._range.partition} has no leader")
-
-    def _earliest(self) -> int:
-        """Where the partition begins by now."""
-        partition = {
-            "partition_index": self._range.partition,
-            "current_leader_epoch": -1,
-            "timestamp": _EARLIEST,
-        }
-        asked: dict[str, Any] = {
-            "replica_id": _CONSUMER,
-            "isolation_level": 0,
-            "topics": [{"name": self._range.topic, "partitions": [partition]}],
-        }
-        answer = self._admin.ask_broker(self._leader, ApiKey.LIST_OFFSETS, asked)
-        found = answer.topics[0].partitions[0]
-        if ErrorCode.of(found.error_code).retriable:
-            raise UnavailableError(ErrorCode.of(found.error_code).message)
-        check(found.error_code)
-        return int(found.offset)
+    def _be_patient(self) -> None:
+        """Wait a moment, unless something has been waited for long enough."""
+        patience_s = self._options.poll_timeout_s
+        for each in self._left:
+            if time.monotonic() - each.moved_at > patience_s:
+                raise UnavailableError(
+                    f"Nothing of {each.wanted} was to be had at offset {each.position} for "
+                    f"{patience_s:.0f} s: {each.trouble}"
+                )
+        if any(each.leader is None for each in self._left):
+            time.sleep(_PAUSE_S)
 
 
 def decode_topic_id(text: str) -> uuid.UUID:

@@ -8,8 +8,8 @@ option that is silently without effect is found out about too late.
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
@@ -77,11 +77,14 @@ _CONSUMER_DEFAULTS: Final = {
     "auto.offset.reset": "error",
     "enable.partition.eof": "true",
 }
+#: Java's buffer.memory; librdkafka would take a gigabyte.
+_BUFFER_BYTES: Final = 32 << 20
 _PRODUCER_DEFAULTS: Final = {
     # Keys land where Java's producers put them.
     "partitioner": "murmur2_random",
 }
 
+_NAMESPACE: Final = uuid.UUID("6b6c616d-6d00-4000-8000-000000000000")
 _JAAS_ENTRY: Final = re.compile(r"(\w+(?:\.\w+)*)\s+required\b(.*?);?\s*", re.DOTALL)
 _JAAS_PAIR: Final = re.compile(r"(\w+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|(\S+))")
 _NO_SUCH_PROPERTY: Final = re.compile(r"No such configuration property: \"(.*)\"")
@@ -96,11 +99,12 @@ def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) ->
         **_DEFAULTS,
         **_CONSUMER_DEFAULTS,
         # Nobody joins a group, but a cluster may grant reading to groups of certain names only.
-        # As in Spark, a name goes before a prefix.
-        "group.id": f"{prefix}-{uuid.uuid4()}",
+        # As in Spark, a name goes before a prefix. The same settings give the same name, so that
+        # a worker can keep its consumer from one micro-batch to the next.
+        "group.id": f"{prefix}-{uuid.uuid5(_NAMESPACE, repr(sorted(config.items())))}",
         **config,
     }
-    _check(config, lambda tried: Consumer(tried).close())
+    _check(config, Consumer, "on_commit")
     return config
 
 
@@ -108,9 +112,10 @@ def producer_config(given: Mapping[str, str]) -> dict[str, str]:
     """For a producer; `given` has lost its prefix `kafka.`."""
     _require_bootstrap(given, "producer")
     config = _translate(given, _RENAMED | _RENAMED_PRODUCER, _REFUSED | _REFUSED_PRODUCER)
-    if "buffer.memory" in config:
-        kilobytes = _number("buffer.memory", config.pop("buffer.memory")) >> 10
-        config["queue.buffering.max.kbytes"] = str(max(kilobytes, 1))
+    buffer_bytes = _number("buffer.memory", config.pop("buffer.memory", str(_BUFFER_BYTES)))
+    largest = _number("message.max.bytes", config.get("message.max.bytes", "0"))
+    # A record that is larger than the buffer would wait for room in vain.
+    kilobytes = -(-max(buffer_bytes, largest) // 1024)
     if "partitioner.class" in config:
         config |= _partitioner(config.pop("partitioner.class"))
     if config.pop("partitioner.ignore.keys", "false").lower() == "true":
@@ -118,10 +123,16 @@ def producer_config(given: Mapping[str, str]) -> dict[str, str]:
     config = {
         **_DEFAULTS,
         **_PRODUCER_DEFAULTS,
+        "queue.buffering.max.kbytes": str(max(kilobytes, 1)),
         "enable.idempotence": str(_may_be_idempotent(config)).lower(),
         **config,
     }
-    _check(config, lambda tried: Producer(tried).flush(0))
+    _check(config, Producer, "on_delivery")
+    if config["enable.idempotence"] == "true" and not _may_be_idempotent(config):
+        raise ConfigError(
+            "Kafka option 'enable.idempotence' is true, and that takes acks=all, retries above 0 "
+            "and max.in.flight.requests.per.connection of at most 5"
+        )
     return config
 
 
@@ -234,15 +245,15 @@ def _number(key: str, value: str) -> int:
     return int(value)
 
 
-def _check(config: Mapping[str, str], make: Callable[[dict[str, str]], object]) -> None:
+def _check(config: Mapping[str, str], client: type[Any], callback: str) -> None:
     """Let librdkafka refuse what it does not know, and put it in the user's words."""
-    reason = _refusal(config, make)
+    reason = _refusal(config, client, callback)
     if reason is None:
         return
     unknown = _NO_SUCH_PROPERTY.search(reason)
     if unknown is None:
-        # librdkafka may call it by another name: it is the one without which all is well.
-        culprits = (key for key in config if not _refusal({**config} | {key: None}, make))
+        # librdkafka may call it by another name: it is the one that is refused by itself.
+        culprits = (key for key in config if _refusal({key: config[key]}, client, callback))
         raise ConfigError(f"Kafka option '{next(culprits, '*')}' is not accepted: {reason}")
     known = [*config, *_RENAMED, *_RENAMED_CONSUMER, *_RENAMED_PRODUCER, *_COMMON]
     nearest = difflib.get_close_matches(unknown[1], sorted(set(known) - {unknown[1]}), n=1)
@@ -252,16 +263,20 @@ def _check(config: Mapping[str, str], make: Callable[[dict[str, str]], object]) 
     )
 
 
-def _refusal(
-    config: Mapping[str, str | None], make: Callable[[dict[str, str]], object]
-) -> str | None:
+def _refusal(config: Mapping[str, str], client: type[Any], callback: str) -> str | None:
+    """Why these settings are refused, found without a client.
+
+    Settings are taken one after another, and a callback that cannot be called is refused before
+    there is a client. So it comes last: if it is what was refused, all others were accepted.
+    """
     try:
-        make({key: value for key, value in config.items() if value is not None})
+        client({**config, callback: None})
     except KafkaException as error:
-        return str(error.args[0].str())
+        reason = str(error.args[0].str())
+        return None if reason.startswith(callback) else reason
     except (TypeError, ValueError) as error:
         return str(error)
-    return None
+    raise AssertionError(f"{callback} was not refused")
 
 
 #: Options that are often given, for suggestions.

@@ -6,7 +6,8 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.pipeline.source.ranges import OffsetRange
 
-#: A topic that nobody has known for so long is not one that is still being announced.
+#: A topic that nobody has known for so long is not one that is still being announced. Read as
+#: `loss.GONE_AFTER_S`, in planning and in tasks.
 GONE_AFTER_S: Final = 10.0
 
 _LOG: Final = logging.getLogger(__name__)

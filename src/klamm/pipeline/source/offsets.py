@@ -1,8 +1,10 @@
 """Offsets as Spark's own `kafka` format writes them: `{"orders": {"0": 23, "1": -1}}`.
 
-A checkpoint holds the same, and beside the topics one key that no topic can have. Under it are the
-ids of the topics, so that a topic that was deleted and created again is known for another one, and,
-for the batch that a query began with, where it began: Spark asks for that anew after a restart.
+A checkpoint holds the same, and beside the topics one key that no topic can have. The key itself
+holds the ids of the topics, so that a topic that was deleted and created again is known for another
+one, and, for the batch that a query began with, where it began: Spark asks for that anew after a
+restart. The value under the key is empty, which Spark's own format reads as a topic without
+partitions, so a query can change from either format to the other and keep its place.
 """
 
 import json
@@ -14,6 +16,7 @@ from klamm.errors import ConfigError
 
 #: `$` is not allowed in the name of a topic.
 RESERVED_KEY: Final = "$klamm"
+_KEPT_PREFIX: Final = f"{RESERVED_KEY} "
 _TOPIC_IDS: Final = "topicIds"
 _BEGAN_AT: Final = "beganAt"
 
@@ -48,18 +51,29 @@ class Position:
     #: Where the batch that ends here began, if it was the first one.
     began_at: Offsets | None = None
 
+    @property
+    def is_initial(self) -> bool:
+        """Whether nothing has been read on the way here."""
+        return self.began_at == self.offsets
+
     def to_json(self) -> dict[str, Any]:
         """As it is kept in the checkpoint."""
         kept: dict[str, Any] = {_TOPIC_IDS: dict(sorted(self.topic_ids.items()))}
         if self.began_at is not None:
             kept[_BEGAN_AT] = nested(self.began_at)
-        return nested(self.offsets) | {RESERVED_KEY: kept}
+        return nested(self.offsets) | {_KEPT_PREFIX + json.dumps(kept, separators=(",", ":")): {}}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Position":
-        """What was kept; Spark's own form, without the reserved key, is read as well."""
-        kept = content.get(RESERVED_KEY, {})
-        offsets = {key: value for key, value in content.items() if key != RESERVED_KEY}
+        """What was kept; Spark's own form, without a reserved key, is read as well."""
+        offsets, kept = {}, {}
+        for key, value in content.items():
+            if key == RESERVED_KEY:  # as earlier versions of klamm wrote it
+                kept = value
+            elif key.startswith(_KEPT_PREFIX):
+                kept = json.loads(key.removeprefix(_KEPT_PREFIX))
+            else:
+                offsets[key] = value
         began_at = kept.get(_BEGAN_AT)
         return cls(
             _flat(offsets),

@@ -5,8 +5,9 @@ hands over the names in lower case, so that is how they are looked up.
 """
 
 import difflib
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -21,8 +22,23 @@ from klamm.pipeline.source.offsets import (
     parse_partitions,
     parse_timestamps,
 )
+from klamm.pipeline.source.spark_versions import HAS_FILTERS, HAS_LIMITS, require
 
 KAFKA_PREFIX: Final = "kafka."
+
+_LOG: Final = logging.getLogger(__name__)
+
+#: Those of Spark's `kafka` format; the last one if it is asked for.
+COLUMN_TYPES: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
 
 _STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 _STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
@@ -43,7 +59,12 @@ _READ: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
+    "partition.metadata.cache.ttl.ms",
+    "commitOffsets",
+    "pushFilters",
 )
+#: What a batch has no use for.
+_TRIGGER: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay")
 #: Spark itself adds the last ones to a sink's options.
 _WRITE: Final = ("topic", "includeHeaders", "checkpointLocation", "queryName", "path")
 
@@ -104,6 +125,12 @@ class Selection:
         """The topics that must exist; empty for a pattern."""
         return self.topics or tuple(sorted({each.topic for each in self.partitions}))
 
+    def covers(self, topic: str) -> bool:
+        """Whether a topic of this name is read, if it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.named_topics
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -119,10 +146,17 @@ class ReadOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
-    include_headers: bool
+    #: The columns that are wanted, in their order.
+    columns: tuple[str, ...]
     offset_retries: int
     offset_retry_pause_s: float
     poll_timeout_s: float
+    #: How long a stream takes it that there are the same partitions; None: it looks each time.
+    topics_ttl_s: float | None
+    #: The group that offsets are committed to, for tools that show lag.
+    commit_group: str | None
+    #: Whether Spark's filters are taken; Spark wants a setting of the session as well.
+    push_filters: bool
     #: For librdkafka.
     kafka: Mapping[str, str] = field(repr=False)
 
@@ -199,8 +233,13 @@ class _Given:
         return int(found[1]) * _UNITS_S[found[2]]
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a read, checked; everything that can be refused without a cluster is."""
+def read_options(
+    options: Mapping[str, str], *, streaming: bool, columns: Sequence[str] | None = None
+) -> ReadOptions:
+    """The options of a read, checked; everything that can be refused without a cluster is.
+
+    `columns` are those that are wanted, if not all are.
+    """
     given = _Given(options, _READ)
     selection = _selection(given)
     if streaming:
@@ -213,11 +252,24 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError(
             f"startingOffsetsByTimestampStrategy must be 'error' or 'latest', not '{strategy}'"
         )
+    if given.flag("pushFilters", False):
+        require(HAS_FILTERS, "pushFilters", "4.1")
+        if streaming:
+            raise ConfigError("pushFilters is for batches; Spark pushes no filters into streams")
     starting = _limit(given, _STARTING, Everywhere(LATEST if streaming else EARLIEST))
     ending = _limit(given, _ENDING, Everywhere(LATEST))
     if not streaming:
         _check_batch_limit("starting", "latest", LATEST, starting)
         _check_batch_limit("ending", "earliest", EARLIEST, ending)
+        for name in _TRIGGER:
+            if given.get(name) is not None:
+                _LOG.warning("%s option ignored in batch queries", name)
+        if given.get("commitOffsets") is not None:
+            raise ConfigError("commitOffsets is for streams; a batch has no position to commit")
+    else:
+        for name in _TRIGGER:
+            if given.get(name) is not None:
+                require(HAS_LIMITS, name, "4.2")
     least, most = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise ConfigError(
@@ -235,18 +287,45 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
         max_trigger_delay_s=given.duration_s("maxTriggerDelay", 15 * 60.0),
-        include_headers=given.flag("includeHeaders", False),
+        columns=tuple(columns or column_types(options)),
         offset_retries=_or(given.number("fetchOffset.numRetries", minimum=0), 3),
         offset_retry_pause_s=_or(given.number("fetchOffset.retryIntervalMs", minimum=0), 10) / 1e3,
         poll_timeout_s=_or(given.number("kafkaConsumer.pollTimeoutMs"), 120_000) / 1e3,
+        topics_ttl_s=_topics_ttl_s(given),
+        commit_group=_commit_group(given),
+        push_filters=given.flag("pushFilters", False),
         kafka=consumer_config(given.kafka(), group_id_prefix=given.get("groupIdPrefix")),
     )
+
+
+def column_types(options: Mapping[str, str]) -> dict[str, str]:
+    """The columns of a read, with their types as Spark writes them."""
+    types = dict(COLUMN_TYPES)
+    if not _Given(options, _READ).flag("includeHeaders", False):
+        del types["headers"]
+    return types
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a write, checked."""
     given = _Given(options, _WRITE)
     return WriteOptions(topic=given.get("topic"), kafka=producer_config(given.kafka()))
+
+
+def _topics_ttl_s(given: _Given) -> float | None:
+    name = "partition.metadata.cache.ttl.ms"
+    if given.get(name) in (None, "-1"):
+        return None
+    if given.get(name) == "0":
+        raise ConfigError(f"{name} must be -1, for never, or positive, not '0'")
+    return _or(given.number(name), 0) / 1e3
+
+
+def _commit_group(given: _Given) -> str | None:
+    group = given.get("commitOffsets")
+    if group == "":
+        raise ConfigError("commitOffsets is empty; expected is the name of a group")
+    return group
 
 
 def _or(value: int | None, default: int) -> int:

@@ -2,8 +2,10 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
@@ -27,6 +29,54 @@ class OffsetRange(InputPartition):
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.until}) of {self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class RangeBundle(InputPartition):
+    """Several small ranges, of different partitions, for one task."""
+
+    ranges: tuple[OffsetRange, ...]
+
+
+#: What is small, and how much of it one task reads at most.
+_SMALL_RECORDS: Final = 1_000
+_BUNDLE_RECORDS: Final = 10_000
+_BUNDLE_RANGES: Final = 500
+#: Work on rows may cost more than reading them, so up to here each range has a task of its own.
+_TASKS_MIN: Final = 16
+
+
+def bundle(
+    ranges: Sequence[OffsetRange], *, min_partitions: int | None, max_records: int | None
+) -> list[OffsetRange | RangeBundle]:
+    """Let small ranges share tasks, as far as there stay enough of them.
+
+    A task costs several milliseconds, and a request for one partition as much as one for hundreds.
+    """
+    # A request cannot ask for one partition twice.
+    parts = Counter((each.topic, each.partition) for each in ranges)
+    alone: list[OffsetRange] = []
+    small: list[OffsetRange] = []
+    for each in ranges:
+        is_small = each.size < _SMALL_RECORDS and parts[each.topic, each.partition] == 1
+        (small if is_small else alone).append(each)
+    records_max = min(max_records or _BUNDLE_RECORDS, _BUNDLE_RECORDS)
+    bundles = max(
+        math.ceil(len(small) / _BUNDLE_RANGES),
+        math.ceil(sum(each.size for each in small) / records_max),
+        max(min_partitions or 0, _TASKS_MIN) - len(alone),
+    )
+    if len(small) <= bundles:
+        return list(ranges)
+    shared: list[list[OffsetRange]] = []
+    room, number = 0, -1
+    for at, each in enumerate(small):
+        if at * bundles // len(small) != number or each.size > room:
+            shared.append([])
+            room, number = records_max, at * bundles // len(small)
+        shared[-1].append(each)
+        room -= each.size
+    return [*alone, *(RangeBundle(tuple(each)) for each in shared)]
 
 
 def split(

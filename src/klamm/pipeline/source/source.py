@@ -1,20 +1,22 @@
 """The data source itself: which reader or writer belongs to which options."""
 
-from typing import Final
+from collections.abc import Mapping
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from klamm.errors import ConfigError
-from klamm.pipeline.source.options import read_options, write_options
-from klamm.pipeline.source.reader import TopicReader, TopicStreamReader
-from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
-
-_SCHEMA: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "timestampType int"
+from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.source.options import COLUMN_TYPES, column_types, read_options, write_options
+from klamm.pipeline.source.reader import (
+    FilteringTopicReader,
+    TopicReader,
+    refused_stream_reader,
+    stream_reader,
 )
-_HEADERS: Final = ", headers array<struct<key:string,value:binary>>"
+from klamm.pipeline.source.tables.columns import TABLES
+from klamm.pipeline.source.tables.reader import TableReader, table_options
+from klamm.pipeline.source.telling import plainly
+from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
 
 
 class KlammDataSource(DataSource):
@@ -25,30 +27,71 @@ class KlammDataSource(DataSource):
         return "klamm"
 
     def schema(self) -> str:
-        has_headers = self.options.get("includeheaders", "false").strip().lower() == "true"
-        return _SCHEMA + _HEADERS if has_headers else _SCHEMA
+        """The columns, for a read that names none; options that no read takes are refused here."""
+        with plainly():
+            if _is_table(self.options):
+                types = TABLES[table_options(self.options).table]
+            else:
+                _check_for_any_read(self.options)
+                types = column_types(self.options)
+            return ", ".join(f"{name} {kind}" for name, kind in types.items())
 
-    def reader(self, schema: StructType) -> TopicReader:
-        self._check_schema(schema)
-        return TopicReader(read_options(self.options, streaming=False))
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with plainly():
+            if _is_table(self.options):
+                types = TABLES[table_options(self.options).table]
+                return TableReader(table_options(self.options, checked_columns(schema, types)))
+            columns = checked_columns(schema, COLUMN_TYPES)
+            options = read_options(self.options, streaming=False, columns=columns)
+            return FilteringTopicReader(options) if options.push_filters else TopicReader(options)
 
-    def streamReader(self, schema: StructType) -> TopicStreamReader:
-        self._check_schema(schema)
-        return TopicStreamReader(read_options(self.options, streaming=True))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        try:
+            if _is_table(self.options):
+                raise ConfigError("A table of the cluster is read once; use spark.read")
+            columns = checked_columns(schema, COLUMN_TYPES)
+            return stream_reader(read_options(self.options, streaming=True, columns=columns))
+        except KlammError as error:
+            return refused_stream_reader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        if overwrite:
-            raise ConfigError("Save mode overwrite not allowed for topics; use append")
-        options = write_options(self.options)
-        check_columns(schema, options)
-        return TopicWriter(options)
+        with plainly():
+            if overwrite:
+                raise ConfigError("Save mode overwrite not allowed for topics; use append")
+            options = write_options(self.options)
+            check_columns(schema, options)
+            return TopicWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
-        options = write_options(self.options)
-        check_columns(schema, options)
-        return TopicStreamWriter(options)
+        with plainly():
+            options = write_options(self.options)
+            check_columns(schema, options)
+            return TopicStreamWriter(options)
 
-    def _check_schema(self, schema: StructType) -> None:
-        columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
-        if columns != self.schema():
-            raise ConfigError("The source has a fixed schema and cannot be set with a custom one")
+
+def _is_table(options: Mapping[str, str]) -> bool:
+    return any(name.lower() == "table" for name in options)
+
+
+def checked_columns(schema: StructType, types: Mapping[str, str]) -> list[str]:
+    """The names of the columns that a read is to have, which may be some of those that it has."""
+    for field in schema:
+        kind = types.get(field.name)
+        if kind is None:
+            raise ConfigError(
+                f"There is no column '{field.name}'; the columns are {', '.join(types)}"
+            )
+        if field.dataType.simpleString() != kind:
+            raise ConfigError(
+                f"The column '{field.name}' is {kind}, not {field.dataType.simpleString()}; cast "
+                "it after reading"
+            )
+    return schema.fieldNames()
+
+
+def _check_for_any_read(options: Mapping[str, str]) -> None:
+    """Refuse what is wrong for a batch and for a stream; which of them it is, is not known yet."""
+    try:
+        read_options(options, streaming=True)
+    except ConfigError:
+        read_options(options, streaming=False)

@@ -1,29 +1,34 @@
 """What a task of a read does; the only part that a driver does not import."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from klamm.pipeline.source.columns import OldFormatError
 from klamm.pipeline.source.consuming import consume
-from klamm.pipeline.source.fetching import RangeReader, can_fetch
+from klamm.pipeline.source.fetching import RangesReader
+from klamm.pipeline.source.leaders import LEADERS
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.ranges import OffsetRange
+from klamm.pipeline.source.paths import can_fetch, own_settings
+from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
 
 
-def read_range(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of one range, as batches of Arrow."""
-    # Spark makes one task even if there is nothing to read, and gives it no range.
-    if not isinstance(partition, OffsetRange):
+def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The records of what one task reads, as batches of Arrow."""
+    match partition:
+        case OffsetRange():
+            ranges: tuple[OffsetRange, ...] = (partition,)
+        case RangeBundle():
+            ranges = partition.ranges
+        case _:
+            # Spark makes one task even if there is nothing to read, and gives it no range.
+            return
+    if not can_fetch(options.kafka):
+        for each in ranges:
+            yield from consume(each, options, each.start)
         return
-    start = partition.start
-    if can_fetch(options.kafka):
-        with closing(RangeReader(partition, options)) as reader:
-            try:
-                yield from reader.rows()
-                return
-            except OldFormatError:
-                start = reader.position
-    yield from consume(partition, options, start)
+    with LEADERS.borrowed(own_settings(options.kafka)) as leaders:
+        reader = RangesReader(ranges, options, leaders)
+        yield from reader.rows()
+    for old in reader.old:
+        yield from consume(old.wanted, options, old.position)

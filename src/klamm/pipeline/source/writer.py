@@ -1,18 +1,19 @@
 """Writing rows to topics: at least once, as Spark's own sink.
 
 A task that fails is run again, and what it had written is written again. Within a task nothing is
-written twice: its producer is idempotent.
+written twice: its producer, which outlives the task, is idempotent.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
+from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import (
@@ -26,6 +27,9 @@ from pyspark.sql.types import (
 
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.source.options import WriteOptions
+from klamm.pipeline.source.producers import PRODUCERS, KeptProducer
+from klamm.pipeline.source.spark_versions import HAS_ARROW_STREAM_WRITER, StreamWriter
+from klamm.pipeline.source.telling import plainly
 
 _HEADER_TYPE: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 #: column: what it may be, in words and as types.
@@ -36,6 +40,8 @@ _COLUMNS: Final[dict[str, tuple[str, tuple[DataType, ...]]]] = {
     "headers": ("an array<struct<key:string,value:binary>>", (_HEADER_TYPE,)),
     "partition": ("an int", (IntegerType(),)),
 }
+#: How many rows become one batch where Spark does not make batches.
+_ROWS: Final = 10_000
 _ANY_PARTITION: Final = -1
 #: How often room in the queue is looked for.
 _POLL_S: Final = 0.05
@@ -80,35 +86,45 @@ class TopicWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return write_rows(iterator, self._options)
 
 
-class TopicStreamWriter(DataSourceStreamArrowWriter):
+class TopicStreamWriter(StreamWriter):  # type: ignore[misc]  # which of two depends on Spark
     """Writes one batch after another."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write_rows(iterator, self._options)
+    @plainly()
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        batches = iterator if HAS_ARROW_STREAM_WRITER else _as_batches(iterator)
+        return write_rows(batches, self._options)
+
+
+def _as_batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+    """For Spark 4.0, which gives rows to the writer of a stream."""
+    while portion := list(itertools.islice(rows, _ROWS)):
+        yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in portion])
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
     """What a task does: returns once brokers have acknowledged every row."""
-    sender = _Sender(options)
     rows = 0
-    for batch in batches:
-        columns = {
-            name.lower(): column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        }
-        try:
-            sender.send(columns, batch.num_rows)
-        except KafkaException as error:  # librdkafka itself does not take a row
-            sender.give_up(error.args[0])
-        rows += batch.num_rows
-    sender.finish()
+    with PRODUCERS.borrowed(options.kafka) as kept:
+        sender = _Sender(options.topic, kept)
+        for batch in batches:
+            columns = {
+                name.lower(): column
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            }
+            try:
+                sender.send(columns, batch.num_rows)
+            except KafkaException as error:  # librdkafka itself does not take a row
+                sender.give_up(error.args[0])
+            rows += batch.num_rows
+        sender.finish()
     return Written(rows)
 
 
@@ -116,36 +132,11 @@ def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
     return columns[name].to_pylist() if name in columns else [None] * count
 
 
-class _Failures:
-    """The first one that librdkafka tells of.
-
-    Apart from the sender, so that a producer does not keep itself alive through its callbacks.
-    """
-
-    def __init__(self) -> None:
-        self.first: KafkaError | None = None
-
-    def on_delivery(self, error: KafkaError | None, _: Any) -> None:
-        self.first = self.first or error
-
-    def on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self.first = self.first or error
-
-
 class _Sender:
-    def __init__(self, options: WriteOptions) -> None:
-        self._topic = options.topic
-        self._failures = _Failures()
-        self._producer = Producer(
-            {
-                **options.kafka,
-                "on_delivery": self._failures.on_delivery,
-                # librdkafka counts what was delivered, so no Python is run for that.
-                "delivery.report.only.error": True,
-                "error_cb": self._failures.on_error,
-            }
-        )
+    def __init__(self, topic: str | None, kept: KeptProducer) -> None:
+        self._topic = topic
+        self._kept = kept
+        self._producer = kept.producer
 
     def send(self, columns: dict[str, Any], count: int) -> None:
         """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
@@ -181,8 +172,7 @@ class _Sender:
         self._raise_failure()
 
     def give_up(self, error: KafkaError) -> NoReturn:
-        """Drop what is under way, so that nothing is waited for."""
-        self._producer.purge()
+        """End the task; what is under way is dropped with the producer."""
         raise DeliveryError(f"{error.name()}: {error.str()}")
 
     def _topics(self, columns: dict[str, Any], count: int) -> list[str]:
@@ -202,9 +192,13 @@ class _Sender:
             try:
                 return self._producer.produce(*arguments, **named)
             except BufferError:
+                if len(self._producer) == 0:
+                    raise DeliveryError(
+                        "MSG_SIZE_TOO_LARGE: a row is larger than 'kafka.buffer.memory'"
+                    ) from None
                 self._producer.poll(_POLL_S)
                 self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._failures.first is not None:
-            self.give_up(self._failures.first)
+        if self._kept.failure is not None:
+            self.give_up(self._kept.failure)

@@ -1,0 +1,81 @@
+"""The first contact with a cluster: whether anybody is there, said in seconds and once."""
+
+import logging
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+
+from klamm.errors import ConfigError, UnavailableError
+
+_CONNECT_TIMEOUT_S: Final = 3.0
+#: A cluster of one broker may be starting again.
+_PATIENCE_S: Final = 4.0
+_PAUSE_S: Final = 0.2
+_DEFAULT_PORT: Final = 9092
+
+#: Where librdkafka's own log goes: its lines tell of attempts, and what comes of them is an error.
+SILENT: Final = logging.getLogger(f"{__name__}.librdkafka")
+SILENT.addHandler(logging.NullHandler())
+SILENT.propagate = False
+
+
+class LastError:
+    """What librdkafka complained of last, instead of a line on stderr for each attempt."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """For a client's configuration."""
+        return {"error_cb": self._note, "logger": SILENT}
+
+    def _note(self, error: KafkaError) -> None:
+        # That all are down says less than why the last one was.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.text is None:
+            self.text = error.str()
+
+
+def wait_reachable(bootstrap_servers: str) -> None:
+    """Return as soon as one of the addresses takes a connection; otherwise say what each did."""
+    addresses = [_address(each) for each in bootstrap_servers.split(",") if each.strip()]
+    deadline = time.monotonic() + _PATIENCE_S
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        while True:
+            refusals = list(pool.map(_refusal, addresses))
+            if None in refusals:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_S)
+    tried = ", ".join(
+        f"{host}:{port} ({why})" for (host, port), why in zip(addresses, refusals, strict=True)
+    )
+    raise UnavailableError(
+        f"No broker answers at {tried}; is the cluster up, and are these its "
+        "'kafka.bootstrap.servers'?"
+    )
+
+
+def _refusal(address: tuple[str, int]) -> str | None:
+    try:
+        socket.create_connection(address, _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None
+
+
+def _address(text: str) -> tuple[str, int]:
+    """As librdkafka reads it: `[PROTOCOL://]HOST[:PORT]`."""
+    place = text.strip().rpartition("://")[2]
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, str(_DEFAULT_PORT)
+    if not port.isdecimal() or int(port) >= 1 << 16:
+        raise ConfigError(
+            f"'kafka.bootstrap.servers' has {text.strip()!r}; expected is HOST:PORT, as in "
+            "127.0.0.1:9092"
+        )
+    return host.strip("[]"), int(port)

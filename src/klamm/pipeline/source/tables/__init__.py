@@ -1,0 +1,1 @@
+"""The cluster as tables: option("table", "partitions") and its siblings."""
