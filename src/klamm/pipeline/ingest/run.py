@@ -51,6 +51,8 @@ _SMALL_FILES: Final = 16
 #: Old versions are deleted after so many batches, and at the end.
 _EXPIRE_EVERY: Final = 50
 _CONFLICTS_MAX: Final = 5
+#: Fewer records than this are not worth a second task, and a second file.
+_TASK_RECORDS: Final = 50_000
 _CHANGES: Final = "changes"
 _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Invalid)): (.*)$", re.MULTILINE)
 
@@ -468,7 +470,8 @@ def _another_owner(target: Target, owner: str | None) -> ConfigError:
 
 def _grouped(ranges: Sequence[OffsetRange], slots: int) -> list[list[OffsetRange]]:
     """Share ranges among tasks, the largest first, so that each task makes few files."""
-    groups: list[list[OffsetRange]] = [[] for _ in range(min(slots, len(ranges)))]
+    worth = -(-sum(each.size for each in ranges) // _TASK_RECORDS)
+    groups: list[list[OffsetRange]] = [[] for _ in range(min(slots, worth, len(ranges)))]
     for each in sorted(ranges, key=lambda one: -one.size):
         min(groups, key=lambda group: sum(member.size for member in group)).append(each)
     return groups

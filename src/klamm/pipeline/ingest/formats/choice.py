@@ -59,7 +59,7 @@ def choose_format(
         case "json":
             from klamm.pipeline.ingest.formats.registered import RegisteredJson
 
-            return RegisteredJson(options, kept)
+            return RegisteredJson(options, kept, sample)
         case "avro":
             if options.schema is not None:
                 from klamm.pipeline.ingest.formats.avro import AvroParser
@@ -68,7 +68,7 @@ def choose_format(
                 return Fixed(AvroParser(parse_avro_schema(options.schema, options.schema_name)))
             from klamm.pipeline.ingest.formats.registered import RegisteredAvro
 
-            return RegisteredAvro(options, kept)
+            return RegisteredAvro(options, kept, sample)
         case "protobuf":
             from klamm.pipeline.ingest.formats.protobuf import ProtobufParser
             from klamm.pipeline.ingest.formats.protobuf_schema import read_protobuf_schema
@@ -80,7 +80,7 @@ def choose_format(
                 return Fixed(ProtobufParser(message))
             from klamm.pipeline.ingest.formats.registered import RegisteredProtobuf
 
-            return RegisteredProtobuf(options, kept)
+            return RegisteredProtobuf(options, kept, sample)
 
 
 class Raw:

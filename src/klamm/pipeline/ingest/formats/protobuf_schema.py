@@ -109,30 +109,58 @@ class ProtobufMessage:
         return pa.struct([pa.field(each.name, each.arrow) for each in self.fields])
 
 
-def read_protobuf_schema(
-    text: str,
-    source: str,
-    message: str | None,
-    references: Mapping[str, str] | None = None,
-    path: tuple[int, ...] = (),
-) -> ProtobufMessage:
-    """A message of a `.proto` or of a descriptor set: the named one, or the first.
+def read_protobuf_schema(text: str, source: str, message: str | None) -> ProtobufMessage:
+    """A message of a `.proto` or of a descriptor set: the named one, or the first."""
+    found, file = _descriptors(text, source, {})
+    prefix = f"{file.package}." if file.package else ""
+    if not file.message_type:
+        raise ConfigError(f"{source} has no message.")
+    name = file.message_type[0].name if message is None else message.removeprefix(prefix)
+    return _MessageReader(found, source).read(prefix + name)
 
-    `path` names a message by its place instead, as the frame of a registry does: the first number
-    is that of a message of the file, the next ones are those of messages inside of it.
+
+def read_protobuf_messages(
+    text: str, source: str, references: Mapping[str, str]
+) -> dict[tuple[int, ...], ProtobufMessage]:
+    """The messages of a file by their place, as the frame of a registry names it.
+
+    The first number is that of a message of the file, the next ones are those of messages inside of
+    it. Messages that contain themselves are left out.
     """
+    found, file = _descriptors(text, source, references)
+    reader = _MessageReader(found, source)
+    messages = {}
+    for path, name in _places(file.message_type, file.package, ()):
+        try:
+            messages[path] = reader.read(name)
+        except ConfigError:
+            continue
+    if (0,) not in messages:
+        raise ConfigError(f"{source} has no message that can be rows of a table.")
+    return messages
+
+
+def _places(messages: Any, prefix: str, path: tuple[int, ...]) -> Any:
+    for number, each in enumerate(messages):
+        name = _joined(prefix, each.name)
+        if not each.options.map_entry:
+            yield (*path, number), name
+        yield from _places(each.nested_type, name, (*path, number))
+
+
+def _descriptors(text: str, source: str, references: Mapping[str, str]) -> tuple[Any, Any]:
+    """The descriptors of a schema and of what it imports, and the file that it is."""
     descriptors = need("google.protobuf.descriptor_pb2", "Format protobuf")
     found = descriptors.FileDescriptorSet()
     if "message" in text and "{" in text:
-        content = _compiled(text, source, references or {})
+        content = _compiled(text, source, references)
     else:
         content = _as_bytes(text)
     try:
         found.ParseFromString(content)
-        file = found.file[-1]
+        return found, found.file[-1]
     except Exception:
         raise ConfigError(f"{source} is neither a .proto nor a descriptor set.") from None
-    return _MessageReader(found, source).read(_message_name(file, source, message, path))
 
 
 def _as_bytes(text: str) -> bytes:
@@ -167,25 +195,6 @@ def _compiled(text: str, source: str, references: Mapping[str, str]) -> bytes:
         return out.read_bytes()
 
 
-def _message_name(file: Any, source: str, message: str | None, path: tuple[int, ...]) -> str:
-    prefix = f"{file.package}." if file.package else ""
-    names = [each.name for each in file.message_type]
-    if not names:
-        raise ConfigError(f"{source} has no message.")
-    if path:
-        found, full = file, prefix
-        for depth, number in enumerate(path):
-            inside = found.nested_type if depth else found.message_type
-            if number >= len(inside):
-                raise ConfigError(f"{source} has no message number {'.'.join(map(str, path))}.")
-            found = inside[number]
-            full += found.name if not depth else f".{found.name}"
-        return full
-    if message is None:
-        return prefix + names[0]
-    return message if message.startswith(prefix) or not prefix else prefix + message
-
-
 class _MessageReader:
     def __init__(self, found: Any, source: str) -> None:
         self._source = source
@@ -211,8 +220,10 @@ class _MessageReader:
             raise ConfigError(f"{self._source}: {name} contains itself, which no column can.")
         self._open.append(name)
         message, syntax = self._messages[name]
-        fields = tuple(self._field(each, syntax) for each in message.field)
-        self._open.pop()
+        try:
+            fields = tuple(self._field(each, syntax) for each in message.field)
+        finally:
+            self._open.pop()
         return ProtobufMessage(name, fields, message.options.map_entry)
 
     def _field(self, field: Any, syntax: str) -> ProtobufField:
