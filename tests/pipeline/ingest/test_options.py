@@ -19,7 +19,9 @@ from klamm.pipeline.ingest.options import (
 def test_targets_are_kinds_with_names():
     assert parse_target("delta:lake/orders") == Target("delta", "lake/orders")
     assert parse_target("iceberg:local.shop.orders") == Target("iceberg", "local.shop.orders")
-    assert parse_target("parquet:s3://b/x").dead_letters == Target("parquet", "s3://b/x_dead_letters")
+    assert parse_target("parquet:s3://b/x").dead_letters == Target(
+        "parquet", "s3://b/x_dead_letters"
+    )
     assert parse_target("iceberg:c.t").dead_letters.name == "c.t_dead_letters"
 
 

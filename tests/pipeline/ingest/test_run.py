@@ -102,7 +102,9 @@ def test_a_driver_killed_at_every_step_leaves_each_offset_once(
     assert {each["value"] for each in letters} == {b"bad"}
     expected = Counter((n % 2, n // 2) for n in range(600))
     assert offsets(rows) + offsets(letters, prefix="") == expected
-    assert all(values[2 * each["_offset"] + each["_partition"]]["id"] == each["id"] for each in rows)
+    assert all(
+        values[2 * each["_offset"] + each["_partition"]]["id"] == each["id"] for each in rows
+    )
 
 
 def test_each_run_goes_on_where_the_last_one_stopped(spark, cluster, topic, place):
@@ -130,9 +132,7 @@ def test_upserts_on_a_real_topic(spark, cluster, topic, place):
 def test_raw_records_with_headers_partitioned_by_day(spark, cluster, topic, parquet):
     produce(cluster, topic, [b"a", b"b", None])
     by = (PartitionBy("timestamp", by_day=True),)
-    chosen = options(
-        cluster, topic, parquet, format="raw", include_headers=True, partition_by=by
-    )
+    chosen = options(cluster, topic, parquet, format="raw", include_headers=True, partition_by=by)
     ingest(spark, chosen)
     rows = parquet.rows(order="value")
     assert [each["value"] for each in rows][:2] == [b"a", b"b"]

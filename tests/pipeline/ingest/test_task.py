@@ -153,9 +153,7 @@ def test_the_last_change_of_a_key_counts_and_a_tombstone_deletes(bench):
 def test_a_key_that_is_deleted_and_written_again_is_there(bench):
     bench.upsert(records([*as_json({"id": 1, "name": "a"}), None], keys=[b"1", b"1"]))
     assert bench.table() == []
-    bench.upsert(
-        records([None, *as_json({"id": 1, "name": "b"})], keys=[b"1", b"1"], start=2)
-    )
+    bench.upsert(records([None, *as_json({"id": 1, "name": "b"})], keys=[b"1", b"1"], start=2))
     assert [each["name"] for each in bench.table()] == ["b"]
 
 

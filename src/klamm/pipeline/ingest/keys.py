@@ -109,9 +109,7 @@ class ChangeWriter:
         for writer in self._writers.values():
             writer.give_up()
 
-    def _with_keys(
-        self, rows: pa.Table, batch: pa.RecordBatch, bad: dict[int, str]
-    ) -> pa.Table:
+    def _with_keys(self, rows: pa.Table, batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Table:
         for name in self._maker.key:
             if not rows[name].null_count:
                 continue
@@ -122,9 +120,7 @@ class ChangeWriter:
             rows = rows.filter(pc.is_valid(rows[name]))
         return rows
 
-    def _deletions(
-        self, batch: pa.RecordBatch, tombstones: I64, bad: dict[int, str]
-    ) -> pa.Table:
+    def _deletions(self, batch: pa.RecordBatch, tombstones: I64, bad: dict[int, str]) -> pa.Table:
         """Changes that have only their key and where they come from."""
         taken = batch.take(pa.array(tombstones))
         found = self._keys(taken.column("key"), tombstones, bad)

@@ -222,9 +222,7 @@ class Ingestion:
         letters = Commit(outcome.dead_letters, batch=plan.number, notes=notes)
         if outcome.dead_letters:
             _commit_once(dead_letters, plan.number, lambda: letters)
-        _commit_once(
-            table, plan.number, lambda: self._change(plan.number, outcome, table, notes)
-        )
+        _commit_once(table, plan.number, lambda: self._change(plan.number, outcome, table, notes))
         self._drop_changes(outcome)
         self._count(outcome)
 

@@ -199,9 +199,7 @@ class _Task:
         if not rows.num_rows:
             return rows, origins
         keep = np.ones(rows.num_rows, np.bool_)
-        for each, breaks in zip(
-            self._work.expectations, self._checker.broken(rows), strict=False
-        ):
+        for each, breaks in zip(self._work.expectations, self._checker.broken(rows), strict=False):
             count = int(breaks.sum())
             if not count:
                 continue

@@ -8,6 +8,11 @@ from pyspark.sql.types import StructType
 from klamm.errors import ConfigError
 from klamm.pipeline.source.options import read_options, write_options
 from klamm.pipeline.source.reader import TopicReader, TopicStreamReader
+from klamm.pipeline.source.transactional_writer import (
+    TRANSACTIONAL_ID,
+    TransactionalStreamWriter,
+    transactional_config,
+)
 from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
 
 _SCHEMA: Final = (
@@ -41,11 +46,21 @@ class KlammDataSource(DataSource):
             raise ConfigError("Save mode overwrite not allowed for topics; use append")
         options = write_options(self.options)
         check_columns(schema, options)
+        if TRANSACTIONAL_ID in options.kafka:
+            raise ConfigError(
+                "Option 'kafka.transactional.id' is for streaming queries, whose batches have "
+                "numbers: use writeStream, or remove the option to write at least once."
+            )
         return TopicWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> TopicStreamWriter | TransactionalStreamWriter:
         options = write_options(self.options)
         check_columns(schema, options)
+        if TRANSACTIONAL_ID in options.kafka:
+            transactional_config(dict(options.kafka))
+            return TransactionalStreamWriter(options)
         return TopicStreamWriter(options)
 
     def _check_schema(self, schema: StructType) -> None:

@@ -44,6 +44,10 @@ _POLL_S: Final = 0.05
 class DeliveryError(KlammError):
     """A broker did not take a record, or nobody could be reached to take it."""
 
+    def __init__(self, text: str, reason: KafkaError | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+
 
 @dataclass
 class Written(WriterCommitMessage):
@@ -96,17 +100,10 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
     """What a task does: returns once brokers have acknowledged every row."""
-    sender = _Sender(options)
+    sender = Sender(options)
     rows = 0
     for batch in batches:
-        columns = {
-            name.lower(): column
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        }
-        try:
-            sender.send(columns, batch.num_rows)
-        except KafkaException as error:  # librdkafka itself does not take a row
-            sender.give_up(error.args[0])
+        sender.send_batch(batch)
         rows += batch.num_rows
     sender.finish()
     return Written(rows)
@@ -133,11 +130,13 @@ class _Failures:
             self.first = self.first or error
 
 
-class _Sender:
+class Sender:
+    """Hands rows to a producer, and raises what went wrong with any of them."""
+
     def __init__(self, options: WriteOptions) -> None:
         self._topic = options.topic
         self._failures = _Failures()
-        self._producer = Producer(
+        self.producer = Producer(
             {
                 **options.kafka,
                 "on_delivery": self._failures.on_delivery,
@@ -147,12 +146,23 @@ class _Sender:
             }
         )
 
+    def send_batch(self, batch: pa.RecordBatch) -> None:
+        """Hand over the rows of a batch."""
+        columns = {
+            name.lower(): column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        try:
+            self.send(columns, batch.num_rows)
+        except KafkaException as error:  # librdkafka itself does not take a row
+            self.give_up(error.args[0])
+
     def send(self, columns: dict[str, Any], count: int) -> None:
         """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
         topics = self._topics(columns, count)
         keys, values = _listed(columns, "key", count), _listed(columns, "value", count)
         if "headers" not in columns and "partition" not in columns:
-            produce = self._producer.produce
+            produce = self.producer.produce
             for topic, value, key in zip(topics, values, keys, strict=True):
                 try:
                     produce(topic, value, key)
@@ -171,19 +181,19 @@ class _Sender:
                     _ANY_PARTITION if partition is None else partition,
                     headers=[(each["key"], each["value"]) for each in pairs or ()],
                 )
-        self._producer.poll(0)
+        self.producer.poll(0)
         self._raise_failure()
 
     def finish(self) -> None:
         """Wait for what is under way; each record is delivered or fails in its time."""
-        while self._producer.flush(_POLL_S * 10):
+        while self.producer.flush(_POLL_S * 10):
             self._raise_failure()
         self._raise_failure()
 
     def give_up(self, error: KafkaError) -> NoReturn:
         """Drop what is under way, so that nothing is waited for."""
-        self._producer.purge()
-        raise DeliveryError(f"{error.name()}: {error.str()}")
+        self.producer.purge()
+        raise DeliveryError(f"{error.name()}: {error.str()}", error)
 
     def _topics(self, columns: dict[str, Any], count: int) -> list[str]:
         # The option goes before the column.
@@ -200,9 +210,9 @@ class _Sender:
     def _produce_once_there_is_room(self, *arguments: Any, **named: Any) -> None:
         while True:
             try:
-                return self._producer.produce(*arguments, **named)
+                return self.producer.produce(*arguments, **named)
             except BufferError:
-                self._producer.poll(_POLL_S)
+                self.producer.poll(_POLL_S)
                 self._raise_failure()
 
     def _raise_failure(self) -> None:

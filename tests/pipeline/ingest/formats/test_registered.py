@@ -118,7 +118,9 @@ def test_without_records_the_newest_schema_of_the_topic_counts(registry):
 
 
 def test_references_are_followed(registry):
-    registry.register("address", {"type": "record", "name": "A", "fields": [{"name": "c", "type": "string"}]})
+    registry.register(
+        "address", {"type": "record", "name": "A", "fields": [{"name": "c", "type": "string"}]}
+    )
     whole = {"type": "record", "name": "O", "fields": [{"name": "a", "type": "A"}]}
     reference = {"name": "A", "subject": "address", "version": 1}
     registry.register("orders-value", whole, references=[reference])

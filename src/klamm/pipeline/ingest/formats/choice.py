@@ -74,9 +74,7 @@ def choose_format(
             from klamm.pipeline.ingest.formats.protobuf_schema import read_protobuf_schema
 
             if options.schema is not None:
-                message = read_protobuf_schema(
-                    options.schema, options.schema_name, options.message
-                )
+                message = read_protobuf_schema(options.schema, options.schema_name, options.message)
                 return Fixed(ProtobufParser(message))
             from klamm.pipeline.ingest.formats.registered import RegisteredProtobuf
 

@@ -140,7 +140,10 @@ class Cursor:
         except pa.ArrowInvalid:
             is_text = [_is_text(value) for value in column.to_pylist()]
             self.fail(~np.array(is_text, np.bool_), "text is not UTF-8")
-            kept = [value if good else b"" for value, good in zip(column.to_pylist(), is_text, strict=True)]
+            kept = [
+                value if good else b""
+                for value, good in zip(column.to_pylist(), is_text, strict=True)
+            ]
             return pa.array(kept, pa.binary()).cast(pa.string())
 
     def _need(self, size: int) -> None:
@@ -194,7 +197,9 @@ def lists(owners: list[I64], items: list[pa.Array], count: int, kind: pa.DataTyp
 
 def numbers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     """A column on numpy's memory."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
 
 
 def decimals(big_endian: pa.BinaryArray, kind: pa.Decimal128Type) -> pa.Array:

@@ -94,9 +94,7 @@ def read_text(values: pa.BinaryArray, schema: pa.Schema | None) -> pa.StructArra
     return table.column(_ROW).combine_chunks()
 
 
-def _read_around(
-    values: pa.BinaryArray, read: Any, positions: I64, bad: dict[int, str]
-) -> Any:
+def _read_around(values: pa.BinaryArray, read: Any, positions: I64, bad: dict[int, str]) -> Any:
     """Pieces of rows with where they begin; what is bad is noted and left out."""
     pending = [(0, len(values))] if len(values) else []
     while pending:

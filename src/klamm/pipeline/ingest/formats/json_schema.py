@@ -90,7 +90,9 @@ def _type(content: Mapping[str, Any], whole: Mapping[str, Any], at: str) -> pa.D
             return _type(chosen[0], whole, at)
         if "enum" in content and all(isinstance(each, str) for each in content["enum"]):
             return pa.string()
-    names = [each for each in ([kinds] if isinstance(kinds, str) else kinds or ()) if each != "null"]
+    names = [
+        each for each in ([kinds] if isinstance(kinds, str) else kinds or ()) if each != "null"
+    ]
     if len(names) != 1:
         raise ConfigError(f"{at} has no single type; a column has one.")
     match names[0]:

@@ -73,9 +73,7 @@ class IcebergFiles:
                 if partition_by:
                     with transaction.update_spec() as spec:
                         for each in partition_by:
-                            transform: Any = (
-                                DayTransform() if each.by_day else IdentityTransform()
-                            )
+                            transform: Any = DayTransform() if each.by_day else IdentityTransform()
                             spec.add_field(each.column, transform)
         except TableAlreadyExistsError:
             pass  # by another driver of the same query, or else the owner tells

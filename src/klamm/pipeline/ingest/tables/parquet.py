@@ -167,9 +167,7 @@ def read_manifest(path: str) -> list[str]:
 def read_versions(folder: Location, after: int = -1) -> list[dict[str, Any]]:
     """The versions that the state of the folder follows from, or those after one."""
     manifest = folder / MANIFEST
-    numbers = sorted(
-        number for name in manifest.names() if (number := _number(name)) is not None
-    )
+    numbers = sorted(number for name in manifest.names() if (number := _number(name)) is not None)
     if after < 0 and numbers:
         after = max(numbers[-1] // _WHOLE_EVERY * _WHOLE_EVERY, numbers[0]) - 1
     return [_read_version(manifest, number) for number in numbers if number > after]
