@@ -45,7 +45,7 @@ def ingest(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSON Schema or a list of columns, an Avro schema, a .proto or its descriptor set.",
+            help="JSON Schema or columns, an Avro schema, a .proto or its descriptor set.",
         ),
     ] = None,
     registry: Annotated[
@@ -190,7 +190,7 @@ def _run(
     metrics_port: int | None,
 ) -> None:
     from klamm.pipeline.ingest.metrics import serve_metrics
-    from klamm.pipeline.ingest.run import ingest as run
+    from klamm.pipeline.ingest.run import ingest_topics
     from klamm.pipeline.session import spark_session
 
     if master is None and _SUBMITTED not in os.environ:
@@ -207,7 +207,7 @@ def _run(
             measure(summary)
 
         try:
-            summary = run(
+            summary = ingest_topics(
                 spark,
                 options,
                 continuous=continuous,

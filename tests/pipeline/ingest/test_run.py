@@ -1,4 +1,4 @@
-"""Ingestions on a real broker and a real Spark: exactly once, whatever is killed between two steps."""
+"""Ingestions on a real broker and Spark: exactly once, whatever is killed between two steps."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from klamm.pipeline.ingest.options import (
     PartitionBy,
     Target,
 )
-from klamm.pipeline.ingest.run import TooManyBadError, ingest
+from klamm.pipeline.ingest.run import TooManyBadError, ingest_topics
 from klamm.pipeline.ingest.tables.delta import DeltaFiles
 from klamm.pipeline.ingest.tables.iceberg import IcebergFiles
 from klamm.pipeline.ingest.tables.parquet import ParquetFiles
@@ -92,7 +92,7 @@ def test_a_driver_killed_at_every_step_leaves_each_offset_once(
         with monkeypatch.context() as patched:
             steps(patched, kill_at)
             try:
-                ingest(spark, chosen)
+                ingest_topics(spark, chosen)
                 break
             except Killed:
                 kills += 1
@@ -110,10 +110,10 @@ def test_a_driver_killed_at_every_step_leaves_each_offset_once(
 def test_each_run_goes_on_where_the_last_one_stopped(spark, cluster, topic, place):
     produce(cluster, topic, [{"id": n} for n in range(10)])
     chosen = options(cluster, topic, place)
-    assert ingest(spark, chosen).records == 10
-    assert ingest(spark, chosen).records == 0
+    assert ingest_topics(spark, chosen).records == 10
+    assert ingest_topics(spark, chosen).records == 0
     produce(cluster, topic, [{"id": n} for n in range(10, 15)])
-    summary = ingest(spark, chosen)
+    summary = ingest_topics(spark, chosen)
     assert (summary.records, summary.batches, summary.lag, summary.files) == (5, 1, 0, 1)
     assert sorted(each["id"] for each in place.rows()) == list(range(15))
 
@@ -121,19 +121,19 @@ def test_each_run_goes_on_where_the_last_one_stopped(spark, cluster, topic, plac
 def test_upserts_on_a_real_topic(spark, cluster, topic, place):
     produce(cluster, topic, [{"id": n, "n": 0} for n in range(20)], keys=range(20))
     chosen = options(cluster, topic, place, mode="upsert", key=("id",))
-    ingest(spark, chosen)
+    ingest_topics(spark, chosen)
     produce(cluster, topic, [{"id": n, "n": 1} for n in range(5)] + [None] * 5, keys=range(10))
-    assert ingest(spark, chosen).bad == 0
+    assert ingest_topics(spark, chosen).bad == 0
     found = {each["id"]: each["n"] for each in place.rows()}
     assert found == {n: 1 if n < 5 else 0 for n in range(20) if not 5 <= n < 10}
-    assert ingest(spark, chosen).records == 0
+    assert ingest_topics(spark, chosen).records == 0
 
 
 def test_raw_records_with_headers_partitioned_by_day(spark, cluster, topic, parquet):
     produce(cluster, topic, [b"a", b"b", None])
     by = (PartitionBy("timestamp", by_day=True),)
     chosen = options(cluster, topic, parquet, format="raw", include_headers=True, partition_by=by)
-    ingest(spark, chosen)
+    ingest_topics(spark, chosen)
     rows = parquet.rows(order="value")
     assert [each["value"] for each in rows][:2] == [b"a", b"b"]
     assert {"headers", "timestampType", "timestamp_day"} <= rows[0].keys()
@@ -143,9 +143,9 @@ def test_too_many_bad_records_stop_the_run_and_nothing_is_lost(spark, cluster, t
     produce(cluster, topic, [{"id": 1}, b"bad", {"id": 2}, {"id": 3}])
     chosen = options(cluster, topic, parquet, max_bad=0.01)
     with pytest.raises(TooManyBadError, match=r"1 of 4 records \(25.00%\)"):
-        ingest(spark, chosen)
+        ingest_topics(spark, chosen)
     assert parquet.rows() == []
-    summary = ingest(spark, options(cluster, topic, parquet, max_bad=0.5))
+    summary = ingest_topics(spark, options(cluster, topic, parquet, max_bad=0.5))
     assert (summary.rows, summary.bad) == (3, 1)
 
 
@@ -153,15 +153,15 @@ def test_an_expectation_that_fails_names_itself(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": 1}, {"id": -1}])
     failing = (Expectation("id > 0", "fail"),)
     with pytest.raises(KlammError, match="break the expectation 'id > 0'"):
-        ingest(spark, options(cluster, topic, parquet, expectations=failing))
+        ingest_topics(spark, options(cluster, topic, parquet, expectations=failing))
     aside = (Expectation("id > 0", "aside"),)
-    summary = ingest(spark, options(cluster, topic, parquet, expectations=aside))
+    summary = ingest_topics(spark, options(cluster, topic, parquet, expectations=aside))
     assert (summary.rows, summary.broken) == (1, {"id > 0": 1})
 
 
 def test_small_files_are_compacted_on_the_way(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": n} for n in range(400)])
-    summary = ingest(spark, options(cluster, topic, parquet, batch_records=20))
+    summary = ingest_topics(spark, options(cluster, topic, parquet, batch_records=20))
     assert summary.batches >= 20
     assert summary.compactions >= 2
     assert summary.files == 1
@@ -180,7 +180,7 @@ def test_a_continuous_run_takes_what_comes_until_it_is_stopped(spark, cluster, t
 
     produce(cluster, topic, [{"id": n} for n in range(3)])
     chosen = options(cluster, topic, parquet)
-    summary = ingest(
+    summary = ingest_topics(
         spark, chosen, continuous=True, every_s=0.1, stop=stop, on_progress=on_progress
     )
     assert summary.records == 6
@@ -188,25 +188,25 @@ def test_a_continuous_run_takes_what_comes_until_it_is_stopped(spark, cluster, t
 
 
 def test_an_empty_topic_is_no_failure(spark, cluster, topic, parquet):
-    assert ingest(spark, options(cluster, topic, parquet)).records == 0
+    assert ingest_topics(spark, options(cluster, topic, parquet)).records == 0
 
 
 def test_a_lost_checkpoint_is_refused_because_rows_would_be_doubled(
     spark, cluster, topic, place, tmp_path
 ):
     produce(cluster, topic, [{"id": 1}])
-    ingest(spark, options(cluster, topic, place))
-    with pytest.raises(ConfigError, match="belongs to the query .* another checkpoint"):
-        ingest(spark, options(cluster, topic, place, checkpoint=f"{tmp_path}/new"))
+    ingest_topics(spark, options(cluster, topic, place))
+    with pytest.raises(ConfigError, match=r"belongs to the query .* another checkpoint"):
+        ingest_topics(spark, options(cluster, topic, place, checkpoint=f"{tmp_path}/new"))
     assert len(place.rows()) == 1
 
 
 def test_a_checkpoint_of_another_query_is_refused(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": 1}])
-    ingest(spark, options(cluster, topic, parquet))
+    ingest_topics(spark, options(cluster, topic, parquet))
     other = Target("parquet", f"{parquet.folder}/other")
     with pytest.raises(ConfigError, match="checkpoint of another query: its to is"):
-        ingest(
+        ingest_topics(
             spark,
             IngestOptions(
                 (topic,),
@@ -221,19 +221,19 @@ def test_a_checkpoint_of_another_query_is_refused(spark, cluster, topic, parquet
 def test_a_table_that_is_gone_is_refused(spark, cluster, topic, parquet):
     chosen = options(cluster, topic, parquet, batch_records=1)
     produce(cluster, topic, [{"id": 1}, {"id": 2}, {"id": 3}])
-    ingest(spark, chosen)
+    ingest_topics(spark, chosen)
     (parquet.folder / "orders").rename(parquet.folder / "moved")
-    with pytest.raises(ConfigError, match="do not belong together|is gone"):
-        ingest(spark, chosen)
+    with pytest.raises(ConfigError, match=r"do not belong together|is gone"):
+        ingest_topics(spark, chosen)
 
 
 def test_a_topic_that_does_not_exist_is_refused_and_leaves_nothing(spark, cluster, parquet):
     with pytest.raises(ConfigError, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        ingest(spark, options(cluster, "nope", parquet))
+        ingest_topics(spark, options(cluster, "nope", parquet))
     assert not (parquet.folder / "checkpoint").exists()
 
 
 def test_a_key_that_is_no_column_is_refused(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": 1}])
     with pytest.raises(ConfigError, match="no column nope to upsert by"):
-        ingest(spark, options(cluster, topic, parquet, mode="upsert", key=("nope",)))
+        ingest_topics(spark, options(cluster, topic, parquet, mode="upsert", key=("nope",)))

@@ -1,4 +1,4 @@
-"""Tasks on plain batches: rows, dead letters, expectations and upserts, without Spark or brokers."""
+"""Tasks on plain batches: rows, dead letters, expectations and upserts, without Spark."""
 
 import pyarrow as pa
 import pytest

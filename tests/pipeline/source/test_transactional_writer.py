@@ -1,4 +1,4 @@
-"""The transactional sink on Apache Kafka: each row once, whatever dies, as read_committed reads it."""
+"""The transactional sink on Apache Kafka: each row once, as read_committed reads it."""
 
 import threading
 import time

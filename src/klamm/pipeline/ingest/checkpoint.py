@@ -5,8 +5,8 @@
     batches/N.json      the offsets of batch N, written before anything of it is read
     prepared/N.json     the files of batch N, written before any of them is committed
 
-Each file is written once. A batch with offsets and without files is run again with the same offsets;
-a batch with files is only committed again, and the table recognises it.
+Each file is written once. A batch with offsets and without files is run again with the same
+offsets; a batch with files is only committed again, and the table recognises it.
 """
 
 import json

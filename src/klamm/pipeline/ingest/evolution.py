@@ -80,9 +80,7 @@ def merged_schema_of(name: str, old: pa.StructType, new: pa.StructType) -> list[
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    )
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def conformed(rows: pa.StructArray, fields: Mapping[str, pa.DataType]) -> list[pa.Array]:

@@ -26,7 +26,7 @@ class Checker:
 
     def __init__(self, expectations: Sequence[Expectation]) -> None:
         self._expectations = expectations
-        self._duckdb = need("duckdb", "--expect") if expectations else None
+        self._duckdb: Any = need("duckdb", "--expect") if expectations else None
         self._connection: Any = None
 
     def broken(self, rows: pa.Table) -> list[npt.NDArray[np.bool_]]:

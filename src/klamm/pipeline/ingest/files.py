@@ -1,7 +1,8 @@
 """Parquet files of a table: how rows become files, and what a commit has to know about a file.
 
-A file's name says which keys it may hold, for tables that are upserted: `part-BITS-BUCKET-ID.parquet`
-has the keys whose hash ends in the BITS bits of BUCKET. A name without these may hold any key.
+A file's name says which keys it may hold, for tables that are upserted:
+`part-BITS-BUCKET-ID.parquet` has the keys whose hash ends in the BITS bits of BUCKET. A name
+without these may hold any key.
 """
 
 import datetime
@@ -11,7 +12,7 @@ import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -259,7 +260,7 @@ class _OpenFile:
 
 
 def delta_stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Counts, and the least and greatest values of numbers, days and times, as Delta writes them."""
+    """Counts, and the least and greatest numbers, days and times, as Delta writes them."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -303,9 +304,6 @@ def _json_value(value: Any) -> Any:
         zone = "" if value.tzinfo is None else "Z"
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + zone
     return value.isoformat() if isinstance(value, datetime.date) else value
-
-
-Grouping = Literal["partition", "bucket"]
 
 
 def groups_to_compact(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]]:

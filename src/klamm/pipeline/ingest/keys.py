@@ -23,7 +23,7 @@ _U64: Final = np.uint64
 
 def hash_keys(rows: pa.Table, key: tuple[str, ...]) -> npt.NDArray[np.uint64]:
     """A number for each row that follows from its key alone, the same on every machine."""
-    from pandas.util import hash_array
+    from pandas.util import hash_array  # type: ignore[import-untyped]
 
     total = np.zeros(rows.num_rows, _U64)
     for name in key:
@@ -140,7 +140,7 @@ class ChangeWriter:
         return pa.Table.from_arrays(columns, schema=self._layout.schema)
 
     def _keys(self, keys: pa.BinaryArray, tombstones: I64, bad: dict[int, str]) -> pa.StructArray:
-        """The key columns of records that have nothing but a key; null where they cannot be read."""
+        """The key columns of records without a value; null where they cannot be read."""
         fields = [self._schema.field(name) for name in self._maker.key]
         kind = pa.struct([pa.field(each.name, each.type) for each in fields])
         if self._maker.is_raw and self._maker.key == ("key",):

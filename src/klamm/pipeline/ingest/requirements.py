@@ -1,4 +1,4 @@
-"""The libraries of the `ingest` extra: imported on first use, with the pip line where one is missing."""
+"""The libraries of the `ingest` extra, imported on first use; the pip line where one is missing."""
 
 from importlib import import_module
 from typing import Any, Final

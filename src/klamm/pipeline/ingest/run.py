@@ -1,4 +1,4 @@
-"""The driver of an ingestion: plans batches, runs them as Spark jobs, and commits what they made."""
+"""The driver of an ingestion: plan batches, run them as Spark jobs, commit what they made."""
 
 import functools
 import json
@@ -90,7 +90,7 @@ class Summary:
 Progress = Callable[[Summary], None]
 
 
-def ingest(
+def ingest_topics(
     spark: SparkSession,
     options: IngestOptions,
     *,

@@ -1,13 +1,14 @@
 """The sink, exactly once: each task of a batch writes one transaction that also says so.
 
 In the same transaction as its rows, a task commits an offset of a consumer group of its own: the
-number of the batch, with a fingerprint of the rows as metadata. A task that runs again, be it after a
-failure, as a speculative copy or in a restarted query, fences the others by its transactional id and
-looks at that offset first: what is committed is skipped, what is not is written.
+number of the batch, with a fingerprint of the rows as metadata. A task that runs again, be it after
+a failure, as a speculative copy or in a restarted query, fences the others by its transactional id
+and looks at that offset first: what is committed is skipped, what is not is written.
 
-That holds if the same batch has the same rows in the same tasks each time. A source that is replayed,
-as klamm's and Spark's own are, and a plan without random repartitioning give that. A task that skips
-compares the fingerprint, and the driver looks for tasks of the batch that no longer exist.
+That holds if the same batch has the same rows in the same tasks each time. A source that is
+replayed, as klamm's and Spark's own are, and a plan without random repartitioning give that. A task
+that skips compares the fingerprint, and the driver looks for tasks of the batch that no longer
+exist.
 """
 
 import json
@@ -79,7 +80,7 @@ class WrittenOnce(Written):
 
 
 class Fingerprint:
-    """What rows amount to, in whatever order they come: their number, and a sum over their bytes."""
+    """What rows amount to, in any order: their number, and a sum over their bytes."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -327,7 +328,7 @@ def _retried(ask: Any) -> None:
 def _reason(error: Exception) -> KafkaError | None:
     if isinstance(error, DeliveryError):
         return error.reason
-    # The client raises what is fatal in the middle of its callbacks, which Python then complains of.
+    # The client raises what is fatal in the middle of its callbacks, which Python objects to.
     raised = error.__cause__ if isinstance(error, SystemError) else error
     found = raised.args[0] if raised is not None and raised.args else None
     return found if isinstance(found, KafkaError) else None

@@ -17,7 +17,7 @@ from klamm.pipeline.ingest.formats.cursor import (
     numbers,
     scatter,
 )
-from klamm.pipeline.ingest.formats.parsing import I64, Parsed, without
+from klamm.pipeline.ingest.formats.parsing import I64, Parsed
 
 _I32: Final = np.iinfo(np.int32)
 #: Arrays beyond this are not believed: items without bytes could ask for any amount of memory.

@@ -1,4 +1,4 @@
-"""Avro schemas: parsed from JSON, as columns of Arrow, and compared by Avro's rules of resolution."""
+"""Avro schemas: parsed from JSON, as columns of Arrow, and compared by Avro's rules."""
 
 import json
 from collections.abc import Mapping

@@ -25,7 +25,9 @@ _PADDING: Final = 32
 class Cursor:
     """Where each row is read next, where it ends, and which rows are bad."""
 
-    def __init__(self, data: U8, position: I64, end: I64, reasons: dict[int, str], rows: I64):
+    def __init__(
+        self, data: U8, position: I64, end: I64, reasons: dict[int, str], rows: I64
+    ) -> None:
         self.data = data
         self.position = position
         self.end = end
@@ -41,8 +43,8 @@ class Cursor:
         count = len(values)
         if not count:
             return cls(np.zeros(_PADDING, np.uint8), *_nothing(), {}, _nothing()[0])
-        bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: count + 1]
-        bounds = bounds.astype(np.int64)
+        ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: count + 1]
+        bounds = ends.astype(np.int64)
         first, last = int(bounds[0]), int(bounds[-1])
         data = np.zeros(last - first + _PADDING, np.uint8)
         if last > first:

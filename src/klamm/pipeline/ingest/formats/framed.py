@@ -1,7 +1,7 @@
-"""Values with the frame of a registry: a zero byte, the id of the schema, and for Protobuf the message.
+"""Values with the frame of a registry: a zero byte, the schema's id, for Protobuf the message.
 
-Values are sorted by schema, parsed with the schema that they were written with, and brought into the
-columns of the table: those that a schema does not have are null.
+Values are sorted by schema, parsed with the schema that they were written with, and brought into
+the columns of the table: those that a schema does not have are null.
 """
 
 from collections.abc import Iterator, Mapping

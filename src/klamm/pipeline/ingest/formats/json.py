@@ -1,9 +1,9 @@
 """JSON by Arrow's reader, without a Python object for each record.
 
-Arrow reads a text of many objects, so each value is put into an object of its own, which is one row:
-a value that is not JSON cannot swallow its neighbours. Where Arrow refuses a row by number, the rows
-before it are read again, the row is set aside, and reading goes on behind it: each row is read at
-most twice, however many are bad. Where it refuses without a number, the rows are halved.
+Arrow reads a text of many objects, so each value is put into an object of its own, which is one
+row: a value that is not JSON cannot swallow its neighbours. Where Arrow refuses a row by number,
+the rows before it are read again, the row is set aside, and reading goes on behind it: each row is
+read at most twice, however many are bad. Where it refuses without a number, the rows are halved.
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""What formats have in common: values go in as one column, rows come out, and bad ones by reason."""
+"""What formats have in common: values go in as a column, rows come out, bad ones by reason."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias

@@ -1,6 +1,7 @@
 """Protobuf schemas: compiled by protoc, and what of them tasks have to know.
 
-`protoc` comes with the package grpcio-tools. Only the driver needs it; tasks get plain descriptions.
+`protoc` comes with the package grpcio-tools. Only the driver needs it; tasks get plain
+descriptions.
 """
 
 import subprocess
@@ -183,8 +184,10 @@ def _compiled(text: str, source: str, references: Mapping[str, str]) -> bytes:
         if Path(source).is_file():
             includes.append(f"-I{Path(source).parent}")
         done = subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", *includes]
-            + ["--include_imports", f"--descriptor_set_out={out}", f"{folder}/schema.proto"],
+            [
+                *(sys.executable, "-m", "grpc_tools.protoc", *includes, "--include_imports"),
+                *(f"--descriptor_set_out={out}", f"{folder}/schema.proto"),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -233,7 +236,7 @@ class _MessageReader:
         is_repeated = field.label == _REPEATED
         type_name = field.type_name.lstrip(".")
         is_explicit = syntax != _PROTO3 or field.proto3_optional or field.HasField("oneof_index")
-        values = ()
+        values: tuple[tuple[int, str], ...] = ()
         if kind == "enum":
             values = tuple((each.number, each.name) for each in self._enums[type_name].value)
         return ProtobufField(

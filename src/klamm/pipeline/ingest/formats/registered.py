@@ -1,4 +1,4 @@
-"""Formats whose schemas a registry has: which schemas a query knows, and how its table follows them."""
+"""Formats whose schemas a registry has: what a query knows, and how its table follows."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar

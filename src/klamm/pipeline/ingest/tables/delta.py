@@ -149,7 +149,7 @@ class DeltaFiles:
         )
 
     def _rewrite(self, schema: pa.Schema) -> None:
-        """Write every row again in wider columns: Delta readers of today cannot widen on reading."""
+        """Write every row again in wider columns: few Delta readers widen while they read."""
         from deltalake import write_deltalake
 
         rows = self._table.to_pyarrow_dataset().scanner().to_reader()

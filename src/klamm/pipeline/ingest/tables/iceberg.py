@@ -1,7 +1,7 @@
 """An Iceberg table, through pyiceberg and any catalog that it knows.
 
-The number of the batch is a property of the table that changes in the same transaction as its files,
-and a property of the snapshot, for people.
+The number of the batch is a property of the table that changes in the same transaction as its
+files, and a property of the snapshot, for people.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """A folder of Parquet files with a manifest, which promises what a table format promises.
 
-`_manifest/N.json` is version N of the folder: the files that it adds and removes, and the batch that
-it is. A version is written once, and only after its files are in place; files wait for that under
-`_pending`, where no reader of Parquet looks. So a reader that lists the folder sees rows that are
-committed or about to be, each once; a reader of the manifest sees whole commits.
+`_manifest/N.json` is version N of the folder: the files that it adds and removes, and the batch
+that it is. A version is written once, and only after its files are in place; files wait for that
+under `_pending`, where no reader of Parquet looks. So a reader that lists the folder sees rows that
+are committed or about to be, each once; a reader of the manifest sees whole commits.
 """
 
 import base64
