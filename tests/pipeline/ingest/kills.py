@@ -30,8 +30,10 @@ from klamm.pipeline.ingest.tables.parquet import read_manifest
 TOPIC = "orders"
 PARTITIONS = 4
 BAD_EVERY = 1000
-#: Between two kills, so that something has begun that can be killed.
-PAUSE_S = (2.0, 12.0)
+#: Between two looks at the table.
+PAUSE_S = (0.2, 3.0)
+#: How long nothing may arrive.
+PATIENCE_S = 1200.0
 EXECUTOR, WORKER = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 
 
@@ -121,26 +123,30 @@ def produce(bootstrap: str, count: int) -> None:
 
 
 def run_kills(
-    driver: Driver, kills: int, chance: random.Random, is_done: Callable[[], bool]
+    driver: Driver, kills: int, chance: random.Random, count_rows: Callable[[], int], wanted: int
 ) -> int:
-    """Kill at random moments until there were enough kills and everything has arrived."""
-    done = 0
-    last_seen = time.monotonic()
-    while done < kills or not is_done():
+    """Kill at random moments until there were enough kills and everything has arrived.
+
+    Most kills wait until rows have arrived since the last one; some hit a driver that starts.
+    """
+    done, rows = 0, 0
+    deadline = time.monotonic() + PATIENCE_S
+    while done < kills or rows < wanted:
+        assert time.monotonic() < deadline, f"only {rows} of {wanted} rows have arrived"
         driver.ensure()
-        time.sleep(chance.uniform(*PAUSE_S) if done < kills else 2.0)
-        if done < kills:
-            what = chance.choice(["driver", EXECUTOR, WORKER, WORKER])
-            killed = True
-            if what == "driver":
-                driver.kill_all()
-            else:
-                killed = driver.kill_one(what, chance)
-            if killed:
-                done += 1
-                print(f"kill {done}: {what}", flush=True)
-                last_seen = time.monotonic()
-        assert time.monotonic() - last_seen < 1800, "it does not come to an end"
+        time.sleep(chance.uniform(*PAUSE_S))
+        before, rows = rows, count_rows()
+        if rows > before:
+            deadline = time.monotonic() + PATIENCE_S
+        if done >= kills or (rows == before < wanted and chance.random() < 0.95):
+            continue
+        what = chance.choice(["driver", EXECUTOR, EXECUTOR, WORKER, WORKER])
+        if what == "driver":
+            driver.kill_all()
+        elif not driver.kill_one(what, chance):
+            continue
+        done += 1
+        print(f"kill {done}: {what}, after {rows} rows", flush=True)
     return done
 
 
@@ -159,20 +165,21 @@ def rows_of(kind: str, path: Path) -> int:
     files = files_of(kind, path)
     if not files:
         return 0
-    return int(duckdb.sql(f"select count(*) from read_parquet({files!r})").fetchone()[0])
+    ((count,),) = duckdb.sql(f"select count(*) from read_parquet({files!r})").fetchall()
+    return int(count)
 
 
 def compare(kind: str, folder: Path, count: int) -> dict[str, int]:
     """Every number once, in the table or, for bad ones, among the dead letters."""
     rows = files_of(kind, folder / "orders")
     letters = files_of(kind, folder / "orders_dead_letters")
-    total, distinct, ids = duckdb.sql(
+    ((total, distinct, ids),) = duckdb.sql(
         "select count(*), count(distinct (_partition, _offset)), count(distinct id) "
         f"from read_parquet({rows!r})"
-    ).fetchone()
-    bad, distinct_bad = duckdb.sql(
+    ).fetchall()
+    ((bad, distinct_bad),) = duckdb.sql(
         f'select count(*), count(distinct (partition, "offset")) from read_parquet({letters!r})'
-    ).fetchone()
+    ).fetchall()
     expected_bad = len(range(7, count, BAD_EVERY))
     assert bad == distinct_bad == expected_bad, (bad, distinct_bad, expected_bad)
     assert total == distinct == ids == count - expected_bad, (total, distinct, ids)
@@ -207,7 +214,8 @@ def main() -> int:
                 driver,
                 given.kills,
                 random.Random(given.seed),
-                lambda: rows_of(given.to, folder / "orders") >= wanted,
+                lambda: rows_of(given.to, folder / "orders"),
+                wanted,
             )
             code = driver.stop()
         except BaseException:

@@ -94,6 +94,13 @@ def test_any_bytes_are_rows_or_bad(values):
         assert json.loads(values[at]).get("id") == row["id"]
 
 
+def test_a_value_that_pretends_to_be_two_rows_blames_no_other():
+    trick, good = b'{"id":1}}\n{"_":{"id":2}', b'{"id":5}'
+    parsed = parse(trick, good, b"nope", good, good)
+    assert sorted(parsed.bad) == [0, 2]
+    assert parsed.kept.tolist() == [1, 3, 4]
+
+
 def test_thousands_with_bad_ones_among_them_keep_their_places():
     values = [json.dumps({"id": n}).encode() for n in range(5000)]
     for at in range(7, 5000, 500):

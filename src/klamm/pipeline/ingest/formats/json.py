@@ -7,6 +7,7 @@ read at most twice, however many are bad. Where it refuses without a number, the
 """
 
 import datetime
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from klamm.errors import ConfigError
-from klamm.pipeline.ingest.formats.parsing import I64, Parsed, all_positions
+from klamm.pipeline.ingest.formats.parsing import I64, Parsed, all_positions, without
 
 _ROW: Final = "_"
 _BEFORE: Final = pa.scalar(b'{"_":', pa.binary())
@@ -28,7 +29,9 @@ _ROW_NUMBER: Final = re.compile(r" in row (\d+)$")
 _PATH: Final = re.compile(r"Column\(/_/?(.*?)\)")
 #: Rows that are searched by halving are cut into portions of this size first.
 _PORTION: Final = 256
-_NOT_AN_OBJECT: Final = "JSON: the value is null, not an object"
+#: After a bad row, rows are read in stretches of this size, so that the next one costs little.
+_STRETCH: Final = 512
+_KINDS: Final = {type(None): "null", bool: "a boolean", str: "text", list: "an array"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,9 @@ class JsonParser:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        bad: dict[int, str] = {}
-        positions = all_positions(len(values))
-        invalid = _not_utf8(values)
-        if len(invalid):
-            bad |= dict.fromkeys(invalid.tolist(), "JSON: the value is not UTF-8")
-            positions = np.setdiff1d(positions, invalid)
+        bad = _no_objects(values)
+        positions = without(len(values), bad)
+        if bad:
             values = values.take(pa.array(positions))
         pieces: list[pa.StructArray] = []
         kept: list[I64] = []
@@ -55,7 +55,7 @@ class JsonParser:
             return Parsed(pa.array([], self.fields), positions[:0], bad)
         rows = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
         where = kept[0] if len(kept) == 1 else np.concatenate(kept)
-        return self._without_nulls(rows, where, bad)
+        return Parsed(rows, where, bad)
 
     def _read_portion(self, values: pa.BinaryArray) -> pa.StructArray:
         if _needs_objects(self.fields):
@@ -65,13 +65,6 @@ class JsonParser:
             # A value that closes its object and opens another; each alone is refused.
             raise _UnnumberedError("JSON: the value is not one object")
         return _from_arrow(rows, self.fields)
-
-    def _without_nulls(self, rows: pa.StructArray, where: I64, bad: dict[int, str]) -> Parsed:
-        if not rows.null_count:
-            return Parsed(rows, where, bad)
-        is_row = rows.is_valid().to_numpy(zero_copy_only=False)
-        bad |= dict.fromkeys(where[~is_row].tolist(), _NOT_AN_OBJECT)
-        return Parsed(rows.filter(pa.array(is_row)), where[is_row], bad)
 
 
 class _UnnumberedError(ValueError):
@@ -99,22 +92,38 @@ def _read_around(values: pa.BinaryArray, read: Any, positions: I64, bad: dict[in
     pending = [(0, len(values))] if len(values) else []
     while pending:
         start, end = pending.pop()
+        reason = ""
         try:
             yield start, read(values.slice(start, end - start))
             continue
         except (pa.ArrowInvalid, _UnnumberedError) as error:
             reason = str(error).splitlines()[0]
-        numbered = _ROW_NUMBER.search(reason)
         if end - start == 1:
             bad[int(positions[start])] = _told(reason)
-        elif numbered is not None and start + int(numbered[1]) < end:
-            row = start + int(numbered[1])
+            continue
+        numbered = _ROW_NUMBER.search(reason)
+        row = end if numbered is None else start + int(numbered[1])
+        # A value may pretend to be several rows, and then the number is that of a later one.
+        if row < end and not _is_read(read, values.slice(row, 1)):
             bad[int(positions[row])] = _told(reason)
-            pending += [(row + 1, end)] if row + 1 < end else []
-            pending += [(start, row)] if start < row else []
+            pending += [*_stretches(row + 1, end), *_stretches(start, row)]
         else:
             middle = start + (_PORTION if end - start > _PORTION else (end - start) // 2)
             pending += [(middle, end), (start, middle)]
+
+
+def _is_read(read: Any, value: pa.BinaryArray) -> bool:
+    try:
+        read(value)
+    except (pa.ArrowInvalid, _UnnumberedError):
+        return False
+    return True
+
+
+def _stretches(start: int, end: int) -> list[tuple[int, int]]:
+    """Rows in stretches, the last one first: where one is bad, others may be."""
+    bounds = [*range(start, end, _STRETCH), end]
+    return list(itertools.pairwise(bounds))[::-1]
 
 
 def _told(reason: str) -> str:
@@ -124,22 +133,27 @@ def _told(reason: str) -> str:
     return text if text.startswith("JSON") else f"JSON: {text}"
 
 
-def _not_utf8(values: pa.BinaryArray) -> I64:
-    try:
-        values.cast(pa.string())
-        return np.empty(0, dtype=np.int64)
-    except pa.ArrowInvalid:
-        return np.array(
-            [at for at, value in enumerate(values.to_pylist()) if not _is_utf8(value)], np.int64
-        )
+def _no_objects(values: pa.BinaryArray) -> dict[int, str]:
+    """Values that are no objects at first sight, so that they do not disturb the reading of others.
 
-
-def _is_utf8(value: bytes) -> bool:
+    Whatever does not begin and end with a brace is looked at alone.
+    """
     try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        text = values.cast(pa.string())
+        looks_good = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+        suspects = np.flatnonzero(~looks_good.to_numpy(zero_copy_only=False))
+    except pa.ArrowInvalid:  # some value is not UTF-8
+        suspects = all_positions(len(values))
+    bad = {}
+    for at in suspects.tolist():
+        try:
+            value = orjson.loads(values[at].as_py())
+        except orjson.JSONDecodeError as error:
+            bad[at] = f"JSON: {error}"
+            continue
+        if not isinstance(value, dict):
+            bad[at] = f"JSON: the value is {_KINDS.get(type(value), 'a number')}, not an object"
+    return bad
 
 
 def _for_arrow(fields: pa.StructType) -> pa.StructType:
