@@ -138,7 +138,7 @@ def run_kills(
         before, rows = rows, count_rows()
         if rows > before:
             deadline = time.monotonic() + PATIENCE_S
-        if done >= kills or (rows == before < wanted and chance.random() < 0.95):
+        if done >= kills or (rows == before < wanted and chance.random() < 0.99):
             continue
         what = chance.choice(["driver", EXECUTOR, EXECUTOR, WORKER, WORKER])
         if what == "driver":
