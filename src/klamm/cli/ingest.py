@@ -197,7 +197,8 @@ def _run(
         master = _LOCAL_MASTER
     with (
         serve_metrics(metrics_port) as measure,
-        spark_session(master, progress=False) as spark,
+        # No row passes through the JVM, so it is set up for little data.
+        spark_session(master, progress=False, little=True) as spark,
         _stopped_by_signals(spark) as stop,
         _shown() as show,
     ):

@@ -8,7 +8,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from klamm.pipeline.ingest.options import Target
+from klamm.pipeline.ingest.options import TableTarget
 from klamm.pipeline.ingest.tables.parquet import read_manifest
 from klamm.pipeline.source.columns import schema as source_schema
 
@@ -52,8 +52,8 @@ class Place:
 
     def target(self, name="orders"):
         if self.kind == "iceberg":
-            return Target("iceberg", f"test.lake.{name}")
-        return Target(self.kind, f"{self.folder}/{name}")
+            return TableTarget("iceberg", f"test.lake.{name}")
+        return TableTarget(self.kind, f"{self.folder}/{name}")
 
     def rows(self, name="orders", *, order="_offset"):
         """All rows, as somebody else reads them."""

@@ -7,7 +7,7 @@ from klamm.pipeline.ingest.options import (
     Expectation,
     IngestOptions,
     PartitionBy,
-    Target,
+    TableTarget,
     parse_bytes,
     parse_duration_s,
     parse_expectation,
@@ -17,9 +17,9 @@ from klamm.pipeline.ingest.options import (
 
 
 def test_targets_are_kinds_with_names():
-    assert parse_target("delta:lake/orders") == Target("delta", "lake/orders")
-    assert parse_target("iceberg:local.shop.orders") == Target("iceberg", "local.shop.orders")
-    assert parse_target("parquet:s3://b/x").dead_letters == Target(
+    assert parse_target("delta:lake/orders") == TableTarget("delta", "lake/orders")
+    assert parse_target("iceberg:local.shop.orders") == TableTarget("iceberg", "local.shop.orders")
+    assert parse_target("parquet:s3://b/x").dead_letters == TableTarget(
         "parquet", "s3://b/x_dead_letters"
     )
     assert parse_target("iceberg:c.t").dead_letters.name == "c.t_dead_letters"
@@ -67,13 +67,13 @@ def test_partitions_durations_and_sizes():
     ],
 )
 def test_options_that_make_no_sense_are_refused(given, what):
-    whole = {"topics": ("t",), "to": Target("delta", "x"), "bootstrap_servers": "b", **given}
+    whole = {"topics": ("t",), "to": TableTarget("delta", "x"), "bootstrap_servers": "b", **given}
     with pytest.raises(ConfigError, match=what):
         IngestOptions(**whole)
 
 
 def test_the_checkpoint_is_beside_the_table_unless_named():
-    plain = IngestOptions(("t",), Target("delta", "lake/x"), "b")
+    plain = IngestOptions(("t",), TableTarget("delta", "lake/x"), "b")
     assert plain.checkpoint_location == "lake/x_checkpoint"
     with pytest.raises(ConfigError, match="name --checkpoint"):
-        _ = IngestOptions(("t",), Target("iceberg", "c.t"), "b").checkpoint_location
+        _ = IngestOptions(("t",), TableTarget("iceberg", "c.t"), "b").checkpoint_location

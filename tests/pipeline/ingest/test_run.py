@@ -13,7 +13,7 @@ from klamm.pipeline.ingest.options import (
     Expectation,
     IngestOptions,
     PartitionBy,
-    Target,
+    TableTarget,
 )
 from klamm.pipeline.ingest.run import TooManyBadError, ingest_topics
 from klamm.pipeline.ingest.tables.delta import DeltaFiles
@@ -204,7 +204,7 @@ def test_a_lost_checkpoint_is_refused_because_rows_would_be_doubled(
 def test_a_checkpoint_of_another_query_is_refused(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": 1}])
     ingest_topics(spark, options(cluster, topic, parquet))
-    other = Target("parquet", f"{parquet.folder}/other")
+    other = TableTarget("parquet", f"{parquet.folder}/other")
     with pytest.raises(ConfigError, match="checkpoint of another query: its to is"):
         ingest_topics(
             spark,

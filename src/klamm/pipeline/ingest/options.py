@@ -25,16 +25,16 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TableTarget:
     """The table: its kind, and its path or its name in a catalog."""
 
     kind: Kind
     name: str
 
     @property
-    def dead_letters(self) -> "Target":
+    def dead_letters(self) -> "TableTarget":
         """The table beside it, for records that do not parse."""
-        return Target(self.kind, self.name.rstrip("/") + DEAD_LETTERS)
+        return TableTarget(self.kind, self.name.rstrip("/") + DEAD_LETTERS)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
@@ -66,7 +66,7 @@ class IngestOptions:
     """One ingestion; the fields are those of `klamm ingest`."""
 
     topics: tuple[str, ...]
-    to: Target
+    to: TableTarget
     bootstrap_servers: str
     format: Format = "raw"
     #: The text of the schema file, and its name for messages and for its kind.
@@ -144,7 +144,7 @@ def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"Unknown {what} {given!r}; known are {', '.join(known)}.")
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> TableTarget:
     """`delta:PATH`, `iceberg:CATALOG.TABLE` or `parquet:PATH`."""
     kind, colon, name = text.partition(":")
     name = name.strip()
@@ -154,7 +154,7 @@ def parse_target(text: str) -> Target:
         raise ConfigError(f"{text!r} is not a table; expected is {_TARGET_FORMS}.")
     if kind == "iceberg" and "." not in name:
         raise ConfigError(f"{text!r} names no catalog; expected is iceberg:CATALOG.TABLE.")
-    return Target(kind, name)  # type: ignore[arg-type]  # checked above
+    return TableTarget(kind, name)  # type: ignore[arg-type]  # checked above
 
 
 def parse_expectation(text: str) -> Expectation:

@@ -30,7 +30,7 @@ from klamm.pipeline.ingest.merging import (
     run_merges,
     wanted_bits,
 )
-from klamm.pipeline.ingest.options import IngestOptions, Target
+from klamm.pipeline.ingest.options import IngestOptions, TableTarget
 from klamm.pipeline.ingest.tables.table import (
     Commit,
     CommitConflictError,
@@ -454,7 +454,7 @@ def _identity(options: IngestOptions) -> dict[str, Any]:
     }
 
 
-def _another_owner(target: Target, owner: str | None) -> ConfigError:
+def _another_owner(target: TableTarget, owner: str | None) -> ConfigError:
     if owner is None:
         return ConfigError(
             f"{target} is another's: klamm ingest did not create it. Name a table that does not "

@@ -10,7 +10,7 @@ import pytest
 from klamm.errors import ConfigError, UnavailableError
 from klamm.pipeline.ingest import registry as client
 from klamm.pipeline.ingest.formats.choice import choose_format
-from klamm.pipeline.ingest.options import IngestOptions, Target
+from klamm.pipeline.ingest.options import IngestOptions, TableTarget
 from klamm.pipeline.ingest.registry import Registry
 from tests.pipeline.ingest.formats.test_protobuf import PROTO, order  # noqa: F401
 from tests.pipeline.ingest.registry_server import serving
@@ -44,7 +44,7 @@ def registry():
 def options(registry, format="avro", **more):
     return IngestOptions(
         topics=("orders",),
-        to=Target("parquet", "nowhere"),
+        to=TableTarget("parquet", "nowhere"),
         bootstrap_servers="",
         format=format,
         registry=registry.url,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from klamm.pipeline.ingest.formats.avro_schema import AvroType
 from klamm.pipeline.ingest.formats.cursor import (
-    Cursor,
+    ColumnCursor,
     decimals,
     gather,
     lists,
@@ -36,10 +36,10 @@ class AvroParser:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        return parse_at(Cursor.of(values), self.schema)
+        return parse_at(ColumnCursor.of(values), self.schema)
 
 
-def parse_at(cursor: Cursor, schema: AvroType) -> Parsed:
+def parse_at(cursor: ColumnCursor, schema: AvroType) -> Parsed:
     """Parse records from where a cursor stands to their ends."""
     rows = read_column(cursor, schema)
     cursor.fail(cursor.position != cursor.end, "there are bytes behind the record")
@@ -50,7 +50,7 @@ def parse_at(cursor: Cursor, schema: AvroType) -> Parsed:
     return Parsed(rows, cursor.rows[good], bad)
 
 
-def read_column(cursor: Cursor, kind: AvroType) -> pa.Array:
+def read_column(cursor: ColumnCursor, kind: AvroType) -> pa.Array:
     """One value of a type from each row."""
     match kind.kind:
         case "null":
@@ -93,7 +93,7 @@ def read_column(cursor: Cursor, kind: AvroType) -> pa.Array:
             return _map(cursor, kind)
 
 
-def _whole_numbers(cursor: Cursor, kind: AvroType) -> pa.Array:
+def _whole_numbers(cursor: ColumnCursor, kind: AvroType) -> pa.Array:
     value = cursor.zigzag()
     if kind.kind == "int":
         cursor.fail((value < _I32.min) | (value > _I32.max), "an int has more than 32 bits")
@@ -103,7 +103,7 @@ def _whole_numbers(cursor: Cursor, kind: AvroType) -> pa.Array:
     return numbers(value, kind.arrow)
 
 
-def _fixed(cursor: Cursor, kind: AvroType) -> pa.Array:
+def _fixed(cursor: ColumnCursor, kind: AvroType) -> pa.Array:
     size = np.full(len(cursor), kind.size, np.int64)
     found = cursor.sized(size)
     if kind.logical == "decimal":
@@ -112,7 +112,7 @@ def _fixed(cursor: Cursor, kind: AvroType) -> pa.Array:
     return found
 
 
-def _check_decimals(cursor: Cursor, found: pa.BinaryArray) -> None:
+def _check_decimals(cursor: ColumnCursor, found: pa.BinaryArray) -> None:
     lengths = np.diff(np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1])
     cursor.fail(lengths > 16, "a decimal is longer than 16 bytes")
 
@@ -129,7 +129,7 @@ def _cut(found: pa.BinaryArray) -> pa.BinaryArray:
     return gather(np.frombuffer(data, np.uint8), bounds[:-1], np.where(lengths > 16, 0, lengths))
 
 
-def _union(cursor: Cursor, kind: AvroType) -> pa.Array:
+def _union(cursor: ColumnCursor, kind: AvroType) -> pa.Array:
     branch = cursor.zigzag()
     cursor.fail((branch < 0) | (branch >= len(kind.parts)), "a union has no such branch")
     branch = np.where(cursor.is_bad, -1, branch)
@@ -151,11 +151,11 @@ def _union(cursor: Cursor, kind: AvroType) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(kind.arrow), mask=pa.array(is_null))
 
 
-def _items(cursor: Cursor, item: AvroType) -> pa.ListArray:
+def _items(cursor: ColumnCursor, item: AvroType) -> pa.ListArray:
     owners: list[I64] = []
     portions: list[pa.Array] = []
 
-    def read(index: I64, taken: Cursor) -> None:
+    def read(index: I64, taken: ColumnCursor) -> None:
         owners.append(index)
         portions.append(read_column(taken, item))
 
@@ -163,12 +163,12 @@ def _items(cursor: Cursor, item: AvroType) -> pa.ListArray:
     return lists(owners, portions, len(cursor), item.arrow)
 
 
-def _map(cursor: Cursor, kind: AvroType) -> pa.MapArray:
+def _map(cursor: ColumnCursor, kind: AvroType) -> pa.MapArray:
     owners: list[I64] = []
     portions: list[pa.Array] = []
     entry = pa.struct([pa.field("key", pa.string(), False), pa.field("value", kind.parts[0].arrow)])
 
-    def read(index: I64, taken: Cursor) -> None:
+    def read(index: I64, taken: ColumnCursor) -> None:
         keys = taken.text(taken.sized(taken.zigzag()))
         values = read_column(taken, kind.parts[0])
         owners.append(index)
@@ -180,7 +180,7 @@ def _map(cursor: Cursor, kind: AvroType) -> pa.MapArray:
     return pa.MapArray.from_arrays(found.offsets, items.field(0), items.field(1)).cast(kind.arrow)
 
 
-def _each_item(cursor: Cursor, read: Callable[[I64, Cursor], None]) -> None:
+def _each_item(cursor: ColumnCursor, read: Callable[[I64, ColumnCursor], None]) -> None:
     """Read the blocks of arrays: the first items of all rows, then the second ones, and so on."""
     open_rows = np.arange(len(cursor))
     total = np.zeros(len(cursor), np.int64)

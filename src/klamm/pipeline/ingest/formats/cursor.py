@@ -22,7 +22,7 @@ _VARINT_BYTES_MAX: Final = 10
 _PADDING: Final = 32
 
 
-class Cursor:
+class ColumnCursor:
     """Where each row is read next, where it ends, and which rows are bad."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Cursor:
         self.is_bad: Mask = np.zeros(len(position), np.bool_)
 
     @classmethod
-    def of(cls, values: pa.BinaryArray) -> "Cursor":
+    def of(cls, values: pa.BinaryArray) -> "ColumnCursor":
         """At the beginning of each value."""
         count = len(values)
         if not count:
@@ -55,15 +55,15 @@ class Cursor:
     def __len__(self) -> int:
         return len(self.position)
 
-    def take(self, index: I64) -> "Cursor":
+    def take(self, index: I64) -> "ColumnCursor":
         """A cursor over some of the rows, in their order."""
-        taken = Cursor(
+        taken = ColumnCursor(
             self.data, self.position[index], self.end[index], self.reasons, self.rows[index]
         )
         taken.is_bad = self.is_bad[index]
         return taken
 
-    def put(self, index: I64, taken: "Cursor") -> None:
+    def put(self, index: I64, taken: "ColumnCursor") -> None:
         """Go on where a cursor over some of the rows has got to."""
         self.position[index] = taken.position
         self.is_bad[index] = taken.is_bad

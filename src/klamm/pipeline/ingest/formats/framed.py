@@ -14,7 +14,7 @@ import pyarrow as pa
 from klamm.pipeline.ingest.evolution import conform
 from klamm.pipeline.ingest.formats import avro, protobuf
 from klamm.pipeline.ingest.formats.avro_schema import AvroType
-from klamm.pipeline.ingest.formats.cursor import Cursor, gather
+from klamm.pipeline.ingest.formats.cursor import ColumnCursor, gather
 from klamm.pipeline.ingest.formats.json import JsonParser
 from klamm.pipeline.ingest.formats.parsing import I64, Parsed
 from klamm.pipeline.ingest.formats.protobuf_schema import ProtobufMessage
@@ -22,7 +22,7 @@ from klamm.pipeline.ingest.formats.protobuf_schema import ProtobufMessage
 _NO_FRAME: Final = "the value does not begin with the frame of a registry"
 
 
-def read_ids(cursor: Cursor) -> I64:
+def read_ids(cursor: ColumnCursor) -> I64:
     """The ids of the schemas; the cursor stands behind the frame then."""
     magic = cursor.byte()
     cursor.fail(magic != 0, _NO_FRAME)
@@ -39,7 +39,7 @@ class FramedAvro:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        cursor = Cursor.of(values)
+        cursor = ColumnCursor.of(values)
         ids = read_ids(cursor)
         pieces = _Pieces(cursor, self.fields, "Avro")
         for schema_id, index in _by_id(ids):
@@ -66,7 +66,7 @@ class FramedProtobuf:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        cursor = Cursor.of(values)
+        cursor = ColumnCursor.of(values)
         ids = read_ids(cursor)
         pieces = _Pieces(cursor, self.fields, "Protobuf")
         for schema_id, index in _by_id(ids):
@@ -86,7 +86,7 @@ class FramedProtobuf:
         return pieces.parsed()
 
 
-def read_paths(cursor: Cursor) -> Iterator[tuple[tuple[int, ...], I64]]:
+def read_paths(cursor: ColumnCursor) -> Iterator[tuple[tuple[int, ...], I64]]:
     """Which message of the file each value is, and the rows of each; the frame is behind then."""
     count = cursor.zigzag()
     cursor.fail((count < 0) | (count > 32), "the frame names no message")
@@ -118,7 +118,7 @@ class FramedJson:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        cursor = Cursor.of(values)
+        cursor = ColumnCursor.of(values)
         ids = read_ids(cursor)
         unknown = {each for each, _ in _by_id(ids) if each not in self.known}
         index = np.flatnonzero(np.isin(ids, list(self.known)) & ~cursor.is_bad)
@@ -133,13 +133,13 @@ class FramedJson:
 class _Pieces:
     """Rows of several schemas, in the columns of the table and in the order of the values."""
 
-    def __init__(self, cursor: Cursor, fields: pa.StructType, format: str) -> None:
+    def __init__(self, cursor: ColumnCursor, fields: pa.StructType, format: str) -> None:
         self._cursor, self._fields, self._format = cursor, fields, format
         self._rows: list[pa.Array] = []
         self._kept: list[I64] = []
         self.unknown: set[int] = set()
 
-    def add(self, cursor: Cursor, rows: pa.StructArray) -> None:
+    def add(self, cursor: ColumnCursor, rows: pa.StructArray) -> None:
         good = ~cursor.is_bad
         if not good.all():
             rows = rows.filter(pa.array(good))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from klamm.pipeline.ingest.formats.cursor import U64, Cursor, lists, numbers
+from klamm.pipeline.ingest.formats.cursor import U64, ColumnCursor, lists, numbers
 from klamm.pipeline.ingest.formats.parsing import I64, Parsed
 from klamm.pipeline.ingest.formats.protobuf_schema import (
     TIMESTAMP,
@@ -38,10 +38,10 @@ class ProtobufParser:
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
-        return parse_at(Cursor.of(values), self.message)
+        return parse_at(ColumnCursor.of(values), self.message)
 
 
-def parse_at(cursor: Cursor, message: ProtobufMessage) -> Parsed:
+def parse_at(cursor: ColumnCursor, message: ProtobufMessage) -> Parsed:
     """Parse messages from where a cursor stands to their ends."""
     rows = read_message(cursor, message)
     bad = {row: f"Protobuf: {reason}" for row, reason in cursor.reasons.items()}
@@ -64,7 +64,7 @@ class _Found:
             self.columns.append(column)
 
 
-def read_message(cursor: Cursor, message: ProtobufMessage) -> pa.StructArray:
+def read_message(cursor: ColumnCursor, message: ProtobufMessage) -> pa.StructArray:
     """All fields of a message from each row, up to the row's end."""
     found = {each.number: _Found() for each in message.fields}
     known = {each.number: each for each in message.fields}
@@ -86,7 +86,7 @@ def read_message(cursor: Cursor, message: ProtobufMessage) -> pa.StructArray:
 
 
 def _read_tag(
-    cursor: Cursor,
+    cursor: ColumnCursor,
     tag: int,
     field: ProtobufField | None,
     found: dict[int, _Found],
@@ -105,7 +105,7 @@ def _read_tag(
         _skip(cursor, wire)
 
 
-def _skip(cursor: Cursor, wire: int) -> None:
+def _skip(cursor: ColumnCursor, wire: int) -> None:
     """A field that the schema does not have, or has otherwise, is unknown."""
     match wire:
         case 0:
@@ -120,13 +120,13 @@ def _skip(cursor: Cursor, wire: int) -> None:
             cursor.fail(np.ones(len(cursor), np.bool_), f"wire type {wire} is not supported")
 
 
-def _part(cursor: Cursor) -> Cursor:
+def _part(cursor: ColumnCursor) -> ColumnCursor:
     """A cursor over bytes with their length before them; the other one stands behind them."""
     length = cursor.varint().view(np.int64)
     room = cursor.end - cursor.position
     cursor.fail((length < 0) | (length > room), "the message ends inside of a field")
     length = np.where(cursor.is_bad, 0, length)
-    part = Cursor(
+    part = ColumnCursor(
         cursor.data, cursor.position.copy(), cursor.position + length, cursor.reasons, cursor.rows
     )
     part.is_bad = cursor.is_bad.copy()
@@ -134,7 +134,7 @@ def _part(cursor: Cursor) -> Cursor:
     return part
 
 
-def _read_packed(cursor: Cursor, field: ProtobufField, found: _Found, rows: I64) -> None:
+def _read_packed(cursor: ColumnCursor, field: ProtobufField, found: _Found, rows: I64) -> None:
     part = _part(cursor)
     left = np.flatnonzero(part.position < part.end)
     while len(left):
@@ -145,12 +145,12 @@ def _read_packed(cursor: Cursor, field: ProtobufField, found: _Found, rows: I64)
     _spoil(cursor, part)
 
 
-def _spoil(cursor: Cursor, part: Cursor) -> None:
+def _spoil(cursor: ColumnCursor, part: ColumnCursor) -> None:
     """Rows with a bad part are bad; the reason is known already."""
     cursor.fail(part.is_bad, "a part of the message is bad")
 
 
-def _value(cursor: Cursor, field: ProtobufField) -> pa.Array:
+def _value(cursor: ColumnCursor, field: ProtobufField) -> pa.Array:
     match field.kind:
         case "message":
             assert field.message is not None
@@ -168,7 +168,7 @@ def _value(cursor: Cursor, field: ProtobufField) -> pa.Array:
             return _SCALARS[kind](cursor)
 
 
-def _bytes(cursor: Cursor) -> pa.BinaryArray:
+def _bytes(cursor: ColumnCursor) -> pa.BinaryArray:
     return cursor.sized(cursor.varint().view(np.int64))
 
 
@@ -186,11 +186,11 @@ def _unsigned(values: U64) -> pa.Array:
     return pa.Array.from_buffers(pa.decimal128(20, 0), len(values), [None, pa.py_buffer(matrix)])
 
 
-def _fixed(cursor: Cursor, kind: str) -> npt.NDArray[Any]:
+def _fixed(cursor: ColumnCursor, kind: str) -> npt.NDArray[Any]:
     return cursor.fixed(np.dtype(kind).itemsize).view(kind).reshape(-1)
 
 
-_SCALARS: Final[dict[str, Callable[[Cursor], pa.Array]]] = {
+_SCALARS: Final[dict[str, Callable[[ColumnCursor], pa.Array]]] = {
     "double": lambda cursor: numbers(_fixed(cursor, "<f8"), pa.float64()),
     "float": lambda cursor: numbers(_fixed(cursor, "<f4"), pa.float32()),
     "int64": lambda cursor: numbers(cursor.varint().view(np.int64), pa.int64()),

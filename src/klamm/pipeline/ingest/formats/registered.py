@@ -16,7 +16,7 @@ from klamm.pipeline.ingest.formats.avro_schema import (
     parse_avro_type,
 )
 from klamm.pipeline.ingest.formats.choice import table_schema
-from klamm.pipeline.ingest.formats.cursor import Cursor
+from klamm.pipeline.ingest.formats.cursor import ColumnCursor
 from klamm.pipeline.ingest.formats.framed import (
     FramedAvro,
     FramedJson,
@@ -99,7 +99,7 @@ class _Registered:
 
     def _begin(self, values: pa.BinaryArray) -> None:
         """With the schemas of the first records, or else with the newest of the topics."""
-        cursor = Cursor.of(values)
+        cursor = ColumnCursor.of(values)
         ids = {int(each) for each in np.unique(read_ids(cursor)) if each >= 0}
         for each in sorted(ids):
             self._add(self.registry.by_id(each))
@@ -196,7 +196,7 @@ class RegisteredProtobuf(_Registered):
                 f"There is no message {self.options.message} in the registry's schema; it has "
                 f"{', '.join(each.name for each in newest.values())}."
             )
-        cursor = Cursor.of(values.slice(0, 1))
+        cursor = ColumnCursor.of(values.slice(0, 1))
         ids = read_ids(cursor)
         for path, _ in read_paths(cursor):
             messages = _messages(self.known[int(ids[0])])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.ingest.files import DataFile, Layout
-from klamm.pipeline.ingest.options import PartitionBy, Target
+from klamm.pipeline.ingest.options import PartitionBy, TableTarget
 from klamm.pipeline.ingest.requirements import need
 
 #: Properties of tables and commits begin with this.
@@ -65,13 +65,13 @@ class Table(Protocol):
         """Delete old versions and files that no version has."""
 
 
-def open_table(target: Target, catalog: Mapping[str, str]) -> Table | None:
+def open_table(target: TableTarget, catalog: Mapping[str, str]) -> Table | None:
     """The table, or None if there is none yet."""
     return _implementation(target).open(target.name, catalog)  # type: ignore[no-any-return]
 
 
 def create_table(
-    target: Target,
+    target: TableTarget,
     catalog: Mapping[str, str],
     schema: pa.Schema,
     partition_by: tuple[PartitionBy, ...],
@@ -94,7 +94,7 @@ def create_table(
     )
 
 
-def _implementation(target: Target) -> Any:
+def _implementation(target: TableTarget) -> Any:
     # Each kind imports a library of the extra, and nobody needs all of them.
     match target.kind:
         case "delta":
