@@ -10,6 +10,7 @@ BENCH ?=
 PKG ?= core
 INTEROP ?=
 REPORT ?=
+KILLS ?=
 MINUTES ?= 2
 ENSEMBLE ?=
 SEED ?=
@@ -17,7 +18,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test ingest-kills report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -78,6 +79,9 @@ interop: setup ## run together with Apache Kafka, and compare with it; INTEROP="
 
 spark-test: setup ## Spark on a cluster of its own, killed and restarted, with brokers that die
 	@$(BIN)/python -m pytest -m spark_heavy
+
+ingest-kills: setup ## ingest while drivers, executors and workers are killed; KILLS="--records 20000000 --kills 20"
+	@$(BIN)/python -m tests.pipeline.ingest.kills $(KILLS)
 
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients
