@@ -18,7 +18,7 @@ SEEDS ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test ingest-kills report-look wheel-test conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test ingest-kills sink-kills report-look wheel-test conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -82,6 +82,9 @@ spark-test: setup ## Spark on a cluster of its own, killed and restarted, with b
 
 ingest-kills: setup ## ingest while drivers, executors and workers are killed; KILLS="--records 20000000 --kills 20"
 	@$(BIN)/python -m tests.pipeline.ingest.kills $(KILLS)
+
+sink-kills: setup ## the transactional sink on Apache Kafka, with kills; KILLS="--records 200000 --kills 200"
+	@KAFKA_LIBS="$$($(BIN)/python tools/fetch_kafka.py)" $(BIN)/python -m tests.pipeline.source.sink_kills $(KILLS)
 
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients

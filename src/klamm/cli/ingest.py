@@ -92,6 +92,13 @@ def ingest(
     starting: Annotated[
         str, typer.Option(metavar="earliest|latest", help="Where a new query begins.")
     ] = "earliest",
+    allow_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--allow-data-loss",
+            help="Pass over offsets that retention or a deleted topic took, instead of stopping.",
+        ),
+    ] = False,
     batch_records: Annotated[
         int, typer.Option(min=1, help="The most records of one commit.")
     ] = 2_000_000,
@@ -162,6 +169,7 @@ def ingest(
             partition_by=tuple(parse.parse_partition(each) for each in _listed(partition_by)),
             include_headers=headers,
             starting=starting,
+            allow_data_loss=allow_data_loss,
             batch_records=batch_records,
             file_bytes=parse.parse_bytes(file_size),
             retain_s=None if retain is None else parse.parse_duration_s(retain),

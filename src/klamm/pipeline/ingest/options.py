@@ -84,6 +84,8 @@ class IngestOptions:
     partition_by: tuple[PartitionBy, ...] = ()
     include_headers: bool = False
     starting: str = "earliest"
+    #: Whether offsets that are gone before they were read are passed over, with a warning.
+    allow_data_loss: bool = False
     #: The most records of one batch, which is one commit.
     batch_records: int = 2_000_000
     #: The size that files are compacted to.

@@ -136,6 +136,7 @@ class Ingestion:
                 "kafka.isolation.level": options.kafka.get("isolation.level", "read_committed"),
                 "subscribe": ",".join(options.topics),
                 "startingOffsets": options.starting,
+                "failOnDataLoss": str(not options.allow_data_loss).lower(),
                 "minPartitions": str(self._slots),
                 "includeHeaders": str(options.include_headers).lower(),
             },
