@@ -162,6 +162,17 @@ def test_an_expectation_that_fails_names_itself(spark, cluster, topic, parquet):
     assert (summary.rows, summary.broken) == (1, {"id > 0": 1})
 
 
+def test_a_column_that_a_new_schema_drops_keeps_its_old_values(spark, cluster, topic, place):
+    produce(cluster, topic, [{"id": 1, "old": "a"}])
+    first = options(cluster, topic, place, schema="id bigint, old string", schema_name="1.txt")
+    ingest_topics(spark, first)
+    produce(cluster, topic, [{"id": 2, "new": "b"}])
+    second = options(cluster, topic, place, schema="id bigint, new string", schema_name="2.txt")
+    assert ingest_topics(spark, second).files == 1
+    found = [(each["id"], each["old"], each["new"]) for each in place.rows()]
+    assert sorted(found) == [(1, "a", None), (2, None, "b")]
+
+
 def test_small_files_are_compacted_on_the_way(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": n} for n in range(400)])
     summary = ingest_topics(spark, options(cluster, topic, parquet, batch_records=20))

@@ -194,10 +194,11 @@ class FileWriter:
                 value = pa.scalar(found[name], keys.schema.field(name).type)
                 hit = pc.equal(keys[name], value) if value.is_valid else pc.is_null(keys[name])
                 mask = hit if mask is None else pc.and_(mask, hit)
-            yield tuple(_text(found[name]) for name in names), rows.filter(mask)
+            yield tuple(partition_text(found[name]) for name in names), rows.filter(mask)
 
 
-def _text(value: Any) -> str | None:
+def partition_text(value: Any) -> str | None:
+    """A value of a partition column, as commits and folders have it."""
     if value is None:
         return None
     if isinstance(value, bool):

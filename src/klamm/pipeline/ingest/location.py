@@ -1,6 +1,7 @@
 """Where files are: a path of this machine, or a URI of an object store."""
 
 import os
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,17 @@ class Location:
         store, path = self.open()
         listing = store.get_file_info(fs.FileSelector(path, allow_not_found=True))
         return sorted(each.base_name for each in listing if each.type == fs.FileType.File)
+
+    def names_older_than(self, age_s: float) -> list[str]:
+        """The names of the files of the folder that were last changed so long ago."""
+        store, path = self.open()
+        listing = store.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        limit_ns = time.time_ns() - int(age_s * 1e9)
+        return [
+            each.base_name
+            for each in listing
+            if each.type == fs.FileType.File and (each.mtime_ns or 0) <= limit_ns
+        ]
 
     def exists(self) -> bool:
         """Whether there is a file or a folder."""

@@ -21,7 +21,7 @@ from klamm.pipeline.ingest.expectations import check_expectations
 from klamm.pipeline.ingest.files import DataFile, groups_to_compact
 from klamm.pipeline.ingest.formats.choice import FormatChoice, choose_format
 from klamm.pipeline.ingest.formats.parsing import DEAD_LETTER_SCHEMA
-from klamm.pipeline.ingest.keys import ChangeMaker
+from klamm.pipeline.ingest.keys import ChangeMaker, change_layout
 from klamm.pipeline.ingest.location import Location, locate
 from klamm.pipeline.ingest.merging import (
     MergeWork,
@@ -174,7 +174,11 @@ class Ingestion:
                     f"says that it had {planned} batches. Delete the checkpoint to begin anew."
                 )
             self._run_batch(plan)
-        elif planned != done:
+        elif planned == done:
+            # Change files of a batch that was committed by a driver that was killed right after.
+            for name in self._change_folder.names():
+                self._change_folder.delete(name)
+        else:
             raise ConfigError(
                 f"{self._options.to} has batches up to {done}, and the checkpoint "
                 f"{self._checkpoint.folder} has batches up to {planned}: they do not belong "
@@ -215,7 +219,7 @@ class Ingestion:
             ranges = self._ranges(plan)
             table, dead_letters = self._open_tables(ranges)
             outcome = self._run_until_known(ranges, table, dead_letters)
-            self._check_bad(outcome)
+            self._check_bad(outcome, table, dead_letters)
             made = self._checkpoint.prepare(plan.number, outcome.to_json())
         outcome = Outcome.from_json(made)
         table, dead_letters = self._open_tables([])
@@ -237,7 +241,7 @@ class Ingestion:
         files = table.files()
         units = merge_units(files, outcome.files)
         work = MergeWork(
-            layout=table.layout(self._format.schema, self._options.partition_by),
+            layout=table.layout(self._whole_schema(table), self._options.partition_by),
             change_folder=self._change_folder,
             key=self._options.key_columns,
             bits=max([0, *(each.bucket.bits for each in (*files, *outcome.files))]),
@@ -257,6 +261,7 @@ class Ingestion:
             outcome = self._run_tasks(ranges, table, dead_letters)
             if not outcome.unknown_schemas:
                 return outcome
+            self._discard(outcome, table, dead_letters)
             self._format.learn(outcome.unknown_schemas)
             kept = self._format.to_json()
             assert kept is not None
@@ -367,14 +372,26 @@ class Ingestion:
         found = self._reader.partitions(dict(plan.start), dict(plan.end))
         return [each for each in found if isinstance(each, OffsetRange)]
 
-    def _check_bad(self, outcome: Outcome) -> None:
+    def _check_bad(self, outcome: Outcome, table: Table, dead_letters: Table) -> None:
         most = self._options.max_bad
         bad, records = self.summary.bad + outcome.bad, self.summary.records + outcome.records
         if most is not None and records and bad / records > most:
+            self._discard(outcome, table, dead_letters)
             raise TooManyBadError(
                 f"{bad:,} of {records:,} records ({bad / records:.2%}) do not parse, and at most "
                 f"{most:.2%} may (--max-bad). The batch is not committed; nothing is lost."
             )
+
+    def _discard(self, outcome: Outcome, table: Table, dead_letters: Table) -> None:
+        """Delete files that are not going to be committed."""
+        assert self._format is not None
+        layout = table.layout(self._format.schema, self._options.partition_by)
+        if self._options.mode == "upsert":
+            layout = change_layout(self._change_folder, self._format.schema)
+        dead_layout = dead_letters.layout(DEAD_LETTER_SCHEMA, ())
+        for where, files in ((layout, outcome.files), (dead_layout, outcome.dead_letters)):
+            for each in files:
+                where.folder.delete(where.path_of(each))
 
     @property
     def _change_folder(self) -> Location:
@@ -387,19 +404,25 @@ class Ingestion:
 
     def _tidy(self, *, is_last: bool = False) -> None:
         """Merge small files, of tables that are appended to, and drop old versions."""
-        for table, schema, partition_by in (
-            (self._table, self._format and self._format.schema, self._options.partition_by),
-            (self._dead_letters, DEAD_LETTER_SCHEMA, ()),
+        for table, partition_by in (
+            (self._table, self._options.partition_by),
+            (self._dead_letters, ()),
         ):
-            if table is None or schema is None:
+            if table is None:
                 continue
             if table is self._dead_letters or self._options.mode == "append":
                 groups = groups_to_compact(table.files(), self._options.file_bytes)
                 if groups and (is_last or sum(map(len, groups)) >= _SMALL_FILES):
-                    self._compact(table, groups, table.layout(schema, partition_by))
+                    layout = table.layout(self._whole_schema(table), partition_by)
+                    self._compact(table, groups, layout)
             is_due = is_last or self.summary.batches % _EXPIRE_EVERY == 0
             if self._options.retain_s is not None and is_due and self.summary.batches:
                 table.expire(self._options.retain_s)
+
+    def _whole_schema(self, table: Table) -> pa.Schema:
+        """The columns of the table's rows: also those that the schema of today does not have."""
+        days = {each.name for each in self._options.partition_by if each.by_day}
+        return pa.schema([each for each in table.schema() if each.name not in days])
 
     def _compact(self, table: Table, groups: Sequence[Sequence[DataFile]], layout: Any) -> None:
         job = functools.partial(run_compactions, groups=groups, layout=layout)

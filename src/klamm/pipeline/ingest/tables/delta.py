@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from klamm.errors import ConfigError
 from klamm.pipeline.ingest.evolution import added_and_widened
-from klamm.pipeline.ingest.files import DataFile, Layout
+from klamm.pipeline.ingest.files import DataFile, Layout, partition_text
 from klamm.pipeline.ingest.location import Location, locate
 from klamm.pipeline.ingest.options import PartitionBy
 from klamm.pipeline.ingest.tables.table import PREFIX, Commit, CommitConflictError
@@ -100,7 +100,7 @@ class DeltaFiles:
                 each["size_bytes"],
                 each["num_records"] or 0,
                 {
-                    name: None if value is None else str(value)
+                    name: partition_text(value)
                     for name, value in (each.get("partition") or {}).items()
                 },
             )

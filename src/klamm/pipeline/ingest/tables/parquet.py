@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from klamm.errors import ConfigError
 from klamm.pipeline.ingest.evolution import merged_schema
-from klamm.pipeline.ingest.files import DataFile, Layout
+from klamm.pipeline.ingest.files import PENDING, DataFile, Layout
 from klamm.pipeline.ingest.location import Location, locate
 from klamm.pipeline.ingest.options import PartitionBy
 from klamm.pipeline.ingest.tables.table import Commit, CommitConflictError
@@ -100,7 +100,10 @@ class ParquetFiles:
         self._delete(content)
 
     def expire(self, older_than_s: float) -> None:
-        """Nothing: files that a version removes are deleted with it."""
+        """Delete files of attempts that failed; what a version removes is deleted with it."""
+        pending = self._folder / PENDING
+        for name in pending.names_older_than(older_than_s):
+            pending.delete(name)
 
     def _refresh(self) -> None:
         for each in read_versions(self._folder, after=self._state.version):
