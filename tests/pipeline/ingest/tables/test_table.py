@@ -7,14 +7,17 @@ import pytest
 
 from klamm.errors import ConfigError
 from klamm.pipeline.ingest.files import DataFile, FileWriter, groups_to_compact
+from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.ingest.merging import compact
 from klamm.pipeline.ingest.options import PartitionBy
+from klamm.pipeline.ingest.tables.parquet import ParquetFiles
 from klamm.pipeline.ingest.tables.table import (
     Commit,
     CommitConflictError,
     create_table,
     open_table,
 )
+from tests.pipeline.ingest.records import Place
 
 SCHEMA = pa.schema(
     [
@@ -185,6 +188,42 @@ def test_a_folder_that_is_somebody_elses_is_refused(tmp_path, place):
     (tmp_path / "orders" / "data.csv").write_text("1,2")
     with pytest.raises(ConfigError, match="is not empty"):
         open_table(place.target(), place.catalog)
+
+
+class Killed(BaseException):
+    """Stands for a driver that is killed."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_folder_shows_rows_once_after_a_kill_in_a_replacement(tmp_path, monkeypatch, when):
+    place = Place("parquet", tmp_path)
+    table = made(place)
+    for number in range(3):
+        table.commit(Commit(written(table, number), batch=number))
+    old = table.files()
+    merged = compact(old, table.layout(SCHEMA, ()))
+    with monkeypatch.context() as patched:
+        add_version = ParquetFiles._add_version
+
+        def killed(self, content):
+            if when == "after":
+                add_version(self, content)
+            raise Killed
+
+        patched.setattr(ParquetFiles, "_add_version", killed)
+        # A driver that is killed cleans nothing up.
+        patched.setattr(Location, "delete", lambda *_: None)
+        with pytest.raises(Killed):
+            table.commit(Commit(merged, old))
+    again = open_table(place.target(), place.catalog)
+    listed = sorted((tmp_path / "orders").glob("*.parquet"))
+    assert len(listed) == len(again.files()) == (3 if when == "before" else 1)
+    assert ids(place) == [0, 1, 2]
+    if when == "before":  # the one that was killed is refused, should it be alive
+        with pytest.raises(CommitConflictError):
+            table.commit(Commit(merged, old))
+        assert ids(place) == [0, 1, 2]
+        assert len(sorted((tmp_path / "orders").glob("*.parquet"))) == 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 50])

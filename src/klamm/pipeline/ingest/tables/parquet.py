@@ -7,8 +7,10 @@ are committed or about to be, each once; a reader of the manifest sees whole com
 """
 
 import base64
+import contextlib
 import datetime
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from klamm.pipeline.ingest.options import PartitionBy
 from klamm.pipeline.ingest.tables.table import Commit, CommitConflictError
 
 MANIFEST: Final = "_manifest"
+_INTENT: Final = "replacing-"
 #: Every so many versions one lists all files, so that opening a folder reads few versions.
 _WHOLE_EVERY: Final = 20
 
@@ -41,7 +44,9 @@ class ParquetFiles:
     def open(cls, path: str, _: Mapping[str, str]) -> "ParquetFiles | None":
         folder = locate(path)
         if versions := read_versions(folder):
-            return cls(folder, versions)
+            table = cls(folder, versions)
+            table.finish_replacements()
+            return table
         if folder.is_local and not folder.is_empty():
             raise ConfigError(f"{folder} is not empty and has no manifest of klamm ingest.")
         return None
@@ -87,6 +92,7 @@ class ParquetFiles:
         return list(self._state.files.values())
 
     def commit(self, change: Commit) -> None:
+        intent = self._announce(change) if change.remove else None
         for each in change.add:
             self._folder.move(each.pending_path, each.path)
         content: dict[str, Any] = {
@@ -96,14 +102,55 @@ class ParquetFiles:
         }
         if change.batch is not None:
             content["batch"] = change.batch
-        self._add_version(content)
-        self._delete(content)
+        try:
+            self._add_version(content)
+            self._delete(content)
+        except CommitConflictError:
+            if intent is not None:  # what is only added is committed again; this is not
+                self._withdraw([each.to_json() for each in change.add])
+            raise
+        finally:
+            if intent is not None:
+                (self._folder / MANIFEST).delete(intent)
 
     def expire(self, older_than_s: float) -> None:
         """Delete files of attempts that failed; what a version removes is deleted with it."""
         pending = self._folder / PENDING
         for name in pending.names_older_than(older_than_s):
             pending.delete(name)
+
+    def finish_replacements(self) -> None:
+        """Undo what a driver that was killed had put in place of files that are still there.
+
+        The version that it was about to write is taken first: should that driver be alive after
+        all, its commit is refused.
+        """
+        manifest = self._folder / MANIFEST
+        for name in manifest.names():
+            if not name.startswith(_INTENT):
+                continue
+            content = json.loads((manifest / name).read() or b"{}")
+            if content.get("version") == self._state.version + 1:
+                with contextlib.suppress(CommitConflictError):
+                    self._add_version({})
+                self._refresh()
+            self._withdraw(content.get("add", ()))
+            manifest.delete(name)
+
+    def _announce(self, change: Commit) -> str:
+        """Note which files are about to take the place of others, so that it can be undone."""
+        version = self._state.version + 1
+        content = {"version": version, "add": [each.to_json() for each in change.add]}
+        name = f"{_INTENT}{version:012d}-{uuid.uuid4().hex}.json"
+        (self._folder / MANIFEST / name).write_once(json.dumps(content).encode())
+        return name
+
+    def _withdraw(self, added: Sequence[Mapping[str, Any]]) -> None:
+        """Hide files that no version has."""
+        self._refresh()
+        for each in map(DataFile.from_json, added):
+            if each.path not in self._state.files and (self._folder / each.path).exists():
+                self._folder.move(each.path, each.pending_path)
 
     def _refresh(self) -> None:
         for each in read_versions(self._folder, after=self._state.version):
