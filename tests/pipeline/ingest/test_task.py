@@ -1,6 +1,7 @@
 """Tasks on plain batches: rows, dead letters, expectations and upserts, without Spark."""
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,3 +223,13 @@ def test_an_outcome_survives_its_way_to_the_driver(bench):
     outcome = bench.run(records(as_json({"id": 1})))
     again = Outcome.from_json(outcome.to_json())
     assert again == outcome
+
+
+def test_a_disk_that_takes_no_more_fails_the_task_with_its_reason(bench, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        bench.run(records(as_json({"id": 1})))
+    assert not list(bench.folder.rglob("*.parquet"))

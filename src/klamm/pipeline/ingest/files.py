@@ -5,6 +5,7 @@ A file's name says which keys it may hold, for tables that are upserted:
 without these may hold any key.
 """
 
+import contextlib
 import datetime
 import math
 import re
@@ -254,9 +255,12 @@ class _OpenFile:
         return DataFile(self._file.path, size, self._count, self._file.partition, stats)
 
     def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._sink.close()
+        # On a disk that is full, closing fails as well, and what made the task fail counts.
+        for step in (self._writer and self._writer.close, self._sink and self._sink.close):
+            if step is not None:
+                with contextlib.suppress(Exception):
+                    step()
+        with contextlib.suppress(OSError):
             self._store.delete_file(self._path)
 
 
