@@ -226,7 +226,7 @@ def test_an_outcome_survives_its_way_to_the_driver(bench):
 
 
 def test_a_disk_that_takes_no_more_fails_the_task_with_its_reason(bench, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
