@@ -245,10 +245,8 @@ def test_offsets_that_are_gone_stop_a_run_unless_that_is_allowed(spark, cluster,
     produce(cluster, topic, [{"id": n} for n in range(4)])
     ingest_topics(spark, options(cluster, topic, parquet))
     produce(cluster, topic, [{"id": n} for n in range(4, 8)])
-    deleted = AdminClient({"bootstrap.servers": cluster.bootstrap}).delete_records(
-        [TopicPartition(topic, 0, 3)]
-    )
-    for future in deleted.values():
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, 3)]).values():
         future.result(30)
     with pytest.raises(KlammError, match="may have been lost"):
         ingest_topics(spark, options(cluster, topic, parquet))
