@@ -1,4 +1,4 @@
-"""The transactional sink on Apache Kafka: each row once, as read_committed reads it."""
+"""The transactional sink on brokers of both kinds: each row once, as read_committed reads it."""
 
 import threading
 import time
@@ -27,11 +27,14 @@ from tests.interop.clients import create
 from tests.support.mixed_cluster import Kind, MixedCluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=Kind)
 def kafka(
-    zookeeper_server: ZooKeeperServer, kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    zookeeper_server: ZooKeeperServer,
+    kafka_libs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[MixedCluster]:
-    """One broker of Apache Kafka, with transactions."""
+    """One broker with transactions, of Apache Kafka and of klamm."""
     folder = tmp_path_factory.mktemp("kafka")
     with MixedCluster(
         zookeeper_server.address,
@@ -42,7 +45,7 @@ def kafka(
         transaction_state_log_num_partitions=4,
         offsets_topic_replication_factor=1,
     ) as cluster:
-        cluster.add(Kind.KAFKA, 1)
+        cluster.add(request.param, 1)
         yield cluster
 
 
@@ -101,7 +104,7 @@ def fresh_worker() -> None:
 
 @pytest.mark.interop
 @pytest.mark.timeout(600)
-class TestOnApacheKafka:
+class TestOnBrokers:
     def test_a_task_that_runs_again_skips_what_is_committed(self, kafka, topic):
         options, place = options_for(kafka, topic), Place("q", 0, 0)
         assert not write_once(iter([rows(1, 2), rows(3)]), options, place).is_skipped
