@@ -10,6 +10,7 @@ BENCH ?=
 PKG ?= core
 INTEROP ?=
 REPORT ?=
+KILLS ?=
 MINUTES ?= 2
 ENSEMBLE ?=
 SEED ?=
@@ -18,7 +19,7 @@ BROWSER ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions report-look browser wheel-test spark-wheel conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test spark-wheel conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -82,6 +83,12 @@ spark-test: setup ## Spark on a cluster of its own, killed and restarted, with b
 
 spark-versions: setup ## format("klamm") on every pyspark that it is for, each in an environment of its own
 	@$(BIN)/python -m pytest -m spark_versions
+
+ingest-kills: setup ## ingest while drivers, executors and workers are killed; KILLS="--records 20000000 --kills 20"
+	@$(BIN)/python -m tests.pipeline.ingest.kills $(KILLS)
+
+sink-kills: setup ## the transactional sink on Apache Kafka, with kills; KILLS="--records 200000 --kills 200"
+	@KAFKA_LIBS="$$($(BIN)/python tools/fetch_kafka.py)" $(BIN)/python -m tests.pipeline.source.sink_kills $(KILLS)
 
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients

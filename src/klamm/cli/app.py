@@ -24,6 +24,7 @@ from klamm.cli.console import console
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
+from klamm.cli.ingest import ingest
 from klamm.cli.pipeline import plan, snapshot, whatif
 from klamm.cli.processes import COMMANDS, Command
 from klamm.cli.produce import produce
@@ -133,5 +134,5 @@ app.command(rich_help_panel=_ADMINISTRATION)(story)
 app.command(rich_help_panel=_ADMINISTRATION)(console)
 app.command(rich_help_panel=_RECORDS)(produce)
 app.command(rich_help_panel=_RECORDS)(consume)
-for _maker in (history, snapshot, whatif, plan):
+for _maker in (history, snapshot, whatif, plan, ingest):
     app.command(rich_help_panel=_PIPELINE)(_maker)

@@ -79,7 +79,6 @@ def test_an_empty_algorithm_is_none():
         (consumer, "max_poll_records", "ranges of offsets"),
         (producer, "key_serializer", "explicitly serialize the keys"),
         (producer, "value_serializer", "explicitly serialize the values"),
-        (producer, "transactional_id", "at least once"),
         (producer, "metric_reporters", "no Java classes"),
         (producer, "max_block_ms", r"delivery\.timeout\.ms"),
         (producer, "partitioner_class", "Add a column 'partition'"),

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,9 @@ def run(
         found = tour.count(writer)
         if reader is not None:
             tour.compare(reader, found)
-            tour.report(out or Path(tempfile.mkdtemp(prefix="klamm-demo-")))
+            folder = out or Path(tempfile.mkdtemp(prefix="klamm-demo-"))
+            tour.ingest(found, folder)
+            tour.report(folder)
     presenter.conclude()
 
 
@@ -241,6 +244,33 @@ class Tour:
             )
             reader.stop()
 
+    def ingest(self, found: dict[int, list[int]], out: Path) -> None:
+        kind = "delta" if find_spec("deltalake") else "parquet"
+        table = out / "lake" / TOPIC
+        with self.presenter.step(f"The topic becomes a {kind.title()} table while a broker dies"):
+            command = ("ingest", TOPIC, "--to", f"{kind}:{table}", "--once", "--json")
+            self.presenter.say(f"klamm {' '.join(command[:-1])}")
+            servers = ("--bootstrap-server", self.cluster.bootstrap_servers)
+            ingestion = subprocess.Popen(
+                tied_klamm(*command, *servers, "--master", "local[1,4]"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            lost = next(each.leader for each in self._partitions())
+            self.cluster.kill(lost)
+            said, complaint = ingestion.communicate()
+            if ingestion.returncode:
+                raise KlammError(f"The table was not made: {complaint.strip()}")
+            self.presenter.check(
+                f"{json.loads(said)['records']} records are ingested without broker {lost}",
+                self.cluster.registered() != set(self.cluster.broker_ids),
+            )
+            self.presenter.check(
+                "a query of the table finds each of them once, in its order",
+                read_table(kind, table) == found,
+            )
+
     def report(self, out: Path) -> None:
         with self.presenter.step("What the controllers did, as a report"):
             spools = [str(spool) for spool in self.cluster.spools]
@@ -306,6 +336,24 @@ class Tour:
                 for each in partitions
             ],
         )
+
+
+def read_table(kind: str, path: Path) -> dict[int, list[int]]:
+    """The numbers of a table by partition, in the order of their offsets."""
+    if kind == "delta":
+        from deltalake import DeltaTable
+
+        rows = DeltaTable(str(path)).to_pyarrow_table()
+    else:
+        from pyarrow import dataset
+
+        from klamm.pipeline.ingest.tables.parquet import read_manifest
+
+        rows = dataset.dataset(read_manifest(str(path)), format="parquet").to_table()
+    found: dict[int, list[int]] = {}
+    for row in rows.sort_by("offset").to_pylist():
+        found.setdefault(row["partition"], []).append(int(row["value"]))
+    return found
 
 
 def _all_of(

@@ -59,8 +59,6 @@ _REFUSED_PRODUCER: Final = {
     "serialize the keys into either strings or byte arrays.",
     "value.serializer": "Values are written as byte arrays. Use DataFrame operations to "
     "explicitly serialize the values into either strings or byte arrays.",
-    "transactional.id": "The sink writes at least once, not in transactions.",
-    "transaction.timeout.ms": "The sink writes at least once, not in transactions.",
     "max.block.ms": "A task waits for room in its queue until 'kafka.delivery.timeout.ms' ends.",
     "partitioner.availability.timeout.ms": "librdkafka has no counterpart for it.",
     "partitioner.adaptive.partitioning.enable": "librdkafka has no counterpart for it.",

@@ -16,6 +16,11 @@ from klamm.pipeline.source.reader import (
 from klamm.pipeline.source.tables.columns import TABLES
 from klamm.pipeline.source.tables.reader import TableReader, table_options
 from klamm.pipeline.source.telling import plainly
+from klamm.pipeline.source.transactional_writer import (
+    TRANSACTIONAL_ID,
+    TransactionalStreamWriter,
+    transactional_config,
+)
 from klamm.pipeline.source.writer import TopicStreamWriter, TopicWriter, check_columns
 
 
@@ -60,12 +65,22 @@ class KlammDataSource(DataSource):
                 raise ConfigError("Save mode overwrite not allowed for topics; use append")
             options = write_options(self.options)
             check_columns(schema, options)
+            if TRANSACTIONAL_ID in options.kafka:
+                raise ConfigError(
+                    "Option 'kafka.transactional.id' is for streaming queries, whose batches have "
+                    "numbers: use writeStream, or remove the option to write at least once."
+                )
             return TopicWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> TopicStreamWriter | TransactionalStreamWriter:
         with plainly():
             options = write_options(self.options)
             check_columns(schema, options)
+            if TRANSACTIONAL_ID in options.kafka:
+                transactional_config(dict(options.kafka))
+                return TransactionalStreamWriter(options)
             return TopicStreamWriter(options)
 
 

@@ -50,6 +50,10 @@ _POLL_S: Final = 0.05
 class DeliveryError(KlammError):
     """A broker did not take a record, or nobody could be reached to take it."""
 
+    def __init__(self, text: str, reason: KafkaError | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+
 
 @dataclass
 class Written(WriterCommitMessage):
@@ -99,8 +103,12 @@ class TopicStreamWriter(StreamWriter):  # type: ignore[misc]  # which of two dep
 
     @plainly()
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        batches = iterator if HAS_ARROW_STREAM_WRITER else _as_batches(iterator)
-        return write_rows(batches, self._options)
+        return write_rows(arrow_batches(iterator), self._options)
+
+
+def arrow_batches(iterator: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+    """What Spark gives to the writer of a stream, as Arrow in every version."""
+    return iterator if HAS_ARROW_STREAM_WRITER else _as_batches(iterator)
 
 
 def _as_batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
@@ -113,16 +121,9 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Writ
     """What a task does: returns once brokers have acknowledged every row."""
     rows = 0
     with PRODUCERS.borrowed(options.kafka) as kept:
-        sender = _Sender(options.topic, kept)
+        sender = Sender(options.topic, kept)
         for batch in batches:
-            columns = {
-                name.lower(): column
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            }
-            try:
-                sender.send(columns, batch.num_rows)
-            except KafkaException as error:  # librdkafka itself does not take a row
-                sender.give_up(error.args[0])
+            sender.send_batch(batch)
             rows += batch.num_rows
         sender.finish()
     return Written(rows)
@@ -132,18 +133,31 @@ def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
     return columns[name].to_pylist() if name in columns else [None] * count
 
 
-class _Sender:
+class Sender:
+    """Hands rows to a producer, and raises what went wrong with any of them."""
+
     def __init__(self, topic: str | None, kept: KeptProducer) -> None:
         self._topic = topic
         self._kept = kept
-        self._producer = kept.producer
+        self.producer = kept.producer
+
+    def send_batch(self, batch: pa.RecordBatch) -> None:
+        """Hand over the rows of a batch."""
+        columns = {
+            name.lower(): column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        try:
+            self.send(columns, batch.num_rows)
+        except KafkaException as error:  # librdkafka itself does not take a row
+            self.give_up(error.args[0])
 
     def send(self, columns: dict[str, Any], count: int) -> None:
         """Hand rows to librdkafka, which batches, compresses and sends them in the background."""
         topics = self._topics(columns, count)
         keys, values = _listed(columns, "key", count), _listed(columns, "value", count)
         if "headers" not in columns and "partition" not in columns:
-            produce = self._producer.produce
+            produce = self.producer.produce
             for topic, value, key in zip(topics, values, keys, strict=True):
                 try:
                     produce(topic, value, key)
@@ -162,18 +176,19 @@ class _Sender:
                     _ANY_PARTITION if partition is None else partition,
                     headers=[(each["key"], each["value"]) for each in pairs or ()],
                 )
-        self._producer.poll(0)
+        self.producer.poll(0)
         self._raise_failure()
 
     def finish(self) -> None:
         """Wait for what is under way; each record is delivered or fails in its time."""
-        while self._producer.flush(_POLL_S * 10):
+        while self.producer.flush(_POLL_S * 10):
             self._raise_failure()
         self._raise_failure()
 
     def give_up(self, error: KafkaError) -> NoReturn:
-        """End the task; what is under way is dropped with the producer."""
-        raise DeliveryError(f"{error.name()}: {error.str()}")
+        """End the task, and drop what is under way, so that nothing is waited for."""
+        self.producer.purge()
+        raise DeliveryError(f"{error.name()}: {error.str()}", error)
 
     def _topics(self, columns: dict[str, Any], count: int) -> list[str]:
         # The option goes before the column.
@@ -190,13 +205,13 @@ class _Sender:
     def _produce_once_there_is_room(self, *arguments: Any, **named: Any) -> None:
         while True:
             try:
-                return self._producer.produce(*arguments, **named)
+                return self.producer.produce(*arguments, **named)
             except BufferError:
-                if len(self._producer) == 0:
+                if len(self.producer) == 0:
                     raise DeliveryError(
                         "MSG_SIZE_TOO_LARGE: a row is larger than 'kafka.buffer.memory'"
                     ) from None
-                self._producer.poll(_POLL_S)
+                self.producer.poll(_POLL_S)
                 self._raise_failure()
 
     def _raise_failure(self) -> None:

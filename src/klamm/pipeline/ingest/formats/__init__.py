@@ -1,0 +1,1 @@
+"""From the bytes of records to columns: one module for each format."""

@@ -1,0 +1,1 @@
+"""Tables that an ingestion writes to: what they have in common, and how each commits."""
