@@ -187,7 +187,7 @@ def _write(
         ledger.record(sender.producer, fingerprint)
         _commit(sender.producer)
     except (DeliveryError, KafkaException, SystemError) as error:
-        sent = _SENDERS.pop(name, None)
+        sent = _SENDERS.pop(_key(options, name), None)
         reason = _reason(error)
         if reason is not None and (reason.fatal() or reason.code() in _FENCING):
             # Another attempt has taken over; if it commits, this one is done as well.
@@ -294,16 +294,22 @@ _SENDERS: Final[OrderedDict[str, Sender]] = OrderedDict()
 
 def _sender(options: WriteOptions, name: str) -> Sender:
     """A producer that no older attempt can get past: a new one, or one that nobody has fenced."""
-    sender = _SENDERS.get(name)
+    key = _key(options, name)
+    sender = _SENDERS.get(key)
     if sender is None:
         kafka = {**transactional_config(dict(options.kafka)), TRANSACTIONAL_ID: name}
         sender = Sender(options.topic, KeptProducer(kafka))
         _retried(lambda: sender.producer.init_transactions(_REQUEST_S))
-        _SENDERS[name] = sender
+        _SENDERS[key] = sender
         while len(_SENDERS) > _PRODUCERS_MAX:
             _SENDERS.popitem(last=False)
-    _SENDERS.move_to_end(name)
+    _SENDERS.move_to_end(key)
     return sender
+
+
+def _key(options: WriteOptions, name: str) -> str:
+    """What a producer is kept under: the cluster, and its transactional id."""
+    return f"{options.kafka['bootstrap.servers']} {name}"
 
 
 def _commit(producer: Producer) -> None:
