@@ -41,7 +41,7 @@ from klamm.pipeline.ingest.tables.table import (
 from klamm.pipeline.ingest.task import RESULT_DDL, Outcome, Work, run_tasks
 from klamm.pipeline.source.offsets import Position
 from klamm.pipeline.source.options import read_options
-from klamm.pipeline.source.ranges import OffsetRange, behind
+from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind
 from klamm.pipeline.source.reader import TopicStreamReader
 
 #: So many records of the beginning and of the end of each partition are looked at for a schema.
@@ -345,7 +345,7 @@ class Ingestion:
 
     def _sample(self, ranges: Sequence[OffsetRange]) -> pa.BinaryArray:
         """Some values of the beginning and of the end of each range."""
-        from klamm.pipeline.source.tasks import read_range
+        from klamm.pipeline.source.tasks import read_partition
 
         values = []
         for each in ranges:
@@ -365,12 +365,19 @@ class Ingestion:
             )
             for part in (first, last):
                 if part.size > 0:
-                    values += [b.column("value").drop_null() for b in read_range(part, self._read)]
+                    values += [
+                        b.column("value").drop_null() for b in read_partition(part, self._read)
+                    ]
         return pa.concat_arrays(values) if values else pa.array([], pa.binary())
 
     def _ranges(self, plan: BatchPlan) -> list[OffsetRange]:
         found = self._reader.partitions(dict(plan.start), dict(plan.end))
-        return [each for each in found if isinstance(each, OffsetRange)]
+        return [
+            each
+            for task in found
+            for each in (task.ranges if isinstance(task, RangeBundle) else [task])
+            if isinstance(each, OffsetRange)
+        ]
 
     def _check_bad(self, outcome: Outcome, table: Table, dead_letters: Table) -> None:
         most = self._options.max_bad

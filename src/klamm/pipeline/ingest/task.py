@@ -24,7 +24,7 @@ from klamm.pipeline.ingest.formats.parsing import (
 from klamm.pipeline.ingest.keys import ChangeMaker
 from klamm.pipeline.ingest.options import Expectation
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.ranges import OffsetRange
+from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
 
 #: The column of results that tasks return, for Spark.
 RESULT: pa.Schema = pa.schema([("result", pa.string())])
@@ -110,10 +110,9 @@ def result_batch(content: dict[str, Any]) -> pa.RecordBatch:
 
 
 def _records(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    from klamm.pipeline.source.tasks import read_range
+    from klamm.pipeline.source.tasks import read_partition
 
-    for each in ranges:
-        yield from read_range(each, options)
+    yield from read_partition(RangeBundle(tuple(ranges)), options)
 
 
 def ingest_records(records: Iterable[pa.RecordBatch], work: Work) -> Outcome:

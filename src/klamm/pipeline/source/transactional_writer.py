@@ -111,7 +111,7 @@ def _bytes_of(column: Any) -> Any:
     return np.frombuffer(text.buffers()[2], np.uint8)[ends[0] : ends[len(text)]]
 
 
-class TransactionalStreamWriter(StreamWriter):
+class TransactionalStreamWriter(StreamWriter):  # type: ignore[misc]  # which of two depends on Spark
     """Writes one batch after another, each task in a transaction."""
 
     def __init__(self, options: WriteOptions) -> None:

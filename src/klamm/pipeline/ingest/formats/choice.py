@@ -16,6 +16,7 @@ from klamm.pipeline.ingest.formats.json_schema import read_json_schema
 from klamm.pipeline.ingest.formats.parsing import SOURCE_FIELDS, Parser
 from klamm.pipeline.ingest.options import IngestOptions
 from klamm.pipeline.source.columns import schema as source_schema
+from klamm.pipeline.source.options import COLUMN_TYPES
 
 #: Reads some values of the topics.
 Sample = Callable[[], pa.BinaryArray]
@@ -88,7 +89,8 @@ class Raw:
     key_parser = None
 
     def __init__(self, *, include_headers: bool) -> None:
-        self.schema = source_schema(include_headers=include_headers)
+        columns = [name for name in COLUMN_TYPES if include_headers or name != "headers"]
+        self.schema = source_schema(columns)
 
     def learn(self, schema_ids: Iterable[int]) -> None:
         """Nothing: raw records have no schema."""
