@@ -11,6 +11,7 @@ from pyiceberg.catalog import load_catalog
 from klamm.pipeline.ingest.options import TableTarget
 from klamm.pipeline.ingest.tables.parquet import read_manifest
 from klamm.pipeline.source.columns import schema as source_schema
+from klamm.pipeline.source.options import COLUMN_TYPES
 
 AT = datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.UTC)
 
@@ -28,7 +29,7 @@ def records(values, keys=None, *, topic="orders", partition=0, start=0, at=AT):
             pa.array([at] * count, pa.timestamp("us", tz="UTC")),
             pa.array([0] * count, pa.int32()),
         ],
-        schema=source_schema(include_headers=False),
+        schema=source_schema([name for name in COLUMN_TYPES if name != "headers"]),
     )
 
 

@@ -155,7 +155,7 @@ def write_once(
     if first is None:
         return WrittenOnce(0)
     topic = options.topic or _first_topic(first)
-    ledger = Ledger(options, place, topic)
+    ledger = BatchLedger(options, place, topic)
     try:
         return _write(first, batches, options, place, ledger)
     finally:
@@ -167,7 +167,7 @@ def _write(
     batches: Iterator[pa.RecordBatch],
     options: WriteOptions,
     place: Place,
-    ledger: "Ledger",
+    ledger: "BatchLedger",
 ) -> WrittenOnce:
     fingerprint = Fingerprint()
     fingerprint.add(first)
@@ -207,7 +207,7 @@ def _skip(
     fingerprint: Fingerprint,
     recorded: dict[str, Any],
     place: Place,
-    ledger: "Ledger",
+    ledger: "BatchLedger",
 ) -> WrittenOnce:
     """The batch has this task's rows already, if they are these rows."""
     for batch in batches:
@@ -222,7 +222,7 @@ def _skip(
     return WrittenOnce(fingerprint.rows, place, ledger.topic, is_skipped=True)
 
 
-class Ledger:
+class BatchLedger:
     """Which batches a task has committed: an offset of a consumer group of its own."""
 
     def __init__(self, options: WriteOptions, place: Place, topic: str) -> None:
@@ -277,7 +277,7 @@ class Ledger:
 
 def check_tasks(options: WriteOptions, place: Place, topic: str, count: int) -> None:
     """Refuse a batch that has committed tasks beyond those that it has now."""
-    ledger = Ledger(options, Place(place.query, place.batch, count), topic)
+    ledger = BatchLedger(options, Place(place.query, place.batch, count), topic)
     try:
         found = ledger.look()
     finally:
