@@ -203,13 +203,9 @@ def test_the_state_machines_of_the_broker_are_pure():
     assert not wrong
 
 
-#: Pairs of packages whose classes may have one name until one of them is renamed.
+#: Names that have two meanings for a reason.
 NAMED_TWICE = {
     "Cluster",  # klamm.Cluster is the users' name; the other one is a connection of the source
-    "GroupDescription",
-    "GroupListing",
-    "LiveBroker",
-    "Partition",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.identity import BrokerIdentity
-from klamm.broker.metadata.cache import BrokerEndpoint, LiveBroker, MetadataCache, MetadataUpdate
+from klamm.broker.metadata.cache import BrokerEndpoint, CachedBroker, MetadataCache, MetadataUpdate
 from klamm.config.broker import BrokerConfig
 from klamm.node.controlled_shutdown import leave_in_order
 from klamm.protocol.codec.frames import decode_request, encode_response
@@ -73,7 +73,7 @@ def ask_for_leave(
         server = await asyncio.start_server(controller.serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         metadata = MetadataCache()
-        node = LiveBroker(CONTROLLER, {"PLAINTEXT": BrokerEndpoint("127.0.0.1", port)})
+        node = CachedBroker(CONTROLLER, {"PLAINTEXT": BrokerEndpoint("127.0.0.1", port)})
         metadata.install(metadata.snapshot.after(MetadataUpdate(CONTROLLER, [node])))
         is_granted = await leave_in_order(config, BrokerIdentity(1, "c", broker_epoch=50), metadata)
         await asyncio.gather(*controller.conversations)

@@ -8,14 +8,14 @@ import pytest
 from klamm.broker.groups import codec as groups
 from klamm.broker.groups.messages import (
     DeleteGroupsResponse,
+    DescribedGroup,
     DescribedMember,
     FetchedOffset,
-    GroupDescription,
     GroupList,
-    GroupListing,
     JoinedMember,
     JoinResponse,
     LeaveResponse,
+    ListedGroup,
     OffsetCommitResponse,
     OffsetFetchResponse,
     SyncResponse,
@@ -108,7 +108,7 @@ def _find(header: RequestHeader, body: Any, told: Any) -> Any:
 
 def _describe(_: RequestHeader, body: Any, told: Any) -> Any:
     descriptions = [
-        GroupDescription(
+        DescribedGroup(
             error=ErrorCode(group.error_code),
             group_id=group.group_id,
             state=group.group_state,
@@ -133,8 +133,7 @@ def _describe(_: RequestHeader, body: Any, told: Any) -> Any:
 
 def _list(_: RequestHeader, __: Any, told: Any) -> Any:
     listed = tuple(
-        GroupListing(g.group_id, g.protocol_type, getattr(g, "group_state", ""))
-        for g in told.groups
+        ListedGroup(g.group_id, g.protocol_type, getattr(g, "group_state", "")) for g in told.groups
     )
     return groups.list_groups_body(GroupList(error=ErrorCode(told.error_code), groups=listed))
 

@@ -4,7 +4,7 @@ import pytest
 
 from klamm.broker.groups.coordinator import GroupCounts
 from klamm.broker.groups.group import ENTERED_FROM, GroupMetadata, GroupState
-from klamm.broker.groups.messages import DescribedMember, GroupDescription, GroupListing
+from klamm.broker.groups.messages import DescribedGroup, DescribedMember, ListedGroup
 from klamm.broker.groups.records import GroupKey, OffsetKey, decode_key
 from klamm.errors import IllegalTransitionError
 from klamm.protocol.codes import ErrorCode
@@ -18,7 +18,7 @@ def driver() -> Driver:
 
 @pytest.mark.rule("GRP-21")
 def test_unknown_group_is_described_as_dead(driver):
-    assert driver.coordinator.describe_group("x") == GroupDescription(
+    assert driver.coordinator.describe_group("x") == DescribedGroup(
         error=ErrorCode.NONE, group_id="x", state="Dead"
     )
 
@@ -26,7 +26,7 @@ def test_unknown_group_is_described_as_dead(driver):
 @pytest.mark.rule("GRP-21")
 def test_stable_group_shows_what_its_members_agreed_on(driver):
     driver.form_static_group("a")
-    assert driver.coordinator.describe_group(GROUP) == GroupDescription(
+    assert driver.coordinator.describe_group(GROUP) == DescribedGroup(
         error=ErrorCode.NONE,
         group_id=GROUP,
         state="Stable",
@@ -56,8 +56,8 @@ def test_groups_are_listed_with_their_states(driver):
     listed = driver.coordinator.list_groups()
     assert listed.error is ErrorCode.NONE
     assert set(listed.groups) == {
-        GroupListing("stable", "consumer", "Stable"),
-        GroupListing("offsets only", "", "Empty"),
+        ListedGroup("stable", "consumer", "Stable"),
+        ListedGroup("offsets only", "", "Empty"),
     }
 
 

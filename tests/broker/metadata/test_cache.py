@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from klamm.broker.metadata.cache import (
     BrokerEndpoint,
     BrokerNode,
+    CachedBroker,
     ClusterSnapshot,
-    LiveBroker,
     MetadataCache,
     MetadataUpdate,
 )
@@ -34,7 +34,7 @@ def broker(number, *listeners, rack=None):
     endpoints = {
         name: BrokerEndpoint("host", 9000 + number) for name in listeners or ("PLAINTEXT",)
     }
-    return LiveBroker(number, endpoints, rack)
+    return CachedBroker(number, endpoints, rack)
 
 
 def partition(index, leader=1, epoch=0):

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.metadata.cache import BrokerEndpoint, ClusterSnapshot, LiveBroker, MetadataUpdate
+from klamm.broker.metadata.cache import (
+    BrokerEndpoint,
+    CachedBroker,
+    ClusterSnapshot,
+    MetadataUpdate,
+)
 from klamm.broker.metadata.response import Operations, encode_all_topics
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import encode_response
@@ -68,7 +73,7 @@ def expected(header, snapshot):
 ids = st.integers(0, 4)
 id_lists = st.lists(ids, max_size=4, unique=True).map(tuple)
 brokers = st.builds(
-    lambda number, listeners, rack: LiveBroker(
+    lambda number, listeners, rack: CachedBroker(
         number, {name: BrokerEndpoint(f"host-{number}", 9092) for name in listeners}, rack
     ),
     ids,
@@ -101,7 +106,7 @@ def test_the_bytes_are_those_of_the_general_encoder(update, version):
 @pytest.mark.rule("META-4")
 @pytest.mark.parametrize(("version", "error"), [(5, 5), (6, 72), (12, 72)])
 def test_a_leader_without_the_clients_listener_is_not_named(version, error):
-    broker = LiveBroker(1, {"IN": BrokerEndpoint("host", 9092)})
+    broker = CachedBroker(1, {"IN": BrokerEndpoint("host", 9092)})
     records = [packed(PartitionMetadata(0, 1, 3, (1,), (1,)))]
     topic = TopicRecords("orders", uuid.UUID(int=1).bytes, records)
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, [broker], [topic])).snapshot

@@ -5,22 +5,22 @@ import json
 import pytest
 
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 from klamm.pipeline.source.offsets import (
     RESERVED_KEY,
-    Partition,
     Position,
     parse_offsets,
     parse_partitions,
     parse_timestamps,
 )
 
-A0, A1, B0 = Partition("a", 0), Partition("a", 1), Partition("b", 0)
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
-def as_spark_reads_it(text: str) -> dict[Partition, int]:
+def as_spark_reads_it(text: str) -> dict[TopicPartition, int]:
     """What Spark's own connector makes of a checkpoint: a map of maps, flattened."""
     return {
-        Partition(topic, int(number)): int(offset)
+        TopicPartition(topic, int(number)): int(offset)
         for topic, numbers in json.loads(text).items()
         for number, offset in numbers.items()
     }

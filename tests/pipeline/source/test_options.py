@@ -3,7 +3,8 @@
 import pytest
 
 from klamm.errors import ConfigError
-from klamm.pipeline.source.offsets import EARLIEST, LATEST, Partition
+from klamm.names import TopicPartition
+from klamm.pipeline.source.offsets import EARLIEST, LATEST
 from klamm.pipeline.source.options import (
     AtTimestamp,
     Everywhere,
@@ -15,7 +16,7 @@ from klamm.pipeline.source.options import (
 )
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
-A0 = Partition("a", 0)
+A0 = TopicPartition("a", 0)
 
 #: Options, None taking one away, and what is said about them.
 WRONG_FOR_A_BATCH = [

@@ -13,10 +13,10 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from klamm.pipeline.source.offsets import Partition
+from klamm.names import TopicPartition
 from klamm.pipeline.source.pushdown import Narrowing
 
-A0, A1, B0 = Partition("a", 0), Partition("a", 1), Partition("b", 0)
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ALL = {A0: 0, A1: 5, B0: 10}
 ENDS = dict.fromkeys(ALL, 100)
 
@@ -28,7 +28,7 @@ class Clock:
         return {each: -(-at // 1000) if at <= 99_000 else None for each, at in timestamps.items()}
 
 
-def left(*filters) -> dict[Partition, tuple[int, int]]:
+def left(*filters) -> dict[TopicPartition, tuple[int, int]]:
     narrowing = Narrowing()
     narrowing.push(filters)
     start, end = narrowing.cut(Clock(), ALL, ENDS)

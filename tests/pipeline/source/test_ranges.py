@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.pipeline.source.offsets import Partition
+from klamm.names import TopicPartition
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind, bundle, limit, split
 
 ranges = st.lists(
@@ -47,7 +47,7 @@ def test_enough_tasks_are_left_as_they_are():
     assert split(whole, min_partitions=2, max_records=None) == whole
 
 
-P, Q, R = (Partition("t", number) for number in range(3))
+P, Q, R = (TopicPartition("t", number) for number in range(3))
 
 
 def test_a_limit_is_shared_in_proportion_and_starves_nobody():

@@ -15,8 +15,8 @@ from klamm.broker.groups.messages import (
     NO_LEADER_EPOCH,
     UNKNOWN_MEMBER,
     DeleteGroupsResponse,
+    DescribedGroup,
     FetchedOffset,
-    GroupDescription,
     GroupList,
     GroupProtocol,
     HeartbeatRequest,
@@ -265,7 +265,7 @@ def offset_delete_body(body: Any, response: OffsetDeleteResponse) -> Values:
 
 def describe_groups_body(
     body: Any,
-    descriptions: Iterable[GroupDescription],
+    descriptions: Iterable[DescribedGroup],
     operations: Callable[[str], int] = lambda _: GROUP_OPERATIONS,
 ) -> Values:
     """`operations` gives the authorized operations on a group."""

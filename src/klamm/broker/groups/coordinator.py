@@ -17,15 +17,15 @@ from klamm.broker.groups.membership import FIRST_SYNC_WITH_PROTOCOL, Membership
 from klamm.broker.groups.messages import (
     UNKNOWN_MEMBER,
     DeleteGroupsResponse,
+    DescribedGroup,
     FetchedOffset,
-    GroupDescription,
     GroupList,
-    GroupListing,
     HeartbeatRequest,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
     LeaveResponse,
+    ListedGroup,
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,
@@ -307,24 +307,24 @@ class GroupCoordinator:
             }
         return OffsetFetchResponse(error=ErrorCode.NONE, offsets=offsets)
 
-    def describe_group(self, group_id: str) -> GroupDescription:
+    def describe_group(self, group_id: str) -> DescribedGroup:
         error = self._check(group_id, may_be_empty=True)
         if error:
-            return GroupDescription(error=error, group_id=group_id)
+            return DescribedGroup(error=error, group_id=group_id)
         group = self._groups.get(group_id)
         if group is None:
             state = GroupState.DEAD.value
-            return GroupDescription(error=ErrorCode.NONE, group_id=group_id, state=state)
+            return DescribedGroup(error=ErrorCode.NONE, group_id=group_id, state=state)
         return group.describe()
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> GroupList:
         """The groups in one of `states`, compared without case; all groups if it is empty."""
         wanted = {state.lower() for state in states}
         if types and GROUP_TYPE not in {name.lower() for name in types}:
-            groups: tuple[GroupListing, ...] = ()
+            groups: tuple[ListedGroup, ...] = ()
         else:
             groups = tuple(
-                GroupListing(group.id, group.protocol_type or "", group.state.value)
+                ListedGroup(group.id, group.protocol_type or "", group.state.value)
                 for group in self._groups.values()
                 if not wanted or group.state.value.lower() in wanted
             )

@@ -16,8 +16,8 @@ from klamm.broker.groups.effects import Ticket
 from klamm.broker.groups.messages import (
     NO_GENERATION,
     UNKNOWN_MEMBER,
+    DescribedGroup,
     DescribedMember,
-    GroupDescription,
     GroupProtocol,
     JoinedMember,
     JoinResponse,
@@ -367,10 +367,10 @@ class GroupMetadata:
             assignment=member.assignment,
         )
 
-    def describe(self) -> GroupDescription:
+    def describe(self) -> DescribedGroup:
         """The group for DescribeGroups; members have metadata and assignments only in Stable."""
         is_stable = self.state is GroupState.STABLE
-        return GroupDescription(
+        return DescribedGroup(
             error=ErrorCode.NONE,
             group_id=self.id,
             state=self.state.value,

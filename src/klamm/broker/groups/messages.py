@@ -184,7 +184,7 @@ class DescribedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDescription:
+class DescribedGroup:
     error: ErrorCode
     group_id: str
     state: str = ""
@@ -193,7 +193,7 @@ class GroupDescription:
     members: tuple[DescribedMember, ...] = ()
 
 
-class GroupListing(NamedTuple):
+class ListedGroup(NamedTuple):
     group_id: str
     protocol_type: str
     state: str
@@ -202,7 +202,7 @@ class GroupListing(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupList:
     error: ErrorCode
-    groups: tuple[GroupListing, ...] = ()
+    groups: tuple[ListedGroup, ...] = ()
 
 
 #: The responses of requests that may be delayed or that write records.

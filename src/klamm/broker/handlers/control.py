@@ -10,7 +10,7 @@ from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
     BrokerEndpoint,
-    LiveBroker,
+    CachedBroker,
     MetadataCache,
     MetadataUpdate,
     SnapshotChange,
@@ -218,6 +218,6 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
             yield name, state.leader_epoch, state.delete_partition
 
 
-def _live_broker(broker: Any) -> LiveBroker:
+def _live_broker(broker: Any) -> CachedBroker:
     endpoints = {each.listener: BrokerEndpoint(each.host, each.port) for each in broker.endpoints}
-    return LiveBroker(broker.id, endpoints, broker.rack)
+    return CachedBroker(broker.id, endpoints, broker.rack)

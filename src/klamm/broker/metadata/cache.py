@@ -38,7 +38,7 @@ class BrokerEndpoint(NamedTuple):
     port: int
 
 
-class LiveBroker(NamedTuple):
+class CachedBroker(NamedTuple):
     """A broker that the controller considers alive, with its endpoint on each listener."""
 
     id: int
@@ -59,7 +59,7 @@ class MetadataUpdate(NamedTuple):
     """The contents of an UpdateMetadata request."""
 
     controller_id: int
-    brokers: Iterable[LiveBroker]
+    brokers: Iterable[CachedBroker]
     topics: Iterable[TopicRecords] = ()
 
 
@@ -121,7 +121,7 @@ class ClusterSnapshot:
     def __init__(
         self,
         controller_id: int = NO_CONTROLLER,
-        brokers: Mapping[int, LiveBroker] = MappingProxyType({}),
+        brokers: Mapping[int, CachedBroker] = MappingProxyType({}),
         topics: TopicShards = ({},) * _SHARDS,
         names: NameShards = ({},) * _SHARDS,
         topic_count: int = 0,

@@ -15,14 +15,15 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     TopicCollection,
-    TopicPartition,
 )
+from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from klamm.errors import ConfigError, UnavailableError
+from klamm.names import TopicPartition
 from klamm.pipeline.source import loss
-from klamm.pipeline.source.offsets import Offsets, Partition, Position, listed
+from klamm.pipeline.source.offsets import Offsets, Position, listed
 from klamm.pipeline.source.options import ReadOptions, Selection
 from klamm.pipeline.source.reaching import LastError, wait_reachable
 
@@ -77,7 +78,7 @@ class UnknownPartitionError(UnavailableError):
 class Topics:
     """The partitions that are read, at one moment, and the ids of their topics."""
 
-    partitions: frozenset[Partition]
+    partitions: frozenset[TopicPartition]
     ids: Mapping[str, str]
 
 
@@ -146,13 +147,13 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise
 
-    def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition that there still is."""
         return self._offsets(dict.fromkeys(partitions, _EARLIEST))
 
     def latest(
-        self, partitions: Iterable[Partition], known: Offsets | None = None
-    ) -> dict[Partition, int]:
+        self, partitions: Iterable[TopicPartition], known: Offsets | None = None
+    ) -> dict[TopicPartition, int]:
         """The offset after the last record of each, or after the last one that is committed.
 
         A new leader may take a moment to know how far its predecessor had got, and a former one to
@@ -168,7 +169,9 @@ class Cluster:
             found = self._offsets(wanted)
         return found
 
-    def at_timestamps(self, timestamps: Mapping[Partition, int]) -> dict[Partition, int | None]:
+    def at_timestamps(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
         """The first offset with this timestamp or a later one; None where there is none."""
         wanted = {each: OffsetSpec.for_timestamp(at) for each, at in timestamps.items()}
         return {
@@ -177,7 +180,7 @@ class Cluster:
 
     def commit(self, group: str, offsets: Offsets) -> None:
         """Note how far a group has read, for tools that show lag; nobody joins the group."""
-        places = [TopicPartition(*each, offset) for each, offset in offsets.items()]
+        places = [ClientPartition(*each, offset) for each, offset in offsets.items()]
         asked = [ConsumerGroupTopicPartitions(group, places)]
 
         def alter() -> None:
@@ -201,7 +204,7 @@ class Cluster:
         if selection.pattern is not None:
             described = {name: each for name, each in described.items() if not each.is_internal}
         existing = frozenset(
-            Partition(name, int(each.id))
+            TopicPartition(name, int(each.id))
             for name, description in described.items()
             for each in description.partitions
         )
@@ -231,19 +234,19 @@ class Cluster:
                     raise
         return found
 
-    def _offsets(self, wanted: Mapping[Partition, Any]) -> dict[Partition, int]:
+    def _offsets(self, wanted: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
         if not wanted:
             return {}
         return self._retried(lambda: self._list_offsets(wanted))
 
-    def _list_offsets(self, wanted: Mapping[Partition, Any]) -> dict[Partition, int]:
+    def _list_offsets(self, wanted: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
         futures = self._admin.list_offsets(
-            {TopicPartition(*partition): spec for partition, spec in wanted.items()},
+            {ClientPartition(*partition): spec for partition, spec in wanted.items()},
             isolation_level=self._isolation,
             request_timeout=_REQUEST_TIMEOUT_S,
         )
         return {
-            Partition(asked.topic, asked.partition): int(_result(future).offset)
+            TopicPartition(asked.topic, asked.partition): int(_result(future).offset)
             for asked, future in futures.items()
         }
 

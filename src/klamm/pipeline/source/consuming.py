@@ -13,14 +13,15 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     Message,
-    TopicPartition,
 )
+from confluent_kafka import TopicPartition as ClientPartition
 
 from klamm.errors import UnavailableError
+from klamm.names import TopicPartition
 from klamm.pipeline.source.cluster import Cluster, is_other
 from klamm.pipeline.source.columns import CREATE_TIME, LOG_APPEND_TIME, schema
 from klamm.pipeline.source.loss import cannot_read, report_loss
-from klamm.pipeline.source.offsets import Partition, Position
+from klamm.pipeline.source.offsets import Position
 from klamm.pipeline.source.options import ReadOptions, Selection
 from klamm.pipeline.source.pool import Pool
 from klamm.pipeline.source.ranges import OffsetRange
@@ -68,7 +69,7 @@ def _consume(
         return
     deadline = time.monotonic() + options.poll_timeout_s
     looks_at = time.monotonic() + _LOOK_EVERY_S
-    consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
+    consumer.assign([ClientPartition(wanted.topic, wanted.partition, position)])
     while position < until:
         messages = []
         # librdkafka waits for as many as it is asked for, so no more than are missing.
@@ -111,7 +112,7 @@ def _consume(
 def _is_there(cluster: Cluster, wanted: OffsetRange, options: ReadOptions, position: int) -> bool:
     """Whether there is the topic, and it is the one that was planned with; otherwise say so."""
     ids = {} if wanted.topic_id is None else {wanted.topic: wanted.topic_id}
-    place = Partition(wanted.topic, wanted.partition)
+    place = TopicPartition(wanted.topic, wanted.partition)
     found = cluster.topics_after(Selection(topics=(wanted.topic,)), Position({place: 0}, ids))
     if place in found.partitions and not is_other(ids, found.ids, wanted.topic):
         return True
@@ -124,13 +125,13 @@ def _is_there(cluster: Cluster, wanted: OffsetRange, options: ReadOptions, posit
 def _after_loss(
     consumer: Consumer, wanted: OffsetRange, options: ReadOptions, position: int
 ) -> int:
-    place = TopicPartition(wanted.topic, wanted.partition)
+    place = ClientPartition(wanted.topic, wanted.partition)
     first_left, _ = consumer.get_watermark_offsets(place, timeout=options.poll_timeout_s)
     why = f"the partition begins at {first_left}"
     report_loss(cannot_read(wanted, position, why), fail=options.fail_on_data_loss)
     if not position < first_left < wanted.until:
         return wanted.until
-    consumer.assign([TopicPartition(wanted.topic, wanted.partition, first_left)])
+    consumer.assign([ClientPartition(wanted.topic, wanted.partition, first_left)])
     return int(first_left)
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from klamm.errors import ConfigError, KlammError
+from klamm.names import TopicPartition
 from klamm.pipeline.source.cluster import Cluster
-from klamm.pipeline.source.offsets import EARLIEST, LATEST, Partition, listed
+from klamm.pipeline.source.offsets import EARLIEST, LATEST, listed
 from klamm.pipeline.source.options import (
     AtTimestamp,
     Everywhere,
@@ -16,27 +17,27 @@ from klamm.pipeline.source.options import (
 
 
 def starting_offsets(
-    cluster: Cluster, partitions: frozenset[Partition], options: ReadOptions
-) -> dict[Partition, int]:
+    cluster: Cluster, partitions: frozenset[TopicPartition], options: ReadOptions
+) -> dict[TopicPartition, int]:
     """Where reading begins."""
     fallback = None if options.no_match == "error" else LATEST
     return _resolve(cluster, partitions, options.starting, "starting", fallback)
 
 
 def ending_offsets(
-    cluster: Cluster, partitions: frozenset[Partition], options: ReadOptions
-) -> dict[Partition, int]:
+    cluster: Cluster, partitions: frozenset[TopicPartition], options: ReadOptions
+) -> dict[TopicPartition, int]:
     """Where reading ends; a time after the last record means all there is."""
     return _resolve(cluster, partitions, options.ending, "ending", LATEST)
 
 
 def _resolve(
     cluster: Cluster,
-    partitions: frozenset[Partition],
+    partitions: frozenset[TopicPartition],
     limit: Limit,
     which: str,
     no_match: int | None,
-) -> dict[Partition, int]:
+) -> dict[TopicPartition, int]:
     match limit:
         case Everywhere(offset):
             return _special(cluster, dict.fromkeys(partitions, offset))
@@ -52,7 +53,7 @@ def _resolve(
 
 
 def _require_all(
-    option: str, what: str, given: Iterable[Partition], assigned: frozenset[Partition]
+    option: str, what: str, given: Iterable[TopicPartition], assigned: frozenset[TopicPartition]
 ) -> None:
     specified = frozenset(given)
     if specified != assigned:
@@ -63,7 +64,7 @@ def _require_all(
         )
 
 
-def _special(cluster: Cluster, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+def _special(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Offsets with the real ones in the place of -1 and -2."""
     return {
         **offsets,
@@ -73,8 +74,8 @@ def _special(cluster: Cluster, offsets: Mapping[Partition, int]) -> dict[Partiti
 
 
 def _at(
-    cluster: Cluster, timestamps: Mapping[Partition, int], no_match: int | None
-) -> dict[Partition, int]:
+    cluster: Cluster, timestamps: Mapping[TopicPartition, int], no_match: int | None
+) -> dict[TopicPartition, int]:
     found = cluster.at_timestamps(timestamps)
     missing = [each for each, offset in found.items() if offset is None]
     if missing and no_match is None:

@@ -10,9 +10,10 @@ partitions, so a query can change from either format to the other and keep its p
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 
 #: `$` is not allowed in the name of a topic.
 RESERVED_KEY: Final = "$klamm"
@@ -29,17 +30,7 @@ _TIMESTAMPS_EXAMPLE: Final = '{"topicA":{"0":1735689600000},"topicB":{"0":173568
 _PARTITIONS_EXAMPLE: Final = '{"topicA":[0,1],"topicB":[2,4]}'
 
 
-class Partition(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.number}"
-
-
-Offsets: TypeAlias = Mapping[Partition, int]
+Offsets: TypeAlias = Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +77,19 @@ def nested(offsets: Offsets) -> dict[str, dict[str, int]]:
     """In Spark's form, in the order of topics and partitions."""
     topics: dict[str, dict[str, int]] = {}
     for partition in sorted(offsets):
-        topics.setdefault(partition.topic, {})[str(partition.number)] = offsets[partition]
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
     return topics
 
 
-def _flat(topics: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+def _flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     return {
-        Partition(topic, int(number)): int(offset)
+        TopicPartition(topic, int(number)): int(offset)
         for topic, partitions in topics.items()
         for number, offset in partitions.items()
     }
 
 
-def parse_offsets(option: str, text: str) -> dict[Partition, int]:
+def parse_offsets(option: str, text: str) -> dict[TopicPartition, int]:
     """An option's offsets, -1 and -2 among them."""
     offsets = _parse(option, text, _OFFSETS_EXAMPLE)
     for partition, offset in offsets.items():
@@ -110,7 +101,7 @@ def parse_offsets(option: str, text: str) -> dict[Partition, int]:
     return offsets
 
 
-def parse_timestamps(option: str, text: str) -> dict[Partition, int]:
+def parse_timestamps(option: str, text: str) -> dict[TopicPartition, int]:
     """An option's timestamps, in milliseconds."""
     timestamps = _parse(option, text, _TIMESTAMPS_EXAMPLE)
     for partition, timestamp in timestamps.items():
@@ -119,12 +110,12 @@ def parse_timestamps(option: str, text: str) -> dict[Partition, int]:
     return timestamps
 
 
-def parse_partitions(option: str, text: str) -> frozenset[Partition]:
+def parse_partitions(option: str, text: str) -> frozenset[TopicPartition]:
     """An option's partitions."""
     try:
         content = json.loads(text)
         found = frozenset(
-            Partition(topic, _whole_number(number))
+            TopicPartition(topic, _whole_number(number))
             for topic, numbers in content.items()
             for number in numbers
         )
@@ -133,11 +124,11 @@ def parse_partitions(option: str, text: str) -> frozenset[Partition]:
     return found
 
 
-def _parse(option: str, text: str, example: str) -> dict[Partition, int]:
+def _parse(option: str, text: str, example: str) -> dict[TopicPartition, int]:
     try:
         content = json.loads(text)
         return {
-            Partition(topic, int(number)): _whole_number(value)
+            TopicPartition(topic, int(number)): _whole_number(value)
             for topic, partitions in content.items()
             for number, value in partitions.items()
         }
@@ -152,6 +143,6 @@ def _whole_number(value: Any) -> int:
     return value
 
 
-def listed(partitions: Iterable[Partition]) -> str:
+def listed(partitions: Iterable[TopicPartition]) -> str:
     """For messages: `orders-0, orders-1`."""
     return ", ".join(map(str, sorted(partitions)))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from klamm.errors import ConfigError
+from klamm.names import TopicPartition
 from klamm.pipeline.source.kafka_options import consumer_config, producer_config
 from klamm.pipeline.source.offsets import (
     EARLIEST,
     LATEST,
-    Partition,
     listed,
     parse_offsets,
     parse_partitions,
@@ -94,7 +94,7 @@ class Offsets:
     """An offset for each partition that is read."""
 
     option: str
-    offsets: Mapping[Partition, int]
+    offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Timestamps:
     """A time for each partition that is read."""
 
     option: str
-    timestamps: Mapping[Partition, int]
+    timestamps: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Selection:
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    partitions: frozenset[Partition] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
 
     @property
     def named_topics(self) -> tuple[str, ...]:

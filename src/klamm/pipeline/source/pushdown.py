@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from klamm.names import TopicPartition
 from klamm.pipeline.source.cluster import Cluster
-from klamm.pipeline.source.offsets import Partition
 
 _COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
@@ -40,7 +40,7 @@ class Narrowing:
     """What is left to read."""
 
     def __init__(self) -> None:
-        self._tests: list[Callable[[Partition], bool]] = []
+        self._tests: list[Callable[[TopicPartition], bool]] = []
         self._first = 0
         self._until = _END_OF_TIME
         self._since_ms: int | None = None
@@ -49,16 +49,16 @@ class Narrowing:
         """Take what can be taken; returned is what Spark still has to apply."""
         return [each for each in filters if not self._takes(each)]
 
-    def keeps(self, partition: Partition) -> bool:
+    def keeps(self, partition: TopicPartition) -> bool:
         """Whether anything of a partition is wanted."""
         return all(test(partition) for test in self._tests)
 
     def cut(
-        self, cluster: Cluster, start: dict[Partition, int], end: dict[Partition, int]
-    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        self, cluster: Cluster, start: dict[TopicPartition, int], end: dict[TopicPartition, int]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Ranges without what the filters leave out."""
         kept = [each for each in end if self.keeps(each)]
-        since: dict[Partition, int | None] = dict.fromkeys(kept, 0)
+        since: dict[TopicPartition, int | None] = dict.fromkeys(kept, 0)
         if self._since_ms is not None:
             since = cluster.at_timestamps(dict.fromkeys(kept, self._since_ms))
         starts, ends = {}, {}
@@ -83,7 +83,7 @@ class Narrowing:
             case "topic":
                 self._tests.append(lambda partition: compare(partition.topic, value))
             case "partition":
-                self._tests.append(lambda partition: compare(partition.number, value))
+                self._tests.append(lambda partition: compare(partition.partition, value))
             case "offset":
                 return self._takes_offset(each, value)
             case "timestamp" if isinstance(value, datetime):

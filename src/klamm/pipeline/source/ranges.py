@@ -9,7 +9,8 @@ from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from klamm.pipeline.source.offsets import Offsets, Partition
+from klamm.names import TopicPartition
+from klamm.pipeline.source.offsets import Offsets
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
     ]
 
 
-def limit(start: Offsets, end: Offsets, max_offsets: int) -> dict[Partition, int]:
+def limit(start: Offsets, end: Offsets, max_offsets: int) -> dict[TopicPartition, int]:
     """An end that is at most so many offsets away, each partition getting its proportion.
 
     A partition with little to read still gets one offset, so that it is not starved.

@@ -9,18 +9,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from klamm.errors import KlammError, UnavailableError
+from klamm.names import TopicPartition
 from klamm.pipeline.source import loss
 from klamm.pipeline.source.cluster import Cluster, Topics, UnknownPartitionError, is_other
 from klamm.pipeline.source.limits import ending_offsets, starting_offsets
 from klamm.pipeline.source.loss import report_loss
-from klamm.pipeline.source.offsets import (
-    RESERVED_KEY,
-    Offsets,
-    Partition,
-    Position,
-    listed,
-    nested,
-)
+from klamm.pipeline.source.offsets import RESERVED_KEY, Offsets, Position, listed, nested
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.paths import tell_path
 from klamm.pipeline.source.ranges import OffsetRange, behind, bundle, limit, split
@@ -259,7 +253,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cached, self._cached_at = Topics(frozenset(latest.offsets), latest.topic_ids), now
         return latest
 
-    def _begins(self, position: Position, topics: Topics) -> dict[Partition, int]:
+    def _begins(self, position: Position, topics: Topics) -> dict[TopicPartition, int]:
         """Where a batch begins in each partition: where the last one ended, or at the beginning.
 
         New partitions are read from their first record on, and so is a topic that was deleted and
@@ -343,7 +337,7 @@ def refused_stream_reader(error: KlammError) -> RefusedStreamReader:
     return RefusedStreamReader(error) if HAS_LIMITS else _RefusedUnlimited(error)
 
 
-def _limited(begins: Offsets, latest: Offsets, most: ReadLimit) -> dict[Partition, int]:
+def _limited(begins: Offsets, latest: Offsets, most: ReadLimit) -> dict[TopicPartition, int]:
     if isinstance(most, ReadMaxRows):
         return limit(begins, latest, most.max_rows)
     return dict(latest)
@@ -363,7 +357,7 @@ def _tasks(
 ) -> list[InputPartition]:
     ranges = split(
         (
-            OffsetRange(each.topic, each.number, start[each], end[each], ids.get(each.topic))
+            OffsetRange(each.topic, each.partition, start[each], end[each], ids.get(each.topic))
             for each in sorted(end)
         ),
         min_partitions=options.min_partitions,
