@@ -59,4 +59,4 @@ def test_a_marker_takes_only_what_a_cluster_can_be_given(tmp_path: Path):
         text=True,
     )
     assert result.returncode != 0
-    assert "takes brokers=, racks= and config=" in result.stdout
+    assert "takes brokers=, racks=, config= and security=" in result.stdout

@@ -363,8 +363,7 @@ def test_an_unreadable_role_epoch_or_feature_is_named_and_left_alone(new_lab: Ca
     ("properties", "sentence"),
     [
         ({"zookeper.connect": "localhost"}, "zookeeper.connect"),
-        ({"ssl.keystore.location": "/keys"}, "ssl.keystore.location"),
-        ({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"}, "authorizer"),
+        ({"authorizer.class.name": "com.example.Authorizer"}, "authorizer"),
         ({"listeners": "SASL_SSL://127.0.0.1:0"}, "SASL_SSL"),
         ({"zookeeper.set.acl": "true"}, "zookeeper.set.acl"),
         ({"num.partitions": "many"}, "num.partitions"),

@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # for editors and type checkers; the same names as below
     from klamm.pipeline.history.timeline import unavailability as unavailability
     from klamm.pipeline.history.timeline import unavailability_by_broker as unavailability_by_broker
     from klamm.pipeline.history.timeline import under_min_isr as under_min_isr
+    from klamm.pipeline.ingest.options import IngestOptions as IngestOptions
+    from klamm.pipeline.ingest.options import parse_target as parse_target
+    from klamm.pipeline.ingest.run import ingest_topics as ingest_topics
+    from klamm.pipeline.ingest.tables.parquet import read_manifest as read_manifest
     from klamm.pipeline.planner.frames import plan_moves as plan_moves
     from klamm.pipeline.planner.planner import Capacity as Capacity
     from klamm.pipeline.planner.planner import Demands as Demands
