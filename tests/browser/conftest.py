@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.real)
 
 
 @dataclass

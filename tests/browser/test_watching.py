@@ -85,13 +85,14 @@ def _milliseconds(text: str) -> float:
 
 @pytest.mark.timeout(400)
 def test_time_travel_is_what_the_tables_of_the_history_say(page: Page, console: Console):
+    page.go(console.base + "/time")
+    page.wait("document.querySelector('#moment[data-shown=yes]')")
+    past = console.get("/api/history")
+    # The tables are made afterwards, so that they have every event that is compared.
     spools = sorted(str(path) for path in console.data_dir.glob("*/log-history"))
     out = console.data_dir / "tables"
     console.klamm("history", "--out", str(out), "--json", "--spool", *spools)
     timeline = pq.read_table(out / "timeline").to_pylist()
-    page.go(console.base + "/time")
-    page.wait("document.querySelector('#moment[data-shown=yes]')")
-    past = console.get("/api/history")
     positions = [n for n, count in enumerate(past["decisions"]) if count]
     assert len(positions) > 5
     for position in positions[:: max(1, len(positions) // 8)]:

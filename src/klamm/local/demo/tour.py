@@ -63,8 +63,9 @@ def run(
         if reader is not None:
             tour.compare(reader, found)
             folder = out or Path(tempfile.mkdtemp(prefix="klamm-demo-"))
-            tour.ingest(found, folder)
+            # In this order: a history takes only a folder that is empty or its own.
             tour.report(folder)
+            tour.ingest(found, folder)
     presenter.conclude()
 
 
