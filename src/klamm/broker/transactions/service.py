@@ -50,6 +50,8 @@ log = logging.getLogger("klamm.broker.transactions")
 
 _WRITE_TXN_MARKERS: Final = 1
 _LOAD_TIMES: Final = 50
+#: How long after it has become coordinator a broker may still learn of partitions.
+_SETTLING_MS: Final = 2_000
 
 
 def transaction_config(config: BrokerConfig) -> TransactionConfig:
@@ -81,6 +83,7 @@ class TransactionService:
         marker_writer: MarkerWriter | None = None,
     ) -> None:
         """A node without data has no replicas, coordinates nothing and says so."""
+        self._led_since_ms = 0
         self.coordinator = TransactionCoordinator(
             transaction_config(config),
             new_producer_id,
@@ -126,6 +129,7 @@ class TransactionService:
     def on_leading(self, name: TopicPartition, leader_epoch: int, replica: Log) -> None:
         """This broker leads a partition; if it holds transactions, they are read."""
         if name.topic == TRANSACTION_STATE:
+            self._led_since_ms = self.now_ms
             replay = self.coordinator.begin_load(name.partition, leader_epoch)
             if replay is not None:
                 self._start(self._load(name.partition, replay, replica))
@@ -233,7 +237,12 @@ class TransactionService:
         snapshot = self._metadata.snapshot
         partition = snapshot.partition(name)
         if partition is None:
-            return None
+            # A broker may coordinate before it has heard of every partition: the controller sends
+            # LeaderAndIsr first. To take such a partition for deleted would leave its transaction
+            # without a marker, and what was aborted would be committed with the next one.
+            is_told = snapshot.topic(TRANSACTION_STATE) is not None
+            is_settled = self.now_ms - self._led_since_ms > _SETTLING_MS
+            return None if is_told and is_settled else NO_BROKER
         return partition.leader if snapshot.is_alive(partition.leader) else NO_BROKER
 
     def _send_markers(self) -> None:
