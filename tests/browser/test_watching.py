@@ -1,7 +1,9 @@
 """What somebody sees who watches while the cluster changes."""
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -94,7 +96,7 @@ def test_time_travel_is_what_the_tables_of_the_history_say(page: Page, console: 
     console.klamm("history", "--out", str(out), "--json", "--spool", *spools)
     timeline = pq.read_table(out / "timeline").to_pylist()
     positions = [n for n, count in enumerate(past["decisions"]) if count]
-    assert len(positions) > 5
+    assert len(positions) >= 5
     for position in positions[:: max(1, len(positions) // 8)]:
         key = (past["epoch"][position], past["seq"][position])
         page.fill("#position", str(position))
@@ -103,17 +105,21 @@ def test_time_travel_is_what_the_tables_of_the_history_say(page: Page, console: 
             f"'{key[1]}' && m.dataset.epoch === '{key[0]}' && m.dataset.shown === 'yes'; }})()"
         )
         happened = datetime.fromisoformat(console.get(f"/api/history/{key[0]}:{key[1]}")["at"])
-        expected: dict[str, tuple[tuple[int, int], list[str]]] = {}
-        for row in timeline:
-            if row["topic_ended"] and row["until"] <= happened:
-                continue
-            at = (row["controller_epoch"], row["seq"])
-            name = f"{row['topic']}-{row['partition']}"
-            if at <= key and (name not in expected or expected[name][0] <= at):
-                state = [str(max(row["leader"], -1)), ",".join(map(str, row["isr"]))]
-                expected[name] = (at, state)
+        latest: dict[str, dict[str, Any]] = {}
+        for row in sorted(timeline, key=_event):
+            if _event(row) <= key:
+                latest[f"{row['topic']}-{row['partition']}"] = row
+        expected = {
+            name: [str(max(row["leader"], -1)), ",".join(map(str, row["isr"]))]
+            for name, row in latest.items()
+            if not (row["topic_ended"] and row["until"] <= happened)
+        }
         shown = {name: state[:2] for name, state in page.evaluate(SHOWN).items()}
-        assert shown == {name: state for name, (_, state) in expected.items()}
+        assert shown == expected
+
+
+def _event(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row["controller_epoch"], row["seq"]
 
 
 @pytest.mark.timeout(400)
