@@ -30,7 +30,7 @@ Settings = Mapping[str, tuple[int, bool]]
 _PARTITIONS_SHOWN: Final = 1000
 _TOPICS_SHOWN: Final = 100
 _WORST_SHOWN: Final = 5
-#: From so many cells on, all pairs of brokers would take too long to be asked for unasked.
+#: With more cells than this, all pairs of brokers are computed only on request.
 _PAIRS_MAX: Final = 20_000
 
 

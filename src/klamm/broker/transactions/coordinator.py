@@ -51,7 +51,7 @@ S = TransactionState
 DEFAULT_PARTITION_COUNT: Final = 50
 #: After this long a completion that the log refused is written again.
 RETRY_MS: Final = 100
-#: So many tombstones are written in one batch.
+#: The most tombstones that one batch holds.
 _TOMBSTONES_MAX: Final = 1_000
 _LABELS: Final = {state.label: state for state in S}
 

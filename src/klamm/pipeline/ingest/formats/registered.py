@@ -1,5 +1,6 @@
 """Formats whose schemas a registry has: what a query knows, and how its table follows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -34,7 +35,7 @@ from klamm.pipeline.ingest.options import IngestOptions
 from klamm.pipeline.ingest.registry import RegisteredSchema, Registry
 
 
-class _Registered:
+class _Registered(ABC):
     """The schemas that a query has met, in the order of their ids."""
 
     #: The registry's word for the format.
@@ -74,9 +75,9 @@ class _Registered:
         schemas = [self.known[each].to_json() for each in sorted(self.known)]
         return {"schemas": schemas, "message": self.message}
 
+    @abstractmethod
     def settle(self) -> None:
         """Work out parser and columns from the known schemas."""
-        raise NotImplementedError
 
     def choose_message(self, values: pa.BinaryArray) -> str | None:
         """The message that the table holds, for formats whose schemas have several."""
