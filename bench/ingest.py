@@ -93,7 +93,7 @@ def registry():
             self.wfile.write(body)
 
         def log_message(self, *_):
-            """Nobody reads it."""
+            """Discard the access log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,9 +1,9 @@
 """How long the pipeline's commands take on a large cluster, from ZooKeeper to the last file.
 
 Run with `python -m bench.pipeline_commands [PARTITIONS]` from the root of the repository. A cluster
-of so many partitions with three replicas each, on 100 brokers in 10 racks, is put into a ZooKeeper
-of its own. The commands run one after another in one Spark session, so that its start is not
-counted but shown by itself.
+of PARTITIONS partitions with three replicas each, on 100 brokers in 10 racks, is put into a
+ZooKeeper of its own. The commands run one after another in one Spark session, so that its start is
+not counted but shown by itself.
 """
 
 import asyncio

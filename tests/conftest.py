@@ -32,7 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 class SparkInOneProcess(LoadScopeScheduling):
-    """Test by test to whoever is free; but a second Spark would cost a minute of everybody's."""
+    """Give tests to idle workers, but all Spark tests to one: Spark takes long to start."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/pipeline/") else nodeid

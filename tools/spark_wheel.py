@@ -32,7 +32,7 @@ DEPENDENCIES: Final = (
 )
 #: Imported only to take certificates out of PKCS12 and JKS files.
 OPTIONAL: Final = frozenset({"cryptography"})
-#: These name modules that are loaded when somebody asks for them, and that is somebody else.
+#: These name modules that they load only on request of commands outside of this wheel.
 _LAZY: Final = frozenset({SOURCE / "klamm" / "__init__.py", SOURCE / "klamm/pipeline/__init__.py"})
 _PROJECT: Final = """\
 [build-system]

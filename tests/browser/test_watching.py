@@ -1,4 +1,4 @@
-"""What somebody sees who watches while the cluster changes."""
+"""What the pages show while the cluster changes."""
 
 import json
 from collections.abc import Mapping

@@ -158,7 +158,7 @@ def reordered(history: History) -> Iterator[Violation]:
 
 
 def epochs_gone_back(history: History) -> Iterator[Violation]:
-    """Leader epochs grow with offsets: whoever wrote later, was elected later."""
+    """Leader epochs grow with offsets: a later record has the same or a later leader."""
     rows = sorted((row for row in history.kept if row.epoch is not None), key=_where)
     for before, after in pairwise(rows):
         if _name(before) == _name(after) and (before.epoch or 0) > (after.epoch or 0):

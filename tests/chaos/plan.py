@@ -58,7 +58,7 @@ class Plan:
 
 
 def make_plan(seed: int, seconds: float, brokers: int = 3, zookeepers: int = 1) -> Plan:
-    """The plan of a run that lasts about so long; how long recoveries take is not in it."""
+    """The plan of a run of about this duration, without the time that recoveries take."""
     chance = random.Random(f"faults {seed} {brokers} {zookeepers}")
     faults = _fill(chance, seconds, _PAUSES_S, lambda: _fault(chance, brokers, zookeepers))
     other = random.Random(f"actions {seed}")
@@ -158,5 +158,5 @@ def _fault(chance: random.Random, brokers: int, zookeepers: int) -> Step:
 
 def _action(chance: random.Random) -> Step:
     (what,) = chance.choices(list(_ACTIONS), list(_ACTIONS.values()))
-    # Which topic, partition or member is meant: whoever carries it out takes it modulo.
+    # Chooses the topic, partition or member: it is taken modulo their number.
     return Step(what, str(chance.randrange(10_000)))

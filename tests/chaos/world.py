@@ -168,7 +168,7 @@ class World:
             self.part(name, f"ZooKeeper {number}", silently=silently, one_way=True)
 
     def limit_files(self, broker: int, size: int) -> None:
-        """Let no file of a broker grow beyond so many bytes; its candidate is not concerned."""
+        """Limit the file size of a broker's process, not of its controller's process."""
         pid = self.brokers[broker].pid
         if pid is not None:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -194,7 +194,7 @@ class World:
     # What it is like
 
     def controller(self) -> int | None:
-        """Who is controller; None also if nobody can say."""
+        """The controller's id; None also if no ZooKeeper can be reached."""
         try:
             return self._zookeeper_reader.controller()
         except (KlammError, TimeoutError):

@@ -63,7 +63,7 @@ def test_every_command_explains_itself_with_an_example_that_it_would_accept(
 
 
 def test_the_shell_can_be_taught_to_complete():
-    # The shell is named: whoever runs the tests need not be one.
+    # The shell is named, since the tests may not run below a shell.
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     shown = run_process("--show-completion", "bash", environment=named)
     assert shown.code == 0

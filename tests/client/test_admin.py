@@ -197,7 +197,7 @@ def test_a_controller_that_hangs_is_left_when_another_has_its_role():
     controller = [1]
 
     def metadata(_: Any) -> dict[str, Any]:
-        controller.append(2)  # whoever asks again hears of another
+        controller.append(2)  # the next question is answered with another controller
         return {
             "brokers": [
                 {"node_id": number, "host": "127.0.0.1", "port": each.port, "rack": None}

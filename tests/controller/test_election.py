@@ -1,4 +1,4 @@
-"""Who is controller, with real nodes on a real ZooKeeper (section 3)."""
+"""The election of the controller, with real nodes on a real ZooKeeper (section 3)."""
 
 import json
 import os

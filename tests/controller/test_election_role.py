@@ -82,7 +82,7 @@ def test_whatever_else_is_found_after_a_lost_transaction_is_a_lost_election(what
 
 
 async def fail_at(node: Node, meanwhile: Any) -> None:
-    """Taking office fails when the topics are read; `meanwhile` happens just before."""
+    """Make the failover fail when it reads the topics; run `meanwhile` just before."""
     children = node.store.children
     failed = asyncio.Event()
 

@@ -81,7 +81,7 @@ class Diary:
 
 @pytest.mark.rule("EVT-1", "EVT-2", "ELEC-8", "FAILOVER-2", "FAILOVER-3", "FAILOVER-10")
 def test_one_event_is_handled_to_its_end_before_the_next_begins(tmp_path: Path):
-    """Taking office reads a lot; what changes meanwhile waits, and none of it is lost."""
+    """A failover reads much; changes that happen meanwhile wait in the queue, and none is lost."""
 
     async def scenario(node: Node) -> None:
         diary = Diary()

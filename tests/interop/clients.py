@@ -83,7 +83,7 @@ def produce(
 
 
 def consume(bootstrap: str, topic: str, group: str, count: int, **more: Any) -> list[bytes]:
-    """Read so many records as a member of a group, and commit."""
+    """Read `count` records as a member of a group, and commit."""
     consumer = Consumer(
         settings(bootstrap, group_id=group, auto_offset_reset="earliest", **more)
         | {"enable.auto.commit": False}
@@ -178,7 +178,7 @@ def traffic(bootstrap: str, topic: str, rate: int = 200) -> Iterator[Traffic]:
 
 
 def progress(seen: Traffic, records: int = 100) -> None:
-    """Wait until so many more records were written and read."""
+    """Wait until `count` more records were written and read."""
     written, read = len(seen.acknowledged), len(seen.read)
     wait_until(lambda: len(seen.acknowledged) >= written + records, "progress", PATIENCE_S)
     wait_until(lambda: len(seen.read) >= read + records, "progress of the reader", PATIENCE_S)

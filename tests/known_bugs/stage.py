@@ -45,7 +45,7 @@ class Stage(Lab):
 
     @contextlib.contextmanager
     def nobody_in_office(self) -> Iterator[None]:
-        """The role is somebody's who does not exist, until the block ends."""
+        """Make a broker that does not exist controller, until the block ends."""
         holder = self.holder()
         taken = {"version": 2, "brokerid": NOBODY_HERE, "timestamp": "1"}
         self.zk.set("/controller", json.dumps(taken).encode())

@@ -32,7 +32,7 @@ def elect_preferred(world: World) -> int:
 
 
 def rests_on(world: World, *replicas: int) -> bool:
-    """Nothing moves, nobody is missing, and everybody has heard of it."""
+    """No reassignment is under way, every replica is in sync, and every broker knows it."""
     state = world.state("t")
     assert state is not None
     topic = world.topic("t")

@@ -1,4 +1,4 @@
-"""Znodes that somebody began to write, or wrote far too much into."""
+"""Znodes that are half written or far too large."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Requests are put aside as rows, and summed up when there are many or when somebody looks."""
+"""Requests are kept as rows, and summed up when there are many or when metrics are read."""
 
 import pytest
 

@@ -20,7 +20,7 @@ PING = struct.pack(">i", 4) + b"ping"
 
 class NoMeter:
     def note(self, unsent: object) -> None:
-        """Nobody looks."""
+        """Ignore the measurement."""
 
 
 def echo(connection: object, frame: memoryview) -> tuple[list[bytes], NoMeter, tuple[()]]:

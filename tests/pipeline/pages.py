@@ -36,7 +36,7 @@ class Page(HTMLParser):
 
 
 def network_references(text: str) -> list[str]:
-    """Whatever would make a browser ask somebody else."""
+    """References that would make a browser load something from another host."""
     page = Page(text)
     found = [
         f"<{tag} {name}={value}>"

@@ -53,7 +53,7 @@ class Load:
             self.acknowledged.append(int(message.value()))  # type: ignore[attr-defined]
 
     def wait_for_more(self, count: int = 50) -> None:
-        """Wait until so many more records have been acknowledged."""
+        """Wait until `count` more records have been acknowledged."""
         target = len(self.acknowledged) + count
         wait_until(lambda: len(self.acknowledged) >= target, f"{count} more records are acked")
 

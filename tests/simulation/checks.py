@@ -314,7 +314,7 @@ class Checks:
         return log
 
     def _check_in_sync(self, topic: str, partition: int, story: Story) -> None:
-        """Who is in the ISR has all that was acknowledged."""
+        """Every member of the ISR has all acknowledged records."""
         if topic in self.unclean_topics or not story.acknowledged_end:
             return
         for broker in story.isr:

@@ -49,7 +49,7 @@ _VERSIONS = {
 
 
 class Client:
-    """Somebody outside of the cluster, on a machine of its own."""
+    """A client outside of the cluster, on a machine of its own."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

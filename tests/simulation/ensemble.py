@@ -110,7 +110,7 @@ class SimulatedStore(MemoryStore):
     def __init__(self, ensemble: Ensemble, process: Process, session_timeout_ms: int) -> None:
         self.process = process
         self.silent_since: float | None = None
-        #: Set by whoever counts answers; there is nothing to count here.
+        #: Set by users of the connection that count responses; unused here.
         self.on_answer: Any = None
         self._ensemble = ensemble
         self._last_request_at = self._last_answer_at = 0.0

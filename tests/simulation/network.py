@@ -28,7 +28,7 @@ Note = Callable[[str, str, str], None]
 
 
 class Network:
-    """Who listens where, who is connected to whom, and who cannot reach whom."""
+    """Listeners, connections, and which machines are cut off from each other."""
 
     def __init__(self, chance: random.Random, note: Note) -> None:
         self.loop: SimulatedLoop
@@ -116,14 +116,14 @@ class Network:
         return [each for each in self._connections if each.nodes == pair]
 
     def forget(self, process: Process) -> None:
-        """A process has ended: its kernel says so to whoever is connected to it."""
+        """A process has ended: its kernel closes its connections."""
         for connection in list(self._connections):
             if connection.is_open and process in connection.processes:
                 connection.end_of(process)
         self._connections = [each for each in self._connections if each.is_open]
 
     def close(self) -> None:
-        """The history is over: nobody has to be told any more."""
+        """The history is over: drop all connections silently."""
         for connection in self._connections:
             for end in connection.ends:
                 end.is_closed = True

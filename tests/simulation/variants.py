@@ -1,7 +1,7 @@
 """klamm with one mistake at a time: if the simulation does not find these, it finds nothing.
 
 Each variant replaces one small piece of the real code while a history runs. `FOUND_WITHIN` is the
-promise: the simulation notices the mistake in one of so many seeds, counted from 1.
+promise: the simulation finds the mistake within a number of seeds, counted from 1.
 """
 
 import asyncio
@@ -130,7 +130,7 @@ def _always_unclean() -> Iterator[None]:
 
 @variant("takes the last replica out of an ISR", 20)
 def _empties_isr() -> Iterator[None]:
-    """Nobody is left who is known to have everything."""
+    """No replica is left that is known to have all records."""
 
     def shrink(leader: Any, isr: Any, broker: int) -> IsrRemovals:
         is_broker = isr == broker
@@ -219,7 +219,7 @@ def _acks_early() -> Iterator[None]:
 
 @variant("lets a follower join before it has caught up", 20)
 def _joins_early() -> Iterator[None]:
-    """Whoever fetches is in sync."""
+    """Every follower that fetches counts as in sync."""
 
     def expand(self: Partition, replica_id: int, follower: Any) -> Any:
         if self.pending or replica_id in self.isr or not self.log:

@@ -254,7 +254,7 @@ class Admin:
         try:
             return find() != broker
         except (KafkaError, UnavailableError):
-            return False  # nobody knows at the moment
+            return False  # no broker knows at the moment
 
     def _broker(self, broker: int, role: str) -> LiveBroker:
         found = self._brokers.get(broker)

@@ -1,4 +1,4 @@
-"""Transactions: which there are, what they hold, and which of them nobody will ever end."""
+"""Transactions: list them, describe them, and find hanging ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

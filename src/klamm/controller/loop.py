@@ -37,7 +37,7 @@ from klamm.zookeeper.store import (
     WatchEvent,
 )
 
-#: Principal and address of whoever sent the request at hand; empty if nobody knows.
+#: Principal and address of the client that sent the current request; empty if unknown.
 REQUESTER: Final[ContextVar[str]] = ContextVar("requester", default="")
 
 log = logging.getLogger("klamm.controller")

@@ -44,8 +44,8 @@ RECOVERING: Final = 1
 class Elections:
     """What came of electing, row by row."""
 
-    leader: I32  # NO_BROKER where nobody could be chosen
-    isr: I32  # as it was where nobody could be chosen
+    leader: I32  # NO_BROKER where no replica could be elected
+    isr: I32  # unchanged where no replica could be elected
     outcome: I8
     recovery: I8
     recipients: Mask  # the slots of the scanned replicas that are to hear of the result

@@ -19,7 +19,7 @@ ISR_CHANGED: Final = "isr_changed"
 EPOCH_RAISED: Final = "epoch_raised"
 
 
-#: In a cause, between the request and whoever sent it.
+#: In a cause, the separator between the request and the principal that sent it.
 ASKED_BY: Final = ", asked by "
 
 

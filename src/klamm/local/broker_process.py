@@ -119,7 +119,7 @@ class BrokerProcess:
         return last_words(self.log)
 
     def _stands_still(self) -> bool:
-        """Whether somebody else has sent SIGSTOP; False where the system does not tell."""
+        """Whether the process is stopped by SIGSTOP; False where the system does not tell."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:

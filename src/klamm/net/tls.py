@@ -161,7 +161,7 @@ def _load_trusted(context: ssl.SSLContext, store: StoreSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CertificateNames:
-    """Whom a certificate is for."""
+    """The subject of a certificate."""
 
     subject: str
     names: frozenset[str]

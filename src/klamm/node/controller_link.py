@@ -176,7 +176,7 @@ class ControllerLink:
 
         UnavailableError if it does not respond.
 
-        `requester` says who asks, for the history; empty for clients that nobody knows.
+        `requester` says who asks, for the history; empty for clients that did not authenticate.
         """
         who = requester.encode()
         body = REQUESTER_SIZE.pack(len(who)) + who + bytes(frame)

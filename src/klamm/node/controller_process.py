@@ -159,7 +159,7 @@ class ControllerProcess:
         answer = b""
         (size,) = REQUESTER_SIZE.unpack_from(frame)
         start = REQUESTER_SIZE.size + size
-        # This coroutine is a task of its own, so that nobody else sees what is set here.
+        # This coroutine is a task of its own: the context variables set here stay in this task.
         REQUESTER.set(frame[REQUESTER_SIZE.size : start].decode())
         try:
             answer = await self._requests.handle(frame[start:])

@@ -1,4 +1,4 @@
-"""JoinGroup: who is let in, how long they wait, and what they are told."""
+"""JoinGroup: which members join, how long they wait, and what the response says."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Events find their procedure; who is not controller answers as it should."""
+"""Events find their procedure; a node that is not controller gives the right errors."""
 
 from dataclasses import fields
 from typing import Any

@@ -47,7 +47,7 @@ def moving(by_znode: bool = False) -> World:
 
 
 def strayed() -> World:
-    """1 was away for a moment; nobody has given its leadership back."""
+    """Broker 1 was away for a moment and has not got its leadership back."""
     world = steady([1, 2, 3], T)
     world.bounce(1)
     world.settle()
@@ -175,7 +175,7 @@ def catch_up(world: World) -> None:
 
 
 def play(scenario: Scenario, crash_after: int | None) -> tuple[World, int]:
-    """Let it happen, with a crash after so many writes; says how many writes there were at all."""
+    """Run the event with a crash after `crash_after` writes, and return the number of writes."""
     world = scenario.begin()
     world.writes.clear()
     world.faults.crash_after = crash_after

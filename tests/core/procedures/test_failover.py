@@ -1,4 +1,4 @@
-"""Taking office."""
+"""Failover: a node becomes controller."""
 
 import pytest
 

@@ -286,7 +286,7 @@ class GroupCoordinator:
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
         error = self._check(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            return ErrorCode.NONE  # nobody has timed out yet, as far as we know
+            return ErrorCode.NONE  # no member has timed out yet, as far as this broker knows
         group = self._groups.get(request.group_id)
         if error or group is None:
             return error or ErrorCode.UNKNOWN_MEMBER_ID

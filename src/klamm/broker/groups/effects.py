@@ -1,6 +1,6 @@
 """What the coordinator wants done: responses to send and records to write.
 
-Whoever runs the coordinator carries effects out in the order in which they are given, and reports
+The service that runs the coordinator performs effects in their order, and reports
 the fate of each `Append` once, whatever its `acks`.
 """
 

@@ -108,7 +108,7 @@ class GroupMetadata:
     state: GroupState = GroupState.EMPTY
     state_since_ms: int | None = None  # None: loaded from a record that did not know
     generation: int = 0
-    protocol_type: str | None = None  # None: nobody ever joined, only offsets are kept
+    protocol_type: str | None = None  # None: no member ever joined, the group only has offsets
     protocol: str | None = None
     leader: str | None = None
     members: dict[str, MemberMetadata] = field(default_factory=dict)

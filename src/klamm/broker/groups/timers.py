@@ -11,9 +11,9 @@ class TimerKind(enum.Enum):
 
     SESSION = enum.auto()  # a member has been silent for too long
     PENDING_MEMBER = enum.auto()  # a member id was handed out and never used
-    JOIN = enum.auto()  # the join phase ends, whoever is missing
+    JOIN = enum.auto()  # the join phase ends, even if members are missing
     SYNC = enum.auto()  # members that did not fetch their assignment are given up
-    RETENTION = enum.auto()  # offsets that nobody needs any more are dropped
+    RETENTION = enum.auto()  # expired offsets are dropped
 
 
 class GroupTimer(NamedTuple):

@@ -23,7 +23,7 @@ class ByteQuotas(Protocol):
 
 
 class _NoQuotas:
-    """Nobody waits."""
+    """No quota: do not wait."""
 
     def produce_ms(self, call: Call) -> int:
         return 0

@@ -19,7 +19,7 @@ _WRITE_OVER: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class OpenFile:
-    """A file descriptor that is closed when nobody refers to this object any more.
+    """A file descriptor that is closed when this object is garbage-collected.
 
     A segment may be deleted, or an index sealed, while a response still sends from its file. The
     file stays open while this object is referenced, so keep the object as long as `fd` is in use.

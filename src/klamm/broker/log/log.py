@@ -602,7 +602,7 @@ class Log:
         """Flush, and write the files that a start after a clean shutdown expects."""
         with self._lock, self._storage():
             end = self.end_offset
-            # Of a log that nobody has written to since, there is one.
+            # A log without writes since then has one.
             needs_snapshot = end > 0 and end not in self.producers.snapshots()
             if needs_snapshot:
                 self.producers.take_snapshot(end)

@@ -129,7 +129,7 @@ class AclStore:
     async def _write(
         self, pattern: ResourcePattern, wanted: Iterable[AccessControlEntry], version: int | None
     ) -> bool:
-        """Write if nobody else did meanwhile; whether it was written."""
+        """Write unless the znode has changed meanwhile; return whether it was written."""
         path = acl_znodes.acl_path(pattern)
         entries = frozenset(wanted)
         try:

@@ -107,7 +107,7 @@ class Authentication:
     def check_tls(
         self, listener: str, old: TlsSettings, new: TlsSettings, *, dn: bool, san: bool
     ) -> None:
-        """Refuse stores that cannot be used, or whose certificate is somebody else's (SEC-17).
+        """Refuse stores that cannot be used, or whose certificate has another subject (SEC-17).
 
         `dn` and `san` allow another subject and other names.
         """

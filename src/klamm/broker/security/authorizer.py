@@ -51,7 +51,7 @@ class _Entries:
                 self.masks[key] = denied | _denied_bits(entry.operation), allowed
 
     def judge(self, principal: str, host: str) -> tuple[int, int]:
-        """The operations denied to and allowed to somebody."""
+        """The operations denied and allowed to a principal."""
         denied = allowed = 0
         get = self.masks.get
         for key in (
@@ -108,7 +108,7 @@ class Explanation:
     is_allowed: bool
     reason: str
     deciding: tuple[AclBinding, ...] = ()
-    #: Every ACL on a pattern that covers the resource, whoever it is about.
+    #: Every ACL on a pattern that covers the resource, for all principals.
     considered: tuple[AclBinding, ...] = ()
 
 
@@ -234,7 +234,7 @@ class AclAuthorizer:
     def authorized_operations(
         self, principal: str, host: str, type_: ResourceType, name: str
     ) -> int:
-        """The operations that somebody may do to a resource, as the bits that answers carry."""
+        """The operations that a principal may do on a resource, as responses' bit field."""
         return operation_bits(
             {
                 operation

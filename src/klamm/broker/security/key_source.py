@@ -62,7 +62,7 @@ class KeySource:
 
     async def _refresh_forever(self) -> None:
         while True:
-            # Without any key nobody can log in, so the next attempt comes soon.
+            # Without any key no client can authenticate, so the next attempt comes soon.
             await asyncio.sleep(self._refresh_s if self._keys else min(10.0, self._refresh_s))
             with contextlib.suppress(UnavailableError):
                 await self._refresh()

@@ -1,4 +1,4 @@
-"""Quotas on requests: what is counted for whom, and for how long a connection is muted (SEC-11).
+"""Quotas on requests: what is counted for a client, and how long a connection is muted (SEC-11).
 
 The answer tells the client and leaves at once; then nothing is read from the connection for that
 time. Followers are exempt. Without any quota nothing is counted.

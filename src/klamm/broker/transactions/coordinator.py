@@ -194,7 +194,7 @@ class TransactionCoordinator:
     # Requests
 
     def init_producer_id(self, ticket: Ticket, request: InitRequest, now_ms: int) -> list[Effect]:
-        """Give the producer of an id its epoch, and fence whoever had it before (TXN-3)."""
+        """Give the producer of an id its epoch, and fence its previous producer (TXN-3)."""
         found = self._check_timeout(request) or self._find(request.transactional_id)
         if isinstance(found, ErrorCode):
             return self._refuse(ticket, InitResponse(error=found))

@@ -64,7 +64,7 @@ class MarkerWriter:
             for marker, name in appended:
                 results[marker.producer_id][name] = committed[name]
                 if not committed[name] and name.topic == CONSUMER_OFFSETS:
-                    # Before the response: whoever knows of the commit finds its offsets.
+                    # Before the response: a client that has seen the commit finds its offsets.
                     self._end_offsets(name.partition, marker.producer_id, marker.is_commit)
         return results
 

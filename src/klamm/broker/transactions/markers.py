@@ -2,7 +2,7 @@
 
 There is one request in flight to each broker, for all transactions that wait for it. A marker that
 could not be written is located and sent again after a pause; a partition that no longer exists is
-reported as written, since nobody can read it.
+reported as written, since its records cannot be read any more.
 """
 
 from collections.abc import Callable, Collection, Mapping

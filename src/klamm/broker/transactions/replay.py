@@ -20,7 +20,7 @@ class TransactionReplay:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch  # of the leader on whose behalf the log is read
         self.ignored = 0  # records that could not be read
-        #: Set once the partition has moved on: nobody wants the rest.
+        #: Set once the partition has another leader: the rest of the load is dropped.
         self.is_abandoned = False
         self.transactions: dict[str, Transaction] = {}
         #: Undecoded values: most of them are replaced by a later one.

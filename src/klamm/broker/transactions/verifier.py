@@ -1,8 +1,8 @@
 """Asks transaction coordinators, for the leaders of partitions, whether a transaction is open.
 
-A batch that nobody ends would stop readers of committed data for good. So the first batch of a
-transaction on a partition is accepted only if the coordinator knows that the partition is in the
-transaction (TXN-12).
+A transaction without an end marker would stop readers of committed data for good. So
+the first batch of a transaction on a partition is accepted only if the coordinator knows that the
+partition is in the transaction (TXN-12).
 """
 
 import asyncio

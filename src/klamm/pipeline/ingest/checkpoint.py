@@ -23,7 +23,7 @@ _QUERY: Final = "query.json"
 _SCHEMA: Final = "schema"
 _BATCHES: Final = "batches"
 _PREPARED: Final = "prepared"
-#: So many batches are kept for people who want to know what happened.
+#: The number of finished batches that the checkpoint keeps, for diagnosis.
 _KEPT: Final = 100
 
 

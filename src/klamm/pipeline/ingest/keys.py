@@ -54,7 +54,7 @@ class ChangeMaker:
     key: tuple[str, ...]
     #: Where change files wait for being merged.
     folder: Location
-    #: Change files are divided by so many bits of the keys' hashes.
+    #: The number of bits of the keys' hashes by which change files are divided.
     bits: int
     #: Whether rows are the records themselves, with their key as a column.
     is_raw: bool = False

@@ -1,7 +1,7 @@
 """A client of a Confluent-compatible schema registry.
 
 Only the driver asks it. What an id stands for never changes, so each id is asked for once, and the
-checkpoint keeps the answer: a registry that is down stops nobody who has met its schemas before.
+checkpoint keeps the answer: a run that has met all schemas before does not need the registry.
 """
 
 import base64

@@ -44,11 +44,11 @@ from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind
 from klamm.pipeline.source.reader import TopicStreamReader
 
-#: So many records of the beginning and of the end of each partition are looked at for a schema.
+#: A schema is inferred from this many records at each end of each partition.
 _SAMPLE: Final = 1000
-#: On the way, files are compacted when so many are to be merged.
+#: Between batches, files are compacted when at least this many can be merged.
 _SMALL_FILES: Final = 16
-#: Old versions are deleted after so many batches, and at the end.
+#: Old versions are deleted once per this many batches, and at the end.
 _EXPIRE_EVERY: Final = 50
 _CONFLICTS_MAX: Final = 5
 #: Fewer records than this are not worth a second task, and a second file.

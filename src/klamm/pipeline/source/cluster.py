@@ -179,7 +179,7 @@ class Cluster:
         }
 
     def commit(self, group: str, offsets: Offsets) -> None:
-        """Note how far a group has read, for tools that show lag; nobody joins the group."""
+        """Commit offsets for a group, for tools that show lag, without joining the group."""
         places = [ClientPartition(*each, offset) for each, offset in offsets.items()]
         asked = [ConsumerGroupTopicPartitions(group, places)]
 

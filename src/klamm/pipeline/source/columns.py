@@ -320,7 +320,7 @@ def _bits(mask: npt.NDArray[np.bool_]) -> Any:
 
 
 def _repeated(text: str, count: int) -> Any:
-    """The same string so many times."""
+    """An array of one string, repeated."""
     encoded = text.encode()
     if len(encoded) * count > _COLUMN_BYTES_MAX:
         raise RemoteProtocolError(f"{count} records in one batch are too many for Arrow")
@@ -405,7 +405,7 @@ def _header_lists(data: Bytes, buffer: Any, fields: _Fields) -> Any:
         raise RemoteProtocolError("a record announces a negative number of headers")
     first = np.zeros(len(count) + 1, np.int32)
     np.cumsum(count, out=first[1:])
-    # The n-th headers of all records that have so many, for one n after another.
+    # For n = 0, 1, ...: the n-th headers of all records that have more than n headers.
     key_start, key_size, value_start, value_size = np.empty((4, first[-1]), np.int64)
     at = fields.headers_start.copy()
     rows = np.flatnonzero(count > 0)

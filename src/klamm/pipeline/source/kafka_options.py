@@ -96,7 +96,7 @@ def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) ->
     config = {
         **_DEFAULTS,
         **_CONSUMER_DEFAULTS,
-        # Nobody joins a group, but a cluster may grant reading to groups of certain names only.
+        # The source joins no group, but ACLs may allow reading to groups of certain names only.
         # As in Spark, a name goes before a prefix. The same settings give the same name, so that
         # a worker can keep its consumer from one micro-batch to the next.
         "group.id": f"{prefix}-{uuid.uuid5(_NAMESPACE, repr(sorted(config.items())))}",

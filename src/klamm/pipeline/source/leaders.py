@@ -32,13 +32,13 @@ class TopicLeaders:
 
     #: None where the cluster has no ids.
     topic_id: uuid.UUID | None
-    #: By partition: the broker's id and address. A partition that nobody leads is not there.
+    #: By partition: the broker's id and address. A partition without a leader has no entry.
     leaders: Mapping[int, tuple[int, Address]]
     heard_at: float
 
 
 class Leaders:
-    """The brokers of one cluster, for whoever reads from it."""
+    """The brokers of one cluster, and which of them leads each partition."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self._kafka = kafka
@@ -106,7 +106,7 @@ class Leaders:
         return link
 
     def drop(self, address: Address) -> None:
-        """Close a connection that failed, or that has an answer nobody waits for."""
+        """Close a connection that failed, or whose pending response is no longer wanted."""
         link = self._links.pop(address, None)
         if link is not None:
             link.close()

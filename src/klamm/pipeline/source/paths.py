@@ -15,7 +15,7 @@ HONOURED: Final = frozenset(
     {"bootstrap.servers", "check.crcs", "client.id", "fetch.max.bytes", "fetch.wait.max.ms"}
     | {"fetch.min.bytes", "isolation.level", "max.partition.fetch.bytes", "socket.timeout.ms"}
 )
-#: Of no consequence where nobody joins a group, and nothing is read but what was asked for.
+#: Settings without effect here: the source joins no group and reads given ranges.
 _WITHOUT_EFFECT: Final = frozenset(
     {"allow.auto.create.topics", "auto.offset.reset", "enable.auto.commit", "group.id"}
     | {"enable.auto.offset.store", "enable.partition.eof", "heartbeat.interval.ms", "log_level"}

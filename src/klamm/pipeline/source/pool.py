@@ -1,7 +1,7 @@
 """Clients that a Python worker keeps from one task to the next.
 
 Spark runs one task after another in a Python worker. What a task has connected is of use to the
-next one of the same settings, and is closed when nobody has used it for a while.
+next one of the same settings, and is closed when it has been idle for a while.
 """
 
 import threading
@@ -19,7 +19,7 @@ IDLE_S: Final = 120.0
 
 
 class Pool(Generic[_T]):
-    """The clients of one process that nobody is using, by their settings.
+    """The idle clients of one process, by their settings.
 
     `is_sound` says whether a client can be used again, `close` lets go of one that is not needed.
     A pool belongs to one process: a worker is forked before it runs its first task.

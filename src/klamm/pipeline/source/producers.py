@@ -41,7 +41,7 @@ class KeptProducer:
         return self.failure is None and len(self.producer) == 0
 
     def close(self) -> None:
-        """Drop what is under way; librdkafka closes a producer that nobody refers to."""
+        """Drop what is under way; librdkafka closes a producer with its last reference."""
         self.producer.purge()
 
 

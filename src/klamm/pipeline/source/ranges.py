@@ -116,7 +116,7 @@ def _divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 
 
 def limit(start: Offsets, end: Offsets, max_offsets: int) -> dict[TopicPartition, int]:
-    """An end that is at most so many offsets away, each partition getting its proportion.
+    """Limit the end to this many offsets in all, each partition getting its proportion.
 
     A partition with little to read still gets one offset, so that it is not starved.
     """

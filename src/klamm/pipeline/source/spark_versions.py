@@ -5,7 +5,7 @@
 | 4.0 | filters that are pushed down; streams that are written as Arrow |
 | 4.0, 4.1 | limits of a micro-batch, and Trigger.AvailableNow in more than one batch |
 
-Where a version lacks a class, there is one of the same name here that nobody else knows.
+Where a version lacks a class, this module defines one of the same name.
 """
 
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ else:
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """At most so many offsets."""
+        """At most this many offsets."""
 
         max_rows: int
 
     @dataclass
     class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
-        """At least so many offsets, or none."""
+        """At least this many offsets, or none."""
 
         min_rows: int
 

@@ -293,7 +293,7 @@ _SENDERS: Final[OrderedDict[str, Sender]] = OrderedDict()
 
 
 def _sender(options: WriteOptions, name: str) -> Sender:
-    """A producer that no older attempt can get past: a new one, or one that nobody has fenced."""
+    """A producer that fences all older attempts: a new one, or one that was not fenced."""
     key = _key(options, name)
     sender = _SENDERS.get(key)
     if sender is None:

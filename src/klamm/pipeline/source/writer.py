@@ -48,7 +48,7 @@ _POLL_S: Final = 0.05
 
 
 class DeliveryError(KlammError):
-    """A broker did not take a record, or nobody could be reached to take it."""
+    """A broker refused a record, or no broker could be reached."""
 
     def __init__(self, text: str, reason: KafkaError | None = None) -> None:
         super().__init__(text)

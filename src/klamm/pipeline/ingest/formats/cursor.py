@@ -86,7 +86,7 @@ class ColumnCursor:
         return np.where(self.is_bad, 0, found).astype(np.uint8)
 
     def fixed(self, size: int) -> U8:
-        """So many bytes of each row, as a matrix."""
+        """The next bytes of each row, as a matrix."""
         self._need(size)
         if not len(self):
             return np.zeros((0, size), np.uint8)

@@ -25,7 +25,7 @@ from klamm.pipeline.ingest.tables.table import Commit, CommitConflictError
 
 MANIFEST: Final = "_manifest"
 _INTENT: Final = "replacing-"
-#: Every so many versions one lists all files, so that opening a folder reads few versions.
+#: One version in this many lists all files, so that opening a folder reads few versions.
 _WHOLE_EVERY: Final = 20
 
 

@@ -95,7 +95,7 @@ def create_table(
 
 
 def _implementation(target: TableTarget) -> Any:
-    # Each kind imports a library of the extra, and nobody needs all of them.
+    # Each kind imports its own library of the extra, only when that kind is used.
     match target.kind:
         case "delta":
             need("deltalake", "A Delta table")

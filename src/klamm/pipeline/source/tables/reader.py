@@ -20,7 +20,7 @@ from klamm.pipeline.source.telling import plainly
 if TYPE_CHECKING:
     from klamm.client.admin import Admin
 
-#: One Metadata answer about so many partitions is decoded in about a second.
+#: A Metadata response about this many partitions is decoded in about a second.
 _PARTITIONS_PER_TASK: Final = 50_000
 _TOPICS_PER_TASK: Final = 1_000
 
