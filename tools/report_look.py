@@ -195,6 +195,7 @@ def make_pages() -> list[Path]:
     sys.path.insert(0, str(ROOT))
     from klamm.pipeline.history.folder import SpoolInput, write_tables
     from klamm.pipeline.history.report import write_report
+    from klamm.pipeline.output import output_folder
     from klamm.pipeline.planner.output import write_plan
     from klamm.pipeline.planner.planner import Demands, make_plan
     from klamm.pipeline.planner.waves import default_limit, make_waves
@@ -226,7 +227,8 @@ def make_pages() -> list[Path]:
         demands = Demands(add=(6, 7), racks={6: "rack-0", 7: "rack-1"})
         planned = make_plan(snapshot.partitions, RACKS, demands)
         waves = make_waves(planned, default_limit(planned))
-        write_plan(Path(folder, "plan", "plan.json"), snapshot.partitions, planned, waves)
+        plan = output_folder(spark, f"{folder}/plan/plan.json")
+        write_plan(plan, snapshot.partitions, planned, waves)
         shutil.copyfile(Path(folder, "plan", "summary.html"), pages[2])
     return pages
 

@@ -10,12 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from klamm.client.admin import Admin
 from klamm.client.reassignments import decode_plan
 from klamm.client.topics import NewTopic, create
 from klamm.errors import KlammError
 from klamm.local.network import free_ports
+from klamm.pipeline.output import output_folder
 from klamm.pipeline.planner.output import write_plan
 from klamm.pipeline.planner.planner import make_plan
 from klamm.pipeline.planner.waves import make_waves
@@ -120,6 +122,7 @@ def test_a_snapshot_is_taken_with_the_admin_protocol_alone(snapshot: Snapshot):
 
 
 def test_kafkas_own_tool_carries_a_plan_out_and_would_have_moved_more(
+    spark: SparkSession,
     bootstrap: str,
     snapshot: Snapshot,
     kafka_libs: Path,
@@ -128,7 +131,9 @@ def test_kafkas_own_tool_carries_a_plan_out_and_would_have_moved_more(
     planned = make_plan(snapshot.partitions, RACKS)
     assert planned.replicas_moved == planned.bound.replicas > 0
     waves = make_waves(planned, limit=10)
-    write_plan(tmp_path / "plan.json", snapshot.partitions, planned, waves)
+    write_plan(
+        output_folder(spark, str(tmp_path / "plan.json")), snapshot.partitions, planned, waves
+    )
     tools = Tools(kafka_libs, tmp_path, bootstrap)
 
     topics = tools.file({"version": 1, "topics": [{"topic": "orders"}]})

@@ -10,7 +10,6 @@ import typer
 
 from klamm.cli.options import CommandConfig, broker_ids, security_of, settings
 from klamm.cli.render import say, show_json, stdout, table
-from klamm.errors import ConfigError
 
 Master = Annotated[
     str | None,
@@ -44,6 +43,7 @@ def snapshot(
     """
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
+    from klamm.pipeline.output import output_folder
     from klamm.pipeline.session import LITTLE_BYTES, spark_session
     from klamm.pipeline.snapshot.admin import snapshot_from_brokers
     from klamm.pipeline.snapshot.snapshot import write_snapshot
@@ -57,7 +57,7 @@ def snapshot(
             bootstrap_server, with_sizes=sizes, tell=say, security=security_of(command_config)
         )
     with spark_session(master, little=taken.partitions.nbytes <= LITTLE_BYTES) as spark:
-        write_snapshot(spark, taken, out)
+        write_snapshot(spark, taken, str(output_folder(spark, out)))
     if as_json:
         show_json(taken.summary() | {"out": out})
         return
@@ -98,6 +98,7 @@ def whatif(
     if set_ is not None and kind == "brokers":
         broker_ids(what, option)
 
+    from klamm.pipeline.output import output_folder
     from klamm.pipeline.session import are_little, spark_session
     from klamm.pipeline.snapshot.snapshot import read_snapshot
     from klamm.pipeline.whatif.frames import play_through, write_answer
@@ -105,6 +106,7 @@ def whatif(
     from klamm.pipeline.whatif.whatif import broker_failures, named_failure, rack_failures
 
     with spark_session(master, little=are_little([Path(snapshot)])) as spark:
+        folder = output_folder(spark, out)
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks()
         if set_ is not None:
@@ -120,8 +122,8 @@ def whatif(
         for warning in warnings:
             say(warning)
         answer = play_through(frames, failures)
-        written = write_answer(answer, out)
-        _write_beside(Path(out) / "report.html", render_report(written, warnings))
+        written = write_answer(answer, str(folder))
+        (folder / "report.html").write(render_report(written, warnings).encode())
         ranked = written.scenarios.orderBy("rank")
         if as_json:
             show_json([row.asDict() for row in ranked.collect()])
@@ -134,7 +136,7 @@ def whatif(
 
 def plan(
     snapshot: SnapshotDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the whole plan.")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="The file for the whole plan.")],
     add_brokers: Annotated[
         str | None, typer.Option(metavar="IDS", help="Ids of brokers that get replicas, as in 7,8.")
     ] = None,
@@ -181,6 +183,7 @@ def plan(
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
+    from klamm.pipeline.output import output_folder
     from klamm.pipeline.planner.frames import (
         ordered_partitions,
         read_capacities,
@@ -208,14 +211,15 @@ def plan(
     )
     given_sizes = None if sizes is None else read_sizes(sizes)
     with spark_session(master, little=are_little([Path(snapshot)])) as spark:
+        file = output_folder(spark, out)
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks()
         partitions = ordered_partitions(frames)
-    if given_sizes is not None:
-        partitions = with_sizes(partitions, given_sizes)
-    planned = make_plan(partitions, racks, demands)
-    waves = make_waves(planned, wave_moves or default_limit(planned))
-    write_plan(out, partitions, planned, waves)
+        if given_sizes is not None:
+            partitions = with_sizes(partitions, given_sizes)
+        planned = make_plan(partitions, racks, demands)
+        waves = make_waves(planned, wave_moves or default_limit(planned))
+        write_plan(file, partitions, planned, waves)
     for note in planned.notes:
         say(note)
     summary = summarise(planned, len(waves))
@@ -227,11 +231,3 @@ def plan(
             typer.echo(f"{what} moved: {moved:,} (at least {summary[f'lower_bound_{what}']:,})")
     typer.echo(f"at least that much, because {planned.bound.reason}")
     say(f"{len(planned.changed):,} partitions in {len(waves)} waves are in {out} and beside it.")
-
-
-def _write_beside(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None

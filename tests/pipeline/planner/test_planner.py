@@ -16,6 +16,7 @@ from klamm.core.columns import padded, unpad
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
 from klamm.pipeline.arrow import rows_to_arrow
+from klamm.pipeline.output import output_folder
 from klamm.pipeline.planner.frames import read_capacities, read_sizes, with_sizes
 from klamm.pipeline.planner.output import summarise, write_plan
 from klamm.pipeline.planner.planner import Capacity, Demands, ImpossibleError, Planned, make_plan
@@ -277,14 +278,14 @@ def test_waves_hold_all_moves_and_keep_the_limit():
         assert max(touched.values(), default=0) <= 25
 
 
-def test_the_files_are_what_kafkas_tool_takes(tmp_path: Path):
+def test_the_files_are_what_kafkas_tool_takes(spark, tmp_path: Path):
     table = table_of(spread(), SIZES)
     planned = make_plan(table, RACKS, Demands(remove=(3,)))
     waves = make_waves(planned, limit=50)
     stale = tmp_path / "waves" / "999.json"
     stale.parent.mkdir()
     stale.write_text("{}")
-    write_plan(tmp_path / "plan.json", table, planned, waves)
+    write_plan(output_folder(spark, str(tmp_path / "plan.json")), table, planned, waves)
     whole = decode_plan((tmp_path / "plan.json").read_bytes(), "plan")
     assert len(whole) == len(planned.changed)
     in_waves = [plan for _, plan in read_waves(tmp_path / "waves")]

@@ -1,8 +1,6 @@
 """Write a plan: reassignments in Kafka's JSON, and a summary as JSON and HTML."""
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,27 +8,25 @@ import orjson
 import pyarrow as pa
 
 from klamm.core.columns import I32, I64, NO_BROKER
-from klamm.errors import ConfigError
+from klamm.pipeline.output import OutputFolder
 from klamm.pipeline.planner.planner import Planned
 from klamm.pipeline.planner.report import render_summary
 
 
-def write_plan(out: Path, partitions: pa.Table, planned: Planned, waves: Sequence[I64]) -> None:
+def write_plan(
+    out: OutputFolder, partitions: pa.Table, planned: Planned, waves: Sequence[I64]
+) -> None:
     """Write the plan to `out`, and `waves/`, `summary.json` and `summary.html` beside it."""
     summary = summarise(planned, len(waves))
-    folder = out.parent / "waves"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(encode_moves(partitions, planned, planned.changed))
-        # Remove the waves of an earlier plan.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for number, rows in enumerate(waves, 1):
-            (folder / f"{number:03}.json").write_bytes(encode_moves(partitions, planned, rows))
-        (out.parent / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-        (out.parent / "summary.html").write_text(render_summary(summary), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}.") from None
+    beside = out.parent
+    out.write(encode_moves(partitions, planned, planned.changed))
+    # Remove the waves of an earlier plan.
+    (beside / "waves").delete()
+    (beside / "waves").make()
+    for number, rows in enumerate(waves, 1):
+        (beside / "waves" / f"{number:03}.json").write(encode_moves(partitions, planned, rows))
+    (beside / "summary.json").write(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    (beside / "summary.html").write(render_summary(summary).encode())
 
 
 def encode_moves(partitions: pa.Table, planned: Planned, rows: I64) -> bytes:
