@@ -114,7 +114,8 @@ class TestOnBrokers:
         assert not write_once(iter([rows(4)]), options, Place("q", 1, 0)).is_skipped
         assert committed(kafka, topic) == Counter([1, 2, 3, 4])
 
-    def test_a_task_that_dies_in_the_middle_leaves_nothing(self, kafka, topic):
+    @pytest.mark.parametrize("is_other_worker", [True, False])
+    def test_a_task_that_dies_in_the_middle_leaves_nothing(self, kafka, topic, is_other_worker):
         options, place = options_for(kafka, topic), Place("q", 0, 0)
 
         def dying():
@@ -123,11 +124,26 @@ class TestOnBrokers:
 
         with pytest.raises(RuntimeError):
             write_once(dying(), options, place)
-        fresh_worker()
+        if is_other_worker:
+            fresh_worker()
         write_once(iter([rows(1, 2, 3)]), options, place)
         assert committed(kafka, topic) == Counter([1, 2, 3])
 
-    def test_of_two_attempts_at_the_same_time_one_commits_and_both_succeed(self, kafka, topic):
+    @pytest.mark.parametrize("is_told", [True, False])
+    def test_of_two_attempts_at_the_same_time_one_commits_and_both_succeed(
+        self, kafka, topic, is_told, monkeypatch
+    ):
+        """Even if the client does not say why it ends, as it happens when callbacks meet."""
+        finish = sink.Sender.finish
+
+        def untold(sender):
+            try:
+                finish(sender)
+            except DeliveryError:
+                raise SystemError("returned NULL without setting an exception") from None
+
+        if not is_told:
+            monkeypatch.setattr(sink.Sender, "finish", untold)
         options, place = options_for(kafka, topic), Place("q", 5, 1)
         first_is_writing, second_is_done = threading.Event(), threading.Event()
         results = []

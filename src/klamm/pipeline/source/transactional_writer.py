@@ -172,6 +172,7 @@ def _write(
     fingerprint = Fingerprint()
     fingerprint.add(first)
     name = f"{options.kafka[TRANSACTIONAL_ID]}-{place.query}-{place.task}"
+    sender = None
     try:
         sender = _sender(options, name)
         # From here on no older attempt can commit, so what the ledger says stays true.
@@ -187,18 +188,24 @@ def _write(
         ledger.record(sender.producer, fingerprint)
         _commit(sender.producer)
     except (DeliveryError, KafkaException, SystemError) as error:
-        sent = _SENDERS.pop(_key(options, name), None)
         reason = _reason(error)
-        if reason is not None and (reason.fatal() or reason.code() in _FENCING):
-            # Another attempt has taken over; if it commits, this one is done as well.
+        if not _is_fencing(reason):
+            # Whether another attempt has taken over is known for sure by who tries to abort.
+            refused = _give_up(options, name, sender)
+            reason = refused if reason is None or _is_fencing(refused) else reason
+        if _is_fencing(reason):
+            _forget(options, name, sender)
+            # If the other attempt commits, this one is done as well.
             recorded = ledger.wait()
             if recorded is not None:
                 return _skip(batches, fingerprint, recorded, place, ledger)
-        elif sent is not None:
-            _abort(sent.producer)
         if isinstance(error, DeliveryError):
             raise
         raise DeliveryError(_told(reason, error)) from error
+    except Exception:
+        # The rows themselves failed. The worker may live on, and its next task begins anew.
+        _give_up(options, name, sender)
+        raise
     return WrittenOnce(fingerprint.rows, place, ledger.topic)
 
 
@@ -316,11 +323,24 @@ def _commit(producer: Producer) -> None:
     _retried(lambda: producer.commit_transaction(_REQUEST_S))
 
 
-def _abort(producer: Producer) -> None:
+def _give_up(options: WriteOptions, name: str, sender: Sender | None) -> KafkaError | None:
+    """Abort the transaction, and do not use its producer again; returns why it could not."""
+    if sender is None:
+        return None
+    _forget(options, name, sender)
     try:
-        _retried(lambda: producer.abort_transaction(_REQUEST_S))
-    except KafkaException:
-        return  # the next attempt's transactional id aborts it
+        _retried(lambda: sender.producer.abort_transaction(_REQUEST_S))
+    except KafkaException as error:
+        return _reason(error)  # the next attempt's transactional id aborts it
+    except SystemError as error:
+        return _reason(error) or sender.failure
+    return None
+
+
+def _forget(options: WriteOptions, name: str, sender: Sender | None) -> None:
+    key = _key(options, name)
+    if sender is not None and _SENDERS.get(key) is sender:
+        del _SENDERS[key]
 
 
 def _retried(ask: Any) -> None:
@@ -336,10 +356,16 @@ def _retried(ask: Any) -> None:
             time.sleep(_PAUSE_S)
 
 
+def _is_fencing(reason: KafkaError | None) -> bool:
+    """Whether a producer that failed so was fenced by another attempt."""
+    return reason is not None and (reason.fatal() or reason.code() in _FENCING)
+
+
 def _reason(error: Exception) -> KafkaError | None:
     if isinstance(error, DeliveryError):
         return error.reason
-    # The client raises what is fatal in the middle of its callbacks, which Python objects to.
+    # The client raises what is fatal in the middle of its callbacks, which Python objects to, and
+    # now and then it does not say what was raised.
     raised = error.__cause__ if isinstance(error, SystemError) else error
     found = raised.args[0] if raised is not None and raised.args else None
     return found if isinstance(found, KafkaError) else None

@@ -141,6 +141,11 @@ class Sender:
         self._kept = kept
         self.producer = kept.producer
 
+    @property
+    def failure(self) -> KafkaError | None:
+        """The first failure that librdkafka told of."""
+        return self._kept.failure
+
     def send_batch(self, batch: pa.RecordBatch) -> None:
         """Hand over the rows of a batch."""
         columns = {
@@ -215,5 +220,5 @@ class Sender:
                 self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._kept.failure is not None:
-            self.give_up(self._kept.failure)
+        if self.failure is not None:
+            self.give_up(self.failure)
