@@ -66,6 +66,14 @@ def test_rows_are_what_the_json_module_reads(values):
         b'{"id":1',
         b'{"id":1}{"id":2}',
         b'{"id":1}}\n{"_":{"id":2}',
+        b'{"id":1}]}\n{"_":[{"id":2}',
+        b'{"id":1},{"id":2}',
+        b'{"id":1},"id":{}',
+        b'{"id":1}, "b": {}',
+        b'{"id":1},"_":{"id":2}',
+        b'{"id":1}],"b":[{}',
+        b'{"id":1} ] , "_": [ {"id":2}',
+        b'{"id":1} x {}',
         b'"}',
         b'{"id":"x"}',
         b'{"id":1.5}',
@@ -94,8 +102,26 @@ def test_any_bytes_are_rows_or_bad(values):
         assert json.loads(values[at]).get("id") == row["id"]
 
 
+@pytest.mark.parametrize("behind", [b',"b":{}', b'],"b":[{}', b"{}", b',{"id":2}', b" x{}"])
+@pytest.mark.parametrize("fields", [FIELDS, pa.struct([("m", pa.map_(pa.string(), pa.int64()))])])
+def test_text_behind_a_value_makes_it_bad_whichever_way_it_is_read(behind, fields):
+    values = [b"{}", b"{}" + behind, b'{"at":[{}],"b":1}' if fields != FIELDS else b"{}"]
+    parsed = parse(*values, fields=fields)
+    assert list(parsed.bad) == [1]
+    with pytest.raises(ConfigError, match="No schema can be inferred"):
+        infer_fields(pa.array([b'{"id":1}' + behind], pa.binary()))
+
+
+def test_arrays_of_objects_in_front_of_other_fields_are_read():
+    fields = pa.struct([("l", pa.list_(pa.struct([("x", pa.int64())]))), ("id", pa.int64())])
+    value = {"l": [{"x": 1}, {"x": 2}], "id": 3}
+    parsed = parse(json.dumps(value).encode(), b'{"l":[{}],"id":4},"b":{}', fields=fields)
+    assert parsed.rows.to_pylist() == [value]
+    assert list(parsed.bad) == [1]
+
+
 def test_a_value_that_pretends_to_be_two_rows_blames_no_other():
-    trick, good = b'{"id":1}}\n{"_":{"id":2}', b'{"id":5}'
+    trick, good = b'{"id":1}]}\n{"_":[{"id":2}', b'{"id":5}'
     parsed = parse(trick, good, b"nope", good, good)
     assert sorted(parsed.bad) == [0, 2]
     assert parsed.kept.tolist() == [1, 3, 4]

@@ -1,7 +1,8 @@
 """JSON by Arrow's reader, without a Python object for each record.
 
-Arrow reads a text of many objects, so each value is put into an object of its own, which is one
-row: a value that is not JSON cannot swallow its neighbours. Where Arrow refuses a row by number,
+Arrow reads a text of many objects, so each value is put into an object of its own, as the only item
+of an array, which is one row: a value that is not JSON cannot swallow its neighbours, and text
+behind a value is not taken for a field beside it. Where Arrow refuses a row by number,
 the rows before it are read again, the row is set aside, and reading goes on behind it: each row is
 read at most twice, however many are bad. Where it refuses without a number, the rows are halved.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,11 +24,15 @@ from klamm.errors import ConfigError
 from klamm.pipeline.ingest.formats.parsing import I64, Parsed, all_positions, without
 
 _ROW: Final = "_"
-_BEFORE: Final = pa.scalar(b'{"_":', pa.binary())
-_AFTER: Final = pa.scalar(b"}\n", pa.binary())
+#: What a value is put into: an array, or an object alone.
+_IN_ARRAY: Final = (pa.scalar(b'{"_":[', pa.binary()), pa.scalar(b"]}\n", pa.binary()))
+_IN_OBJECT: Final = (pa.scalar(b'{"_":', pa.binary()), pa.scalar(b"}\n", pa.binary()))
+#: What a value has that leaves its array and opens another; so may one with two arrays inside.
+_LEAVES_ARRAY: Final = r"(?s)\}\s*\]\s*,.*:\s*\["
+_CLOSING: Final = ord("]")
 _NOTHING: Final = pa.scalar(b"", pa.binary())
 _ROW_NUMBER: Final = re.compile(r" in row (\d+)$")
-_PATH: Final = re.compile(r"Column\(/_/?(.*?)\)")
+_PATH: Final = re.compile(r"Column\(/_/\[\]/?(.*?)\)")
 #: Rows that are searched by halving are cut into portions of this size first.
 _PORTION: Final = 256
 #: After a bad row, rows are read in stretches of this size, so that the next one costs little.
@@ -60,24 +66,46 @@ class JsonParser:
     def _read_portion(self, values: pa.BinaryArray) -> pa.StructArray:
         if _needs_objects(self.fields):
             return _read_objects(values, self.fields)
-        rows = read_text(values, pa.schema([(_ROW, _for_arrow(self.fields))]))
-        if len(rows) != len(values):
-            # A value that closes its object and opens another; each alone is refused.
-            raise _UnnumberedError("JSON: the value is not one object")
-        return _from_arrow(rows, self.fields)
+        return _from_arrow(read_text(values, _for_arrow(self.fields)), self.fields)
 
 
 class _UnnumberedError(ValueError):
     """Some row is bad."""
 
 
-def read_text(values: pa.BinaryArray, schema: pa.Schema | None) -> pa.StructArray:
+def read_text(values: pa.BinaryArray, fields: pa.StructType | None) -> pa.Array:
     """The objects of values in these fields, or in those that they turn out to have."""
-    text = pc.binary_join_element_wise(_BEFORE, values, _AFTER, _NOTHING)
+    found = _read_rows(values, _IN_ARRAY, None if fields is None else pa.list_(fields))
+    if not pa.types.is_list(found.type) or not len(found) == len(found.values) == len(values):
+        # A value that closes its array and opens another, or has several items; none has no item.
+        raise _UnnumberedError("JSON: there is text behind the value")
+    if not (_bytes(values) == _CLOSING).any():
+        return found.values
+    may_leave = pc.match_substring_regex(values, _LEAVES_ARRAY)
+    if may_leave.true_count:
+        # `{}],"b":[{}` leaves an array for a field beside it, and no value leaves both an array and
+        # an object: behind a comma, one wants a value and the other a name with its colon.
+        try:
+            _read_rows(values.filter(may_leave), _IN_OBJECT, pa.struct([]))
+        except pa.ArrowInvalid:
+            raise _UnnumberedError("JSON: there is text behind the value") from None
+    return found.values
+
+
+def _bytes(values: pa.BinaryArray) -> npt.NDArray[np.uint8]:
+    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset :]
+    return np.frombuffer(values.buffers()[2], np.uint8)[bounds[0] : bounds[len(values)]]
+
+
+def _read_rows(
+    values: pa.BinaryArray, wrapping: tuple[pa.Scalar, pa.Scalar], kind: pa.DataType | None
+) -> pa.Array:
+    before, after = wrapping
+    text = pc.binary_join_element_wise(before, values, after, _NOTHING)
     data = text.buffers()[2]
     options = pj.ParseOptions(
-        explicit_schema=schema,
-        unexpected_field_behavior="infer" if schema is None else "ignore",
+        explicit_schema=None if kind is None else pa.schema([(_ROW, kind)]),
+        unexpected_field_behavior="infer" if kind is None else "ignore",
     )
     table = pj.read_json(
         pa.BufferReader(data),
@@ -136,16 +164,11 @@ def _told(reason: str) -> str:
 def _no_objects(values: pa.BinaryArray) -> dict[int, str]:
     """Values that are no objects at first sight, so that they do not disturb the reading of others.
 
-    Whatever does not begin and end with a brace is looked at alone.
+    Whatever does not begin and end with a brace, or has neighbours that are not UTF-8, is looked at
+    alone.
     """
-    try:
-        text = values.cast(pa.string())
-        looks_good = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
-        suspects = np.flatnonzero(~looks_good.to_numpy(zero_copy_only=False))
-    except pa.ArrowInvalid:  # some value is not UTF-8
-        suspects = all_positions(len(values))
     bad = {}
-    for at in suspects.tolist():
+    for at in _suspects(values, 0).tolist():
         try:
             value = orjson.loads(values[at].as_py())
         except orjson.JSONDecodeError as error:
@@ -154,6 +177,19 @@ def _no_objects(values: pa.BinaryArray) -> dict[int, str]:
         if not isinstance(value, dict):
             bad[at] = f"JSON: the value is {_KINDS.get(type(value), 'a number')}, not an object"
     return bad
+
+
+def _suspects(values: pa.BinaryArray, start: int) -> I64:
+    try:
+        text = values.cast(pa.string())
+    except pa.ArrowInvalid:  # some value is not UTF-8
+        if len(values) <= _PORTION:
+            return start + all_positions(len(values))
+        half = len(values) // 2
+        parts = (_suspects(values[:half], start), _suspects(values[half:], start + half))
+        return np.concatenate(parts)
+    looks_good = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
+    return start + np.flatnonzero(~looks_good.to_numpy(zero_copy_only=False))
 
 
 def _for_arrow(fields: pa.StructType) -> pa.StructType:
@@ -219,8 +255,9 @@ def infer_fields(values: pa.BinaryArray) -> pa.StructType:
 
     Text stays text, even where it looks like a time. A field that is always null is text.
     """
-    bad: dict[int, str] = {}
-    positions = all_positions(len(values))
+    bad = _no_objects(values)
+    positions = without(len(values), bad)
+    values = values.take(pa.array(positions))
     pieces = [
         rows.type
         for _, rows in _read_around(
