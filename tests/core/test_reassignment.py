@@ -102,3 +102,10 @@ def test_a_broker_that_gives_up_its_replica_leaves_every_list():
 )
 def test_a_move_is_complete_once_the_whole_target_is_in_sync(assignment, isr, is_complete):
     assert assignment.is_complete(isr) is is_complete
+
+
+def test_a_request_that_names_a_million_brokers_is_planned_at_once() -> None:
+    many = range(1_000_000)
+    begun = Assignment((1, 2, 3)).reassign_to(many)
+    assert len(begun.adding) == len(many) - 3
+    assert begun.removing == ()

@@ -69,4 +69,6 @@ class Assignment:
 
 
 def _without(brokers: Sequence[int], dropped: Collection[int]) -> tuple[int, ...]:
+    # A set, because a request may name as many brokers as fit into it before anything is checked.
+    dropped = frozenset(dropped)
     return tuple(broker for broker in brokers if broker not in dropped)
