@@ -2,7 +2,16 @@
 
 import pytest
 
-from klamm.pipeline.render.page import duration, note, page, percent, size, table
+from klamm.pipeline.render.page import (
+    broker_chip,
+    duration,
+    note,
+    page,
+    percent,
+    section,
+    size,
+    table,
+)
 from tests.pipeline.pages import Page, network_references
 
 
@@ -25,6 +34,30 @@ def test_what_is_not_html_is_escaped():
     text = page(title="<i>", subtitle="a & b", body=body, footer="")
     assert network_references(text) == []
     assert "a & b" in Page(text).text
+
+
+def test_sections_are_listed_and_facts_shown():
+    body = [section(f"Part {number} & more", "") for number in range(3)]
+    text = page(
+        title="t", subtitle="All is well.", body=body, footer="", facts={"Cluster": "<abc>"}
+    )
+    found = Page(text)
+    links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
+    assert links == ["#part-0-more", "#part-1-more", "#part-2-more"]
+    assert {attributes.get("id") for tag, attributes in found.elements if tag == "section"} == {
+        link.removeprefix("#") for link in links
+    }
+    assert "<abc>" in found.text
+    few = page(title="t", subtitle="", body=body[:2], footer="")
+    assert "contents" not in [attributes.get("class") for _, attributes in Page(few).elements]
+
+
+def test_a_broker_has_one_colour_and_cells_may_be_html():
+    rows = [{"broker": 7}, {"broker": 7}]
+    listed = table(rows, {"broker": lambda row: broker_chip(row["broker"], "new")})
+    chips = [attributes for tag, attributes in Page(listed).elements if tag == "span"]
+    assert len({chip["style"] for chip in chips}) == 1
+    assert chips[0]["class"] == "broker new"
 
 
 @pytest.mark.parametrize(

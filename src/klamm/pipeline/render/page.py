@@ -1,27 +1,83 @@
 """HTML pages: one self-contained file each, for screens, phones and paper.
 
 No script, no font, no picture and no style comes from elsewhere. What is called a body or a picture
-here is HTML already; all other text is escaped.
+here is HTML already, and so is what `Html` marks; all other text is escaped.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import Any, Final
+
+#: Fewer sections than this need no contents.
+_CONTENTS_MIN: Final = 3
+_HEADINGS: Final = re.compile(r'<section id="([^"]+)"><h2>(.*?)</h2>')
+#: Colours of brokers, in which white text can be read: a broker has the same one everywhere.
+_BROKER_COLORS: Final = (
+    *("#0072b2", "#b35900", "#007a5a", "#a8231b", "#8a4f9e", "#5c6b00", "#00708a", "#a13670"),
+    *("#4f5fb3", "#6b5344", "#3d7317", "#6d6875"),
+)
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
 
 #: Heading: the function that gives the cell of a row. A heading with # has numbers.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 
-def page(*, title: str, subtitle: str, body: Iterable[str], footer: str) -> str:
-    """A page around the parts of its body; the footer is HTML as well."""
+def page(
+    *,
+    title: str,
+    subtitle: str,
+    body: Iterable[str],
+    footer: str,
+    facts: Mapping[str, str] | None = None,
+) -> str:
+    """A page around the parts of its body; the footer is HTML as well.
+
+    The subtitle is the verdict, in a sentence. `facts` say what it is about: the cluster, its
+    address, the time. Sections are listed at the top if there are several.
+    """
+    parts = "\n".join(part for part in body if part)
     return Template(_read("page.html")).substitute(
         design=design(),
         title=escape(title),
         subtitle=escape(subtitle),
-        body="\n".join(part for part in body if part),
+        facts=_facts(facts or {}),
+        contents=_contents(parts),
+        body=parts,
         footer=footer,
+    )
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    items = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    return f'<dl class="facts">{"".join(items)}</dl>' if facts else ""
+
+
+def _contents(body: str) -> str:
+    found = _HEADINGS.findall(body)
+    if len(found) < _CONTENTS_MIN:
+        return ""
+    items = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in found)
+    return f'<nav class="contents" aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+def broker_color(broker: int) -> str:
+    """The colour of a broker, in every picture and table."""
+    return _BROKER_COLORS[broker % len(_BROKER_COLORS)]
+
+
+def broker_chip(broker: int, mark: str = "") -> Html:
+    """A broker in its colour; `mark` is a class such as `new` or `gone`."""
+    return Html(
+        f'<span class="broker {mark}" style="--broker: {broker_color(broker)}">{broker}</span>'
     )
 
 
@@ -45,7 +101,19 @@ def cards(entries: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def section(heading: str, body: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{body}</section>"
+    name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+    return f'<section id="{name}"><h2>{escape(heading)}</h2>{body}</section>'
+
+
+def details(summary: str, body: str, *, is_open: bool = False) -> str:
+    """A part that readers open if they want to."""
+    opened = " open" if is_open else ""
+    return f"<details{opened}><summary>{_escaped(summary)}</summary>{body}</details>"
+
+
+def command(line: str) -> str:
+    """A command line to copy."""
+    return f'<pre class="command"><code>{escape(line)}</code></pre>'
 
 
 def paragraph(text: str) -> str:
@@ -67,13 +135,17 @@ def picture(svg: str, caption: str) -> str:
 def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
     def cells(tag: str, texts: Sequence[str]) -> str:
         return "".join(
-            f'<{tag} class="{"n" if heading.startswith("#") else "t"}">{escape(text)}</{tag}>'
+            f'<{tag} class="{"n" if heading.startswith("#") else "t"}">{_escaped(text)}</{tag}>'
             for heading, text in zip(columns, texts, strict=True)
         )
 
     head = cells("th", [heading.removeprefix("#") for heading in columns])
     lines = (f"<tr>{cells('td', [show(row) for show in columns.values()])}</tr>" for row in rows)
     return _wide(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, Html) else escape(text)
 
 
 def counted(number: int, name: str) -> str:

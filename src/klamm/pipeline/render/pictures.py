@@ -1,7 +1,8 @@
 """Draws pictures as inline SVG, all in one style.
 
 Drawn by matplotlib without its global state. Text stays text, so that it can be found and copied;
-ids get a prefix, because all pictures share one page.
+ids get a prefix, because all pictures share one page. Ink, lines and the ground become those of the
+page, which differ between light and dark.
 """
 
 import io
@@ -20,6 +21,15 @@ _ROW_INCHES: Final = 0.24
 #: Colours that people with any kind of colour vision tell apart (Okabe and Ito).
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PURPLE, SKY, GREY, INK = "#cc79a7", "#56b4e9", "#9aa5b1", "#1f2933"
+_GRID: Final = "#e4e7eb"
+_GROUND: Final = "#ffffff"
+#: A colour of matplotlib's, and the one of the page that takes its place.
+_THEMED: Final = {
+    INK: "var(--ink)",
+    GREY: "var(--soft)",
+    _GRID: "var(--line)",
+    _GROUND: "var(--surface)",
+}
 _STYLE: Final = {
     "svg.fonttype": "none",
     "svg.hashsalt": "klamm",
@@ -33,7 +43,7 @@ _STYLE: Final = {
     "xtick.color": INK,
     "ytick.color": INK,
     "ytick.major.size": 0,
-    "grid.color": "#e4e7eb",
+    "grid.color": _GRID,
     "axes.axisbelow": True,
 }
 
@@ -78,6 +88,8 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", text)
     text = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for color, of_page in _THEMED.items():
+        text = text.replace(color, of_page)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = text.replace('xlink:href="#', f'href="#{name}-')
