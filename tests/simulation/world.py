@@ -78,6 +78,8 @@ class Machine:
             "broker.id": str(number),
             "listeners": f"PLAINTEXT://{self.name}:{PORT}",
             "log.dirs": ",".join(map(str, self.directories)),
+            # The files of the history are written by threads, which have no place here.
+            "klamm.history.retention.bytes": "0",
         }
         self._config = BrokerConfig.from_properties(properties)
 

@@ -39,6 +39,7 @@ from klamm.broker.transactions.service import TransactionService
 from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.config.broker import BrokerConfig
 from klamm.errors import ConfigError
+from klamm.history.broker_history import BrokerHistory
 from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.store import Store
 
@@ -58,6 +59,7 @@ class DataPlane:
         meters: BrokerMeters,
         clock: Clock,
         quotas: ByteQuotas = NO_QUOTAS,
+        history: BrokerHistory | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -111,6 +113,7 @@ class DataPlane:
             clock,
             self.replicas,
             markers,
+            history,
         )
         self.verifier = TransactionVerifier(
             config, identity.broker_id, metadata, self.transactions.coordinator, clock

@@ -1,4 +1,4 @@
-"""`klamm story`: print what the controllers decided about one partition."""
+"""`klamm story`: print what was decided about a partition or a transactional id, and who asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP
 
 
 def story(
-    name: Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)],
+    name: Annotated[
+        str | None, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)
+    ] = None,
     spool: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR...", help="Read the histories of nodes from these folders."),
@@ -27,21 +29,38 @@ def story(
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
+    transactional_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Tell what became of a transactional id.")
+    ] = None,
+    requests: Annotated[
+        bool, typer.Option("--requests", help="Tell who asked for what: administrative requests.")
+    ] = False,
     topic: Annotated[str, typer.Option(help="The history topic.")] = HISTORY_TOPIC,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
-    """Print what the controllers decided about a partition, and why, in order.
+    """Print what was decided about a partition, and why; or what became of a transactional id.
 
     \b
     Example: klamm story orders-0
     Example: klamm story orders-0 --spool data/broker-1/log-history
+    Example: klamm story --transactional-id payments-1
+    Example: klamm story --requests
     """
     from klamm.history.story import run, split_name
 
-    split_name(name)  # raises before any request
     spools = [*(spool or ()), *(more_spools or ())]
+    if name is not None and (transactional_id is not None or requests):
+        # Without TOPIC-PARTITION the first argument is another directory of --spool.
+        spools.insert(len(spool or ()), Path(name))
+        more_spools, name = spools, None
+    if (name is not None) + (transactional_id is not None) + requests != 1:
+        raise typer.BadParameter(
+            "name one thing: TOPIC-PARTITION, --transactional-id ID or --requests"
+        )
+    if name is not None:
+        split_name(name)  # raises before any request
     if more_spools and not spool:
         raise typer.BadParameter("directories come after --spool", param_hint="--spool")
     if not spools:
@@ -49,6 +68,7 @@ def story(
             admin.metadata([])  # raises if no broker answers
     run(
         name,
+        transactional_id=transactional_id,
         spools=spools,
         bootstrap_servers=bootstrap_server,
         security=security_of(command_config),

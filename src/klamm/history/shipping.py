@@ -11,10 +11,10 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from klamm.errors import KlammError
-from klamm.history.spool import Read, read_file, spool_files
+from klamm.history.spool import SUFFIX, read_file, spool_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,66 @@ class TooLargeError(KlammError):
     """The topic does not take messages of this size."""
 
 
+class SpooledBatch(Protocol):
+    """Records that were written together, and the position in the file after them."""
+
+    @property
+    def batch(self) -> Any: ...
+    @property
+    def end(self) -> int: ...
+
+
+class SpoolFormat(Protocol):
+    """How a spool's files are read, and what its batches are as messages."""
+
+    suffix: str
+    #: What a file that was ended may have after its last batch.
+    end_bytes: int
+
+    def read(self, path: Path, offset: int) -> Iterator[SpooledBatch]:
+        """The batches of a file from a position on; slow."""
+        ...
+
+    def name(self, batch: Any) -> str:
+        """The name of a batch, for the log."""
+        ...
+
+    def message(self, batch: Any) -> tuple[bytes, bytes]:
+        """Value and key of the message; slow."""
+        ...
+
+    def halves(self, batch: Any) -> Sequence[Any]:
+        """Two smaller batches; none if the batch is a single record."""
+        ...
+
+
+class ArrowFormat:
+    """The events of controllers."""
+
+    suffix = SUFFIX
+    end_bytes = _END_OF_STREAM_BYTES
+
+    def read(self, path: Path, offset: int) -> Iterator[SpooledBatch]:
+        return read_file(path, offset)
+
+    def name(self, batch: "pa.RecordBatch") -> str:
+        epoch, seq = _first_of(batch)
+        return f"event {seq} of epoch {epoch}"
+
+    def message(self, batch: "pa.RecordBatch") -> tuple[bytes, bytes]:
+        from klamm.history.arrow import encode_stream
+
+        return encode_stream(batch), b"%d-%d" % _first_of(batch)
+
+    def halves(self, batch: "pa.RecordBatch") -> "Sequence[pa.RecordBatch]":
+        half = batch.num_rows // 2
+        return (batch.slice(0, half), batch.slice(half)) if half else ()
+
+
+def _first_of(batch: "pa.RecordBatch") -> tuple[int, int]:
+    return batch.column("controller_epoch")[0].as_py(), batch.column("seq")[0].as_py()
+
+
 class SpoolPosition(NamedTuple):
     """Up to where a spool has been shipped."""
 
@@ -44,7 +104,10 @@ class SpoolPosition(NamedTuple):
 class Shipper:
     """Sends the records of a spool to the topic, and those that are added later."""
 
-    def __init__(self, directory: Path, topic: str, send: Send) -> None:
+    def __init__(
+        self, directory: Path, topic: str, send: Send, format: SpoolFormat | None = None
+    ) -> None:
+        self._format: SpoolFormat = format or ArrowFormat()
         self._directory = directory
         self._topic = topic
         self._send = send
@@ -79,7 +142,7 @@ class Shipper:
             files = [path for path in self._files() if path.name >= self._position.file]
             path, is_last = files[0], len(files) == 1
             offset = self._position.offset if path.name == self._position.file else 0
-            reads = read_file(path, offset)
+            reads = self._format.read(path, offset)
             while (read := await asyncio.to_thread(_next, reads)) is not None:
                 await self._send_batch(read.batch)
                 self._move_to(SpoolPosition(path.name, read.end))
@@ -87,20 +150,16 @@ class Shipper:
                 return
             self._move_to(SpoolPosition(files[1].name, 0))
 
-    async def _send_batch(self, batch: "pa.RecordBatch") -> None:
-        from klamm.history.arrow import encode_stream
-
-        epoch, seq = (batch.column(name)[0].as_py() for name in ("controller_epoch", "seq"))
-        value = await asyncio.to_thread(encode_stream, batch)
+    async def _send_batch(self, batch: Any) -> None:
+        value, key = await asyncio.to_thread(self._format.message, batch)
         try:
-            await self._send(value, b"%d-%d" % (epoch, seq))
+            await self._send(value, key)
         except TooLargeError as error:
-            half = batch.num_rows // 2
-            if half == 0:
-                log.error("event %d of epoch %d cannot be shipped: %s", seq, epoch, error)
-                return
-            await self._send_batch(batch.slice(0, half))
-            await self._send_batch(batch.slice(half))
+            halves = self._format.halves(batch)
+            if not halves:
+                log.error("%s cannot be shipped: %s", self._format.name(batch), error)
+            for half in halves:
+                await self._send_batch(half)
 
     def _has_more(self) -> bool:
         """Whether the spool has files after the position, checked without pyarrow."""
@@ -108,10 +167,10 @@ class Shipper:
         if not files or files[-1].name < self._position.file:
             return False
         unread = files[-1].stat().st_size - self._position.offset
-        return files[-1].name > self._position.file or unread > _END_OF_STREAM_BYTES
+        return files[-1].name > self._position.file or unread > self._format.end_bytes
 
     def _files(self) -> Sequence[Path]:
-        return spool_files(self._directory)
+        return spool_files(self._directory, self._format.suffix)
 
     def _read_position(self) -> SpoolPosition:
         """Where to go on; from the beginning if that is unknown or was about another topic."""
@@ -131,7 +190,7 @@ class Shipper:
         os.replace(new, path)
 
 
-def _next(reads: Iterator[Read]) -> Read | None:
+def _next(reads: Iterator[SpooledBatch]) -> SpooledBatch | None:
     try:
         return next(reads, None)
     except KlammError as error:

@@ -1,6 +1,7 @@
 """The spool: the history in files, written beside the event loop and bounded in size.
 
-A file is an Arrow IPC stream. Each process begins a new file, and begins another one when a file is
+A file is an Arrow IPC stream, or, in the spool of a broker (`klamm.history.broker_history`), lines
+of JSON. Each process begins a new file, and begins another one when a file is
 large enough; a finished file is never opened for writing. A crash can tear only the end of the
 newest file, and a reader stops there. Names sort in the order of writing. When the files together
 exceed the retention, the oldest are deleted.
@@ -10,14 +11,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
-
-from klamm.history.records import EventRecord
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from klamm.history.records import EventRecord
 
 log = logging.getLogger("klamm.history.recorder")
 
@@ -34,8 +36,25 @@ _WAITING_EVENTS_MAX: Final = 10_000
 _UNLIMITED: Final = -1
 
 
-class Spool:
+R = TypeVar("R")
+
+
+class SpoolStream(Protocol):
+    """The encoded form of an open file."""
+
+    def write_batch(self, batch: Any) -> object:
+        """Write records that were encoded together."""
+        ...
+
+    def close(self) -> object:
+        """Write the end."""
+        ...
+
+
+class RecordSpool(ABC, Generic[R]):
     """Writes records to files in a thread of its own, which starts with the first record."""
+
+    suffix: str
 
     def __init__(self, directory: Path, retention_bytes: int = _UNLIMITED) -> None:
         self.directory = directory
@@ -45,14 +64,22 @@ class Spool:
         self._file_bytes_max = FILE_BYTES_MAX
         if retention_bytes > 0:
             self._file_bytes_max = min(FILE_BYTES_MAX, retention_bytes // _FILES_IN_RETENTION)
-        self._waiting: queue.SimpleQueue[EventRecord | threading.Event] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[R | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._is_dropping = False
         self._file: BinaryIO | None = None
-        self._stream: Any = None
+        self._stream: SpoolStream | None = None
 
-    def put(self, record: EventRecord) -> None:
+    @abstractmethod
+    def _encode(self, records: list[R]) -> Iterable[Any]:
+        """Encode records; each item is written at once. Called in the thread."""
+
+    @abstractmethod
+    def _open(self, file: BinaryIO) -> SpoolStream:
+        """Begin a file. Called in the thread."""
+
+    def put(self, record: R) -> None:
         """Hand a record over; it is not to be changed any more."""
         if self._retention_bytes == 0:
             return
@@ -97,9 +124,9 @@ class Spool:
                     return
                 flushed.set()
 
-    def _gather(self) -> tuple[list[EventRecord], threading.Event | None]:
+    def _gather(self) -> tuple[list[R], threading.Event | None]:
         """Records that arrive close together, or up to a request to flush."""
-        records: list[EventRecord] = []
+        records: list[R] = []
         deadline = None
         while True:
             try:
@@ -114,12 +141,9 @@ class Spool:
                 return records, None
             deadline = deadline or time.monotonic() + LINGER_S
 
-    def _write(self, records: list[EventRecord]) -> None:
-        # Imported here, in the thread of a node that was controller: pyarrow is large.
-        from klamm.history.arrow import encode_batches
-
+    def _write(self, records: list[R]) -> None:
         try:
-            for batch in encode_batches(records):
+            for batch in self._encode(records):
                 file, stream = self._current_file()
                 stream.write_batch(batch)
                 file.flush()
@@ -131,26 +155,23 @@ class Spool:
         if self.on_written is not None:
             self.on_written()
 
-    def _current_file(self) -> tuple[BinaryIO, Any]:
+    def _current_file(self) -> tuple[BinaryIO, SpoolStream]:
         if self._file is not None and self._file.tell() >= self._file_bytes_max:
             self._end_file()
-        if self._file is None:
-            self._file, self._stream = self._begin_file()
+        if self._file is None or self._stream is None:
+            self._file = self._begin_file()
+            self._stream = self._open(self._file)
         return self._file, self._stream
 
-    def _begin_file(self) -> tuple[BinaryIO, Any]:
-        from pyarrow import ipc
-
-        from klamm.history.arrow import SCHEMA, WRITE_OPTIONS
-
+    def _begin_file(self) -> BinaryIO:
         self.directory.mkdir(parents=True, exist_ok=True)
-        newest = max((int(path.stem) for path in spool_files(self.directory)), default=0)
+        files = spool_files(self.directory, self.suffix)
+        newest = max((int(path.stem) for path in files), default=0)
         # The time is for people; the order must hold even if the clock was set back.
         number = max(time.time_ns() // 1_000_000, newest + 1)
         # Buffered, so that a batch, which is written in many pieces, takes few calls.
-        path = self.directory / f"{number:015d}{SUFFIX}"
-        file = open(path, "xb", buffering=1 << 20)  # noqa: SIM115 - stays open beyond this call
-        return file, ipc.new_stream(file, SCHEMA, options=WRITE_OPTIONS)
+        path = self.directory / f"{number:015d}{self.suffix}"
+        return open(path, "xb", buffering=1 << 20)
 
     def _end_file(self) -> None:
         file, stream, self._file, self._stream = self._file, self._stream, None, None
@@ -165,7 +186,7 @@ class Spool:
     def _remove_oldest(self) -> None:
         if self._retention_bytes == _UNLIMITED:
             return
-        files = spool_files(self.directory)
+        files = spool_files(self.directory, self.suffix)
         sizes = [path.stat().st_size for path in files]
         total = sum(sizes)
         for path, size in zip(files[:-1], sizes[:-1], strict=True):
@@ -175,9 +196,29 @@ class Spool:
             total -= size
 
 
-def spool_files(directory: Path) -> list[Path]:
+class Spool(RecordSpool["EventRecord"]):
+    """The events of a node's controller, as Arrow."""
+
+    suffix = SUFFIX
+
+    def _encode(self, records: "list[EventRecord]") -> "Iterable[pa.RecordBatch]":
+        # Imported here, in the thread of a node that was controller: pyarrow is large.
+        from klamm.history.arrow import encode_batches
+
+        return encode_batches(records)
+
+    def _open(self, file: BinaryIO) -> SpoolStream:
+        from pyarrow import ipc
+
+        from klamm.history.arrow import SCHEMA, WRITE_OPTIONS
+
+        stream: SpoolStream = ipc.new_stream(file, SCHEMA, options=WRITE_OPTIONS)
+        return stream
+
+
+def spool_files(directory: Path, suffix: str = SUFFIX) -> list[Path]:
     """The files of a spool, oldest first; none if there is no such directory."""
-    return sorted(path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+    return sorted(path for path in directory.glob(f"*{suffix}") if path.stem.isdecimal())
 
 
 class Read(NamedTuple):

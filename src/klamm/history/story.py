@@ -1,5 +1,6 @@
 """What the controller decided about a partition, and why, in plain sentences."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -112,8 +113,9 @@ def _told(events: "Iterable[Row | Gap]", name: str) -> "Iterator[tuple[Row | Gap
 
 
 def run(
-    name: str,
+    name: str | None,
     *,
+    transactional_id: str | None = None,
     spools: Sequence[Path] = (),
     bootstrap_servers: str = "127.0.0.1:9092",
     history_topic: str = DEFAULT_TOPIC,
@@ -121,20 +123,56 @@ def run(
     as_json: bool = False,
     write: Callable[[str], Any] = print,
 ) -> None:
-    """Tell the story of TOPIC-PARTITION from spools, or else from the history topic.
+    """Tell the story of TOPIC-PARTITION or of a transactional id; of neither: who asked for what.
 
-    As JSON it is a list: each event with its columns (docs/history.md) and the sentence as `text`;
-    a gap has `gap` and `text` only.
+    It comes from spools, or else from the history topics. As JSON it is a list: each event with its
+    columns, or each record of a broker with its fields (docs/history.md), and the sentence as
+    `text`. In the story of a partition a gap has `gap` and `text` only, and an administrative
+    request about the topic `request` and `text`.
     """
-    batches = (
-        _from_spools(spools) if spools else _from_topic(bootstrap_servers, history_topic, security)
-    )
-    told = list(_told(_events(batches, name), name))
-    if not as_json:
-        for _, text in told:
-            write(text)
+    from klamm.history.broker_story import read_broker_rows, requests_about, transaction_story
+
+    _check_spools(spools)
+    events: list[dict[str, Any]] = []
+    if name is not None:
+        batches = (
+            _from_spools(spools)
+            if spools
+            else _from_topic(bootstrap_servers, history_topic, security)
+        )
+        events = _rows(_told(_events(batches, name), name))
+    rows = read_broker_rows(spools, bootstrap_servers, history_topic, security)
+    if transactional_id is not None:
+        entries = transaction_story(rows, transactional_id)
+    elif name is None:
+        entries = requests_about(rows)
+    else:
+        entries = _merged(events, requests_about(rows, split_name(name)[0]))
+    _show(entries, as_json, write)
+
+
+def _show(entries: Sequence[dict[str, Any]], as_json: bool, write: Callable[[str], Any]) -> None:
+    if as_json:
+        write(orjson.dumps(entries, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode())
         return
-    write(orjson.dumps(_rows(told), option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode())
+    for entry in entries:
+        write(entry["text"])
+
+
+def _merged(events: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events in their order, with each request before the first event that came after it."""
+    merged: list[dict[str, Any]] = []
+    requests = deque(asked)
+    for entry in events:
+        while requests and "at" in entry and _moment(requests[0]) <= entry["at"]:
+            merged.append({"request": requests[0], "text": requests.popleft()["text"]})
+        merged.append(entry)
+    merged += ({"request": each, "text": each["text"]} for each in requests)
+    return merged
+
+
+def _moment(request: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(request["at"])
 
 
 def story_rows(batches: "Iterable[pa.RecordBatch]", name: str) -> list[dict[str, Any]]:
@@ -187,17 +225,24 @@ def split_name(name: str) -> tuple[str, int]:
     """`orders-0` as topic and partition; the topic may have hyphens itself."""
     topic, hyphen, number = name.rpartition("-")
     if not (topic and hyphen and number.isdecimal()):
-        raise ConfigError(f"{name} is not a partition; expected is TOPIC-PARTITION, as in orders-0")
+        raise ConfigError(
+            f"{name} is not a partition; expected is TOPIC-PARTITION, as in orders-0, or "
+            "--transactional-id ID"
+        )
     return topic, int(number)
 
 
 def _from_spools(spools: Sequence[Path]) -> "Iterator[pa.RecordBatch]":
     for directory in spools:
+        yield from read_spool(directory)
+
+
+def _check_spools(spools: Sequence[Path]) -> None:
+    for directory in spools:
         if not directory.is_dir():
             raise ConfigError(
                 f"There is no spool {directory}; klamm.history.dir says where each node has its own"
             )
-        yield from read_spool(directory)
 
 
 def _from_topic(

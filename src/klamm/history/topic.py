@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import KlammError, UnavailableError
-from klamm.history.shipping import Shipper, TooLargeError
-from klamm.history.spool import Spool
+from klamm.history.shipping import Shipper, SpoolFormat, TooLargeError
+from klamm.history.spool import RecordSpool
 from klamm.names import ACKS_ALL
 from klamm.net.connection import ClientConnection
 from klamm.net.librdkafka import librdkafka_settings
@@ -138,9 +138,15 @@ class HistoryTopicWriter:
 
 
 class TopicShipping:
-    """The task that ships this node's spool; it begins with the controller's first event."""
+    """The task that ships a spool of this node; it begins with the first record."""
 
-    def __init__(self, config: BrokerConfig, topic: str, spool: Spool) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        topic: str,
+        spool: RecordSpool[Any],
+        format: SpoolFormat | None = None,
+    ) -> None:
         # The node's own broker, as other brokers reach it: it knows the leader of the topic.
         own = next(
             endpoint
@@ -152,7 +158,7 @@ class TopicShipping:
         self._writer = HistoryTopicWriter(
             own.host or "localhost", own.port, topic, client_id, security
         )
-        self._shipper = Shipper(spool.directory, topic, self._writer.send)
+        self._shipper = Shipper(spool.directory, topic, self._writer.send, format)
         self._spool = spool
         self._task: asyncio.Task[None] | None = None
 
@@ -176,10 +182,22 @@ class TopicShipping:
         self._writer.close()
 
 
+class NoHistoryTopicError(UnavailableError):
+    """The cluster has no such topic."""
+
+
 def read_topic(
     bootstrap_servers: str, topic: str, security: ClientSecurity = PLAINTEXT
 ) -> "Iterator[pa.RecordBatch]":
     """Everything that the topic holds now, partition by partition."""
+    for value, source in read_values(bootstrap_servers, topic, security):
+        yield from _batches_of(value, source)
+
+
+def read_values(
+    bootstrap_servers: str, topic: str, security: ClientSecurity = PLAINTEXT
+) -> Iterator[tuple[bytes | None, str]]:
+    """The value of each message that the topic holds now, and where it stands."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     settings = {
@@ -194,7 +212,7 @@ def read_topic(
     try:
         known = consumer.list_topics(topic, timeout=_CONNECT_TIMEOUT_S).topics[topic]
         if known.error is not None or not known.partitions:
-            raise UnavailableError(
+            raise NoHistoryTopicError(
                 f"There is no history topic {topic} at {bootstrap_servers}: set "
                 f"klamm.history.topic={topic} on the brokers, or name the nodes' spools "
                 "(klamm.history.dir) with --spool"
@@ -211,7 +229,7 @@ def read_topic(
                 if message.error() is not None or offset is None:
                     raise UnavailableError(f"{topic}-{partition}: {message.error()}")
                 low = offset + 1
-                yield from _batches_of(message.value(), f"{topic}-{partition} at {offset}")
+                yield message.value(), f"{topic}-{partition} at {offset}"
     except KafkaException as error:
         raise UnavailableError(
             f"The history cannot be read from {bootstrap_servers}: {error.args[0].str()}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
+from klamm.broker.administrative_requests import noted
 from klamm.broker.clock import SystemClock
 from klamm.broker.data_plane import DataPlane
 from klamm.broker.handlers.cluster import ClusterHandlers, FirstMetadata
@@ -24,6 +25,7 @@ from klamm.broker.no_data import NoData
 from klamm.broker.replication.strays import StrayReplicas
 from klamm.broker.security.service import SecurityService
 from klamm.config.broker import BrokerConfig
+from klamm.history.broker_history import BrokerHistory
 from klamm.node import controlled_shutdown as leaving
 from klamm.node.controller_link import ControllerLink
 from klamm.node.forwarding import ForwardingManager
@@ -60,6 +62,9 @@ class BrokerServer:
         self.identity = identity
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
+        history = BrokerHistory(config, identity.broker_id)
+        #: What this broker adds to the history; None: none is kept.
+        self._history = history if history.is_kept else None
         self.security = SecurityService(
             config,
             store,
@@ -77,6 +82,7 @@ class BrokerServer:
                 self.meters,
                 SystemClock(),
                 self.security.throttle,
+                self._history,
             )
         self._plane = self.data or NoData(config, identity, self.metadata)
         self._creation = AutoTopicCreation(config, candidate.request)
@@ -118,7 +124,8 @@ class BrokerServer:
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handler of each API, behind the authorizer if there is one."""
-        return self.security.protect(self._handlers)
+        handlers = self.security.protect(self._handlers)
+        return handlers if self._history is None else noted(handlers, self._history)
 
     async def load(self) -> None:
         """Open the logs; after this the controller may come."""
@@ -134,6 +141,8 @@ class BrokerServer:
         """The broker is registered and its configuration is known."""
         self.state = BrokerState.RUNNING
         self._plane.start()
+        if self._history is not None:
+            self._history.start()
 
     def topic_config_changed(self, topic: str, overrides: dict[str, str]) -> None:
         """Settings of a topic changed in ZooKeeper."""
@@ -158,6 +167,8 @@ class BrokerServer:
         if self._strays is not None:
             self._strays.close()
         await self._plane.close()
+        if self._history is not None:
+            await self._history.close()
 
     async def _auto_create(self, topic: str) -> ErrorCode:
         if not self.config.auto_create_topics_enable:

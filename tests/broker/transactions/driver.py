@@ -11,6 +11,7 @@ from klamm.broker.transactions.effects import (
     AppendState,
     DropMarkers,
     Effect,
+    NoteTransition,
     RespondToProducer,
     SendMarkers,
 )
@@ -54,6 +55,7 @@ class Driver:
         self.unacknowledged: list[AppendState] = []
         self.markers: list[SendMarkers] = []
         self.unsent: list[SendMarkers] = []
+        self.notes: list[NoteTransition] = []
         self.producer_ids: Iterable[int | None] = itertools.count(4000)
         self.tickets = itertools.count(1)
         self.epoch = 0
@@ -106,6 +108,8 @@ class Driver:
                     self.unsent.append(effect)
                     if self.writes_markers:
                         self.write_markers()
+                case NoteTransition():
+                    self.notes.append(effect)
                 case DropMarkers(partition):
                     self.unsent = [x for x in self.unsent if x.state_partition != partition]
 

@@ -18,12 +18,17 @@ from klamm.broker.transactions import codec
 from klamm.broker.transactions.codec import Addition
 from klamm.broker.transactions.effects import Effect
 from klamm.broker.transactions.marker_writer import MarkerWriter
-from klamm.broker.transactions.messages import AddResponse, EndResponse, InitResponse
+from klamm.broker.transactions.messages import (
+    AddResponse,
+    EndResponse,
+    InitResponse,
+    Requester,
+)
 from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.broker.transactions.service import TransactionService
 from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
-from klamm.protocol.apis import ApiKey
+from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
 
 Errors = Mapping[TopicPartition, ErrorCode]
@@ -68,7 +73,7 @@ class TransactionHandlers:
                 else InitResponse(error=ErrorCode.NONE, producer_id=taken, producer_epoch=0)
             )
             return codec.init_body(header, response)
-        request = codec.init_request(body)
+        request = codec.init_request(body, self._requester(call))
         return self._submit(
             lambda ticket, now_ms: self._service.coordinator.init_producer_id(
                 ticket, request, now_ms
@@ -77,7 +82,7 @@ class TransactionHandlers:
         )
 
     async def _add_partitions(self, call: Call) -> Body:
-        additions = codec.additions(call.header, call.body, self._exists)
+        additions = codec.additions(call.header, call.body, self._exists, self._requester(call))
         errors = await asyncio.gather(*map(self._add, additions))
         ids = (each.request.transactional_id for each in additions)
         return codec.additions_body(call.header, zip(ids, errors, strict=True))
@@ -97,7 +102,7 @@ class TransactionHandlers:
     def _add_offsets(self, call: Call) -> Result | Awaitable[Result]:
         index = group_partition(call.body.group_id, self._offsets_partitions())
         partition = TopicPartition(CONSUMER_OFFSETS, index)
-        request = codec.add_offsets_request(call.body, partition)
+        request = codec.add_offsets_request(call.body, partition, self._requester(call))
 
         def respond(response: AddResponse) -> Body:
             return codec.error_body(call.header, response.error)
@@ -110,7 +115,7 @@ class TransactionHandlers:
         )
 
     def _end(self, call: Call) -> Result | Awaitable[Result]:
-        request = codec.end_request(call.body)
+        request = codec.end_request(call.body, self._requester(call))
 
         def respond(response: EndResponse) -> Body:
             return codec.error_body(call.header, response.error)
@@ -130,6 +135,18 @@ class TransactionHandlers:
         request = codec.list_request(call.body)
         return codec.list_body(
             self._service.coordinator.list_transactions(request, self._service.now_ms)
+        )
+
+    def _requester(self, call: Call) -> Requester | None:
+        """Who asks, if a history is kept."""
+        if not self._service.coordinator.config.is_noted:
+            return None
+        connection, header = call.connection, call.header
+        return Requester(
+            connection.principal,
+            connection.client_host,
+            header.client_id,
+            APIS[header.api_key].name,
         )
 
     def _exists(self, name: TopicPartition) -> bool:

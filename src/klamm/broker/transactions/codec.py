@@ -17,6 +17,7 @@ from klamm.broker.transactions.messages import (
     InitResponse,
     ListRequest,
     ProducerIdAndEpoch,
+    Requester,
     TransactionList,
 )
 from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, by_topic
@@ -49,7 +50,7 @@ def has_both_or_none(body: Any) -> bool:
     return has_id == (getattr(body, "producer_epoch", NO_PRODUCER_EPOCH) != NO_PRODUCER_EPOCH)
 
 
-def init_request(body: Any) -> InitRequest:
+def init_request(body: Any, requester: Requester | None = None) -> InitRequest:
     """InitProducerId with a transactional id."""
     producer_id = getattr(body, "producer_id", NO_PRODUCER_ID)
     return InitRequest(
@@ -58,6 +59,7 @@ def init_request(body: Any) -> InitRequest:
         current=None
         if producer_id == NO_PRODUCER_ID
         else ProducerIdAndEpoch(producer_id, body.producer_epoch),
+        requester=requester,
     )
 
 
@@ -82,7 +84,9 @@ class Addition(NamedTuple):
     refused: Mapping[TopicPartition, ErrorCode]
 
 
-def additions(header: RequestHeader, body: Any, exists: Exists) -> list[Addition]:
+def additions(
+    header: RequestHeader, body: Any, exists: Exists, requester: Requester | None = None
+) -> list[Addition]:
     """The transactions of an AddPartitionsToTxn: one from a producer, many from a broker."""
     if header.api_version < FIRST_BATCH:
         request = AddRequest(
@@ -90,6 +94,7 @@ def additions(header: RequestHeader, body: Any, exists: Exists) -> list[Addition
             producer_id=body.v3_and_below_producer_id,
             producer_epoch=body.v3_and_below_producer_epoch,
             partitions=_partitions(body.v3_and_below_topics),
+            requester=requester,
         )
         refused = _refused(
             request.partitions,
@@ -108,6 +113,7 @@ def additions(header: RequestHeader, body: Any, exists: Exists) -> list[Addition
             producer_id=each.producer_id,
             producer_epoch=each.producer_epoch,
             partitions=partitions,
+            requester=requester,
         )
         refused = _refused(partitions, lambda each: _unknown(each, exists))
         found.append(Addition(request, each.verify_only, refused))
@@ -163,21 +169,25 @@ def _refused(
     return {each: error or ErrorCode.OPERATION_NOT_ATTEMPTED for each, error in errors.items()}
 
 
-def add_offsets_request(body: Any, offsets_partition: TopicPartition) -> AddRequest:
+def add_offsets_request(
+    body: Any, offsets_partition: TopicPartition, requester: Requester | None = None
+) -> AddRequest:
     return AddRequest(
         transactional_id=body.transactional_id,
         producer_id=body.producer_id,
         producer_epoch=body.producer_epoch,
         partitions=(offsets_partition,),
+        requester=requester,
     )
 
 
-def end_request(body: Any) -> EndRequest:
+def end_request(body: Any, requester: Requester | None = None) -> EndRequest:
     return EndRequest(
         transactional_id=body.transactional_id,
         producer_id=body.producer_id,
         producer_epoch=body.producer_epoch,
         is_commit=body.committed,
+        requester=requester,
     )
 
 

@@ -14,3 +14,5 @@ class TransactionConfig:
     #: transaction.remove.expired.transaction.cleanup.interval.ms
     remove_expired_interval_ms: int = 3_600_000
     request_timeout_ms: int = 30_000  # request.timeout.ms, for the appends of tombstones
+    #: Whether what becomes of transactions is noted: not without a history.
+    is_noted: bool = False

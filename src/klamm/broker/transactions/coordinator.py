@@ -7,8 +7,8 @@ since it is stored, and must not go backwards, since timeouts depend on it.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Final
 
 from klamm.broker.groups.coordinator import group_partition
 from klamm.broker.transactions.config import TransactionConfig
@@ -18,8 +18,10 @@ from klamm.broker.transactions.effects import (
     SendMarkers,
     Ticket,
     TransactionOutbox,
+    What,
 )
 from klamm.broker.transactions.messages import (
+    APPEND_ERRORS,
     AddRequest,
     AddResponse,
     DescribedTransaction,
@@ -29,6 +31,7 @@ from klamm.broker.transactions.messages import (
     InitResponse,
     ListedTransaction,
     ListRequest,
+    Requester,
     TransactionList,
     VerifyResponse,
 )
@@ -42,6 +45,13 @@ from klamm.broker.transactions.records import (
     is_storable,
 )
 from klamm.broker.transactions.replay import TransactionReplay
+from klamm.broker.transactions.state_partition import (
+    Completion,
+    StatePartition,
+    TransactionCounts,
+    TransactionsLoaded,
+    note_of,
+)
 from klamm.broker.transactions.transaction import Transaction, Transit
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
@@ -55,56 +65,9 @@ RETRY_MS: Final = 100
 _TOMBSTONES_MAX: Final = 1_000
 _LABELS: Final = {state.label: state for state in S}
 
-#: What a client is told when the log refuses a record (TXN-15).
-_APPEND_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
-    ErrorCode.NONE: ErrorCode.NONE,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-}
-
 transaction_partition = group_partition
 #: Called with the error for the client and the time, once a transition is done or taken back.
 Then = Callable[[ErrorCode, int], None]
-
-
-class TransactionsLoaded(NamedTuple):
-    """What a state partition was found to hold."""
-
-    transactions: int
-    prepared: int  # whose markers are sent again
-    ignored: int  # records that could not be read
-
-
-class TransactionCounts(NamedTuple):
-    """For the metrics."""
-
-    transactions: Mapping[TransactionState, int]
-    #: Completions that wait to be written again.
-    append_retries: int
-
-
-class _StatePartition:
-    """A partition of `__transaction_state` that this broker coordinates."""
-
-    __slots__ = ("epoch", "index", "transactions")
-
-    def __init__(self, index: int, epoch: int) -> None:
-        self.index = index
-        #: The leader epoch with which this broker became leader (TXN-16).
-        self.epoch = epoch
-        self.transactions: dict[str, Transaction] = {}
-
-
-class _Completion(NamedTuple):
-    """A decided transaction whose markers are being written."""
-
-    home: _StatePartition
-    transaction: Transaction
-    transit: Transit
 
 
 class TransactionCoordinator:
@@ -121,13 +84,13 @@ class TransactionCoordinator:
         self.config = config
         self._new_producer_id = new_producer_id
         self._outbox = TransactionOutbox()
-        self._owned: dict[int, _StatePartition] = {}
+        self._owned: dict[int, StatePartition] = {}
         self._loading: dict[int, TransactionReplay] = {}
         self._epochs: dict[int, int] = {}  # the latest leader epoch seen, by state partition
-        self._completions: dict[str, _Completion] = {}
+        self._completions: dict[str, Completion] = {}
         #: Completions that the log refused, and when they are written again.
         self._retries: dict[str, int] = {}
-        self._timeouts: list[tuple[int, int, _StatePartition, Transaction]] = []
+        self._timeouts: list[tuple[int, int, StatePartition, Transaction]] = []
         self._sequence = 0
         #: When timeouts and expired ids are first looked for; later checks follow at intervals.
         self._abort_check_ms: int | None = None
@@ -157,14 +120,16 @@ class TransactionCoordinator:
         if self._loading.get(partition) is not replay:
             return None, []
         del self._loading[partition]
-        home = self._owned[partition] = _StatePartition(partition, replay.epoch)
+        home = self._owned[partition] = StatePartition(partition, replay.epoch)
         home.transactions = replay.transactions
         prepared = 0
         for transaction in home.transactions.values():
             if transaction.state in PREPARED:
                 prepared += 1
+                self._note(home, transaction, What.LOADED)
                 self._send_markers(home, transaction, now_ms)
             elif transaction.state is S.ONGOING:
+                self._note(home, transaction, What.LOADED)
                 self._watch_timeout(home, transaction)
         if self._abort_check_ms is None:
             self._abort_check_ms = now_ms + self.config.abort_timed_out_interval_ms
@@ -209,6 +174,8 @@ class TransactionCoordinator:
             )
             home.transactions[transaction.id] = transaction
         if error := transaction.check_init(request.current):
+            if error is ErrorCode.PRODUCER_FENCED:
+                self._note(home, transaction, What.REFUSED, request.requester)
             return self._refuse(ticket, InitResponse(error=error))
         if transaction.state is S.ONGOING:
 
@@ -217,7 +184,9 @@ class TransactionCoordinator:
                 error = error or ErrorCode.CONCURRENT_TRANSACTIONS
                 self._outbox.respond(ticket, InitResponse(error=error))
 
-            self._abort_and_fence(home, transaction, now_ms, on_aborted)
+            self._abort_and_fence(
+                home, transaction, now_ms, on_aborted, What.FENCED, request.requester
+            )
         else:
             self._renew(home, transaction, ticket, request, now_ms)
         return self._outbox.drain()
@@ -235,8 +204,11 @@ class TransactionCoordinator:
         ):
             return self._refuse(ticket, AddResponse(error=ErrorCode.NONE))
 
+        what = What.ADDED if transaction.state is S.ONGOING else What.BEGAN
+
         def then(error: ErrorCode, _: int) -> None:
             if not error:
+                self._note(home, transaction, what, request.requester, request.partitions)
                 self._watch_timeout(home, transaction)
             self._outbox.respond(ticket, AddResponse(error=error))
 
@@ -279,6 +251,7 @@ class TransactionCoordinator:
         def then(error: ErrorCode, now_ms: int) -> None:
             self._outbox.respond(ticket, EndResponse(error=error))
             if not error:
+                self._note(home, transaction, What.DECIDED, request.requester)
                 self._send_markers(home, transaction, now_ms)
 
         transit = transaction.prepare_end(is_commit=request.is_commit, now_ms=now_ms)
@@ -381,9 +354,7 @@ class TransactionCoordinator:
         self._epochs[partition] = epoch
         return True
 
-    def _find(
-        self, transactional_id: str
-    ) -> tuple[_StatePartition, Transaction | None] | ErrorCode:
+    def _find(self, transactional_id: str) -> tuple[StatePartition, Transaction | None] | ErrorCode:
         """Where an id lives and what is known about it, or why this broker cannot say."""
         if not transactional_id or not is_storable(transactional_id):
             return ErrorCode.INVALID_REQUEST
@@ -397,7 +368,7 @@ class TransactionCoordinator:
 
     def _find_producer(
         self, request: AddRequest | EndRequest
-    ) -> tuple[_StatePartition, Transaction] | ErrorCode:
+    ) -> tuple[StatePartition, Transaction] | ErrorCode:
         """The transaction of a request whose producer holds its id (TXN-4)."""
         found = self._find(request.transactional_id)
         if isinstance(found, ErrorCode):
@@ -406,6 +377,8 @@ class TransactionCoordinator:
         if transaction is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         error = transaction.check_producer(request.producer_id, request.producer_epoch)
+        if error is ErrorCode.PRODUCER_FENCED:
+            self._note(home, transaction, What.REFUSED, request.requester)
         return error or (home, transaction)
 
     def _check_timeout(self, request: InitRequest) -> ErrorCode:
@@ -422,7 +395,19 @@ class TransactionCoordinator:
         self._outbox.respond(ticket, response)
         return self._outbox.drain()
 
-    def _holds(self, home: _StatePartition, transaction: Transaction) -> bool:
+    def _note(
+        self,
+        home: StatePartition,
+        transaction: Transaction,
+        what: What,
+        requester: Requester | None = None,
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> None:
+        """For the history, if there is one: what became of the transaction, and who asked."""
+        if self.config.is_noted:
+            self._outbox.add(note_of(home, transaction, what, requester, partitions))
+
+    def _holds(self, home: StatePartition, transaction: Transaction) -> bool:
         """Whether this broker still coordinates the id, under the same epoch."""
         return (
             self._owned.get(home.index) is home
@@ -433,7 +418,7 @@ class TransactionCoordinator:
 
     def _renew(
         self,
-        home: _StatePartition,
+        home: StatePartition,
         transaction: Transaction,
         ticket: Ticket,
         request: InitRequest,
@@ -454,11 +439,15 @@ class TransactionCoordinator:
         else:
             transit = transaction.prepare_increment(current, timeout_ms, now_ms)
         if isinstance(transit, ErrorCode):
+            if transit is ErrorCode.PRODUCER_FENCED:
+                self._note(home, transaction, What.REFUSED, request.requester)
             self._outbox.respond(ticket, InitResponse(error=transit))
             return
         stored = transit.stored
 
         def then(error: ErrorCode, _: int) -> None:
+            if not error:
+                self._note(home, transaction, What.INITIALIZED, request.requester)
             self._outbox.respond(
                 ticket,
                 InitResponse(error=error)
@@ -473,10 +462,17 @@ class TransactionCoordinator:
         self._write(home, transaction, transit, then)
 
     def _abort_and_fence(
-        self, home: _StatePartition, transaction: Transaction, now_ms: int, then: Then
+        self,
+        home: StatePartition,
+        transaction: Transaction,
+        now_ms: int,
+        then: Then,
+        why: What,
+        requester: Requester | None = None,
     ) -> None:
         def on_written(error: ErrorCode, now_ms: int) -> None:
             if not error:
+                self._note(home, transaction, why, requester)
                 self._send_markers(home, transaction, now_ms)
             elif self._holds(home, transaction):
                 transaction.has_failed_fence = True
@@ -485,12 +481,12 @@ class TransactionCoordinator:
         self._write(home, transaction, transaction.prepare_fenced_abort(now_ms), on_written)
 
     def _write(
-        self, home: _StatePartition, transaction: Transaction, transit: Transit, then: Then
+        self, home: StatePartition, transaction: Transaction, transit: Transit, then: Then
     ) -> None:
         """Append a pending transition; it takes effect when it is replicated (TXN-15)."""
 
         def on_appended(error: ErrorCode, now_ms: int) -> None:
-            told = _APPEND_ERRORS.get(error, ErrorCode.UNKNOWN_SERVER_ERROR)
+            told = APPEND_ERRORS.get(error, ErrorCode.UNKNOWN_SERVER_ERROR)
             if not self._holds(home, transaction):
                 told = ErrorCode.NOT_COORDINATOR
             elif told:
@@ -502,10 +498,10 @@ class TransactionCoordinator:
         record = TransactionRecord(encode_key(transaction.id), encode_value(transit.stored))
         self._outbox.append(home.index, [record], transit.stored.timeout_ms, on_appended)
 
-    def _send_markers(self, home: _StatePartition, transaction: Transaction, now_ms: int) -> None:
+    def _send_markers(self, home: StatePartition, transaction: Transaction, now_ms: int) -> None:
         """Have the markers of a decided transaction written; its completion is pending now."""
         transit = transaction.prepare_complete(now_ms)
-        completion = _Completion(home, transaction, transit)
+        completion = Completion(home, transaction, transit)
         self._completions[transaction.id] = completion
         if not transaction.unmarked:
             self._write_completion(completion)
@@ -522,7 +518,7 @@ class TransactionCoordinator:
             )
         )
 
-    def _write_completion(self, completion: _Completion) -> None:
+    def _write_completion(self, completion: Completion) -> None:
         """Append Complete*; until the log takes it, try again."""
         home, transaction, transit = completion
 
@@ -534,13 +530,14 @@ class TransactionCoordinator:
             else:
                 transaction.complete(transit)
                 del self._completions[transaction.id]
+                self._note(home, transaction, What.COMPLETED)
 
         record = TransactionRecord(encode_key(transaction.id), encode_value(transit.stored))
         self._outbox.append(home.index, [record], transit.stored.timeout_ms, on_appended)
 
     # Time
 
-    def _watch_timeout(self, home: _StatePartition, transaction: Transaction) -> None:
+    def _watch_timeout(self, home: StatePartition, transaction: Transaction) -> None:
         """See to it that an Ongoing transaction is looked at when its timeout has passed.
 
         An earlier entry of the same id is moved when it comes up, so that an id has one entry
@@ -553,7 +550,7 @@ class TransactionCoordinator:
             heapq.heappush(self._timeouts, (deadline_ms, self._sequence, home, transaction))
 
     def _abort_timed_out(self, now_ms: int) -> None:
-        again: list[tuple[_StatePartition, Transaction]] = []
+        again: list[tuple[StatePartition, Transaction]] = []
         while self._timeouts and self._timeouts[0][0] < now_ms:
             at_ms, _, home, transaction = heapq.heappop(self._timeouts)
             if at_ms != transaction.queued_ms or not self._holds(home, transaction):
@@ -563,12 +560,12 @@ class TransactionCoordinator:
                 continue
             again.append((home, transaction))
             if transaction.deadline_ms < now_ms and transaction.pending is None:
-                self._abort_and_fence(home, transaction, now_ms, lambda *_: None)
+                self._abort_and_fence(home, transaction, now_ms, lambda *_: None, What.TIMED_OUT)
         for home, transaction in again:
             # The abort may fail, and a later deadline of the same id has yet to come.
             self._watch_timeout(home, transaction)
 
-    def _remove_expired(self, home: _StatePartition, now_ms: int) -> None:
+    def _remove_expired(self, home: StatePartition, now_ms: int) -> None:
         """Remove ids that have been idle for too long, by tombstones (TXN-11)."""
         latest_ms = now_ms - self.config.id_expiration_ms
         expired = [
@@ -579,7 +576,7 @@ class TransactionCoordinator:
         for start in range(0, len(expired), _TOMBSTONES_MAX):
             self._bury(home, expired[start : start + _TOMBSTONES_MAX])
 
-    def _bury(self, home: _StatePartition, expired: list[Transaction]) -> None:
+    def _bury(self, home: StatePartition, expired: list[Transaction]) -> None:
         for transaction in expired:
             transaction.prepare_dead()
 
@@ -590,6 +587,7 @@ class TransactionCoordinator:
                 if error:
                     transaction.cancel()
                 else:
+                    self._note(home, transaction, What.EXPIRED)
                     del home.transactions[transaction.id]
 
         tombstones = [TransactionRecord(encode_key(each.id), None) for each in expired]

@@ -7,8 +7,9 @@ each `AppendState` once. Each marker of a `SendMarkers` is reported once it is w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from klamm.broker.transactions.messages import Response
+from klamm.broker.transactions.messages import Requester, Response
 from klamm.broker.transactions.records import TransactionRecord
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
@@ -48,6 +49,37 @@ class SendMarkers:
     partitions: tuple[TopicPartition, ...]
 
 
+class What(StrEnum):
+    """What happened to a transactional id."""
+
+    INITIALIZED = "initialized"  # a producer was given the id, and every earlier one is fenced
+    BEGAN = "began"
+    ADDED = "added"  # partitions
+    DECIDED = "decided"  # to commit or to abort, as its producer asked
+    FENCED = "fenced"  # aborted, because another producer asked for the id
+    TIMED_OUT = "timed_out"  # aborted, because it was open for too long
+    COMPLETED = "completed"  # all markers are written
+    REFUSED = "refused"  # a request of a fenced producer
+    LOADED = "loaded"  # a new coordinator found the transaction unfinished
+    EXPIRED = "expired"  # the id was removed
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTransition:
+    """Put into the history what happened to a transactional id, and the state it is in now."""
+
+    what: What
+    transactional_id: str
+    state_partition: int
+    coordinator_epoch: int
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    state: str
+    partitions: tuple[TopicPartition, ...]
+    requester: Requester | None
+
+
 @dataclass(frozen=True, slots=True)
 class DropMarkers:
     """Another broker coordinates `state_partition`: forget its unsent markers."""
@@ -55,7 +87,7 @@ class DropMarkers:
     state_partition: int
 
 
-Effect = RespondToProducer | AppendState | SendMarkers | DropMarkers
+Effect = RespondToProducer | AppendState | SendMarkers | DropMarkers | NoteTransition
 #: Called with the result of an append and the time.
 Continuation = Callable[[ErrorCode, int], None]
 
@@ -83,7 +115,7 @@ class TransactionOutbox:
         self._waiting[self._appends] = then
         self._effects.append(AppendState(self._appends, partition, tuple(records), timeout_ms))
 
-    def add(self, effect: SendMarkers | DropMarkers) -> None:
+    def add(self, effect: SendMarkers | DropMarkers | NoteTransition) -> None:
         self._effects.append(effect)
 
     def report(self, number: int, error: ErrorCode, now_ms: int) -> None:

@@ -5,11 +5,31 @@ Error codes are those of the newest version of a request; handlers translate the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
+
+#: What a client is told when the log refuses a record (TXN-15).
+APPEND_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.NONE: ErrorCode.NONE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+
+
+class Requester(NamedTuple):
+    """Who sent a request, for the history."""
+
+    principal: str
+    address: str
+    client_id: str | None
+    api: str
 
 
 class ProducerIdAndEpoch(NamedTuple):
@@ -23,6 +43,7 @@ class InitRequest:
     timeout_ms: int
     #: What the producer has, if it asks for a higher epoch (KIP-360).
     current: ProducerIdAndEpoch | None = None
+    requester: Requester | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +61,7 @@ class AddRequest:
     producer_id: int
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
+    requester: Requester | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +83,7 @@ class EndRequest:
     producer_id: int
     producer_epoch: int
     is_commit: bool
+    requester: Requester | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,20 @@
 """Runs the transaction coordinator: its clock, its log, its markers.
 
-The coordinator and the queue of markers decide; here are the event loop, the partitions of
-`__transaction_state`, the connections to other brokers and the futures that requests wait for.
+The coordinator and the queue of markers decide; here are the partitions of `__transaction_state`
+and the connections to other brokers.
 """
 
 import asyncio
-import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import DelayedProduce
-from klamm.broker.log.errors import AppendError
+from klamm.broker.coordinator_service import CoordinatorService, read_portions
 from klamm.broker.log.log import Log
-from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.transactions.config import TransactionConfig
@@ -25,9 +23,9 @@ from klamm.broker.transactions.effects import (
     AppendState,
     DropMarkers,
     Effect,
+    NoteTransition,
     RespondToProducer,
     SendMarkers,
-    Ticket,
 )
 from klamm.broker.transactions.marker_writer import MarkerWriter, WritableMarker
 from klamm.broker.transactions.markers import (
@@ -38,9 +36,10 @@ from klamm.broker.transactions.markers import (
 )
 from klamm.broker.transactions.peers import PeerConnections
 from klamm.broker.transactions.records import by_topic
-from klamm.broker.transactions.replay import KeyAndValue, TransactionReplay
+from klamm.broker.transactions.replay import TransactionReplay
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
+from klamm.history.broker_history import BrokerHistory
 from klamm.names import TRANSACTION_STATE, TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -54,7 +53,7 @@ _LOAD_TIMES: Final = 50
 _SETTLING_MS: Final = 2_000
 
 
-def transaction_config(config: BrokerConfig) -> TransactionConfig:
+def transaction_config(config: BrokerConfig, *, is_noted: bool = False) -> TransactionConfig:
     """The coordinator's part of the broker's configuration."""
     return TransactionConfig(
         max_timeout_ms=config.transaction_max_timeout_ms,
@@ -66,10 +65,11 @@ def transaction_config(config: BrokerConfig) -> TransactionConfig:
             config.transaction_remove_expired_transaction_cleanup_interval_ms
         ),
         request_timeout_ms=config.request_timeout_ms,
+        is_noted=is_noted,
     )
 
 
-class TransactionService:
+class TransactionService(CoordinatorService[Effect]):
     """One transaction coordinator at work."""
 
     def __init__(
@@ -81,11 +81,12 @@ class TransactionService:
         clock: Clock,
         replicas: ReplicaManager | None = None,
         marker_writer: MarkerWriter | None = None,
+        history: BrokerHistory | None = None,
     ) -> None:
         """A node without data has no replicas, coordinates nothing and says so."""
         self._led_since_ms = 0
         self.coordinator = TransactionCoordinator(
-            transaction_config(config),
+            transaction_config(config, is_noted=history is not None),
             new_producer_id,
             partition_count=config.transaction_state_log_num_partitions,
         )
@@ -95,34 +96,10 @@ class TransactionService:
         self._broker_id = broker_id
         self._metadata = metadata
         self._load_bytes = config.transaction_state_log_load_buffer_size
-        self._replicas = replicas
         self._marker_writer = marker_writer
-        self._clock = clock
+        self._history = history
         self._peers = PeerConnections(config, broker_id, metadata)
-        self._tickets = itertools.count(1)
-        self._waiting: dict[Ticket, asyncio.Future[Any]] = {}
-        self._effects: deque[Effect] = deque()
-        self._is_carrying_out = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    # Requests
-
-    @property
-    def now_ms(self) -> int:
-        """The time by the coordinator's clock."""
-        return self._clock.steady_ms()
-
-    def submit(self, ask: Callable[[Ticket, int], list[Effect]]) -> asyncio.Future[Any]:
-        """Ask the coordinator something that it may respond to later."""
-        ticket = next(self._tickets)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = future
-        # A client that goes away wants no response.
-        future.add_done_callback(lambda _: self._waiting.pop(ticket, None))
-        self._carry_out(ask(ticket, self.now_ms))
-        return future
+        super().__init__(self.coordinator, clock, replicas)
 
     # State partitions
 
@@ -177,59 +154,24 @@ class TransactionService:
 
     # Effects
 
-    def _carry_out(self, effects: list[Effect]) -> None:
-        """Do what the coordinator wants, in order; doing it may make it want more."""
-        self._effects.extend(effects)
-        if self._is_carrying_out:
-            return
-        self._is_carrying_out = True
-        try:
-            while self._effects:
-                effect = self._effects.popleft()
-                match effect:
-                    case RespondToProducer(ticket, response):
-                        future = self._waiting.get(ticket)
-                        if future is not None and not future.done():
-                            future.set_result(response)
-                    case AppendState():
-                        self._append(effect)
-                    case SendMarkers():
-                        self.markers.add(effect, self.now_ms)
-                    case DropMarkers(partition):
-                        self.markers.drop(partition)
-        finally:
-            self._is_carrying_out = False
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case RespondToProducer(ticket, response):
+                self._respond(ticket, response)
+            case AppendState():
+                name = TopicPartition(TRANSACTION_STATE, effect.partition)
+                now_ms = self._clock.wall_ms()
+                batch = build_batch([Record(*each, now_ms) for each in effect.records])
+                self._write(effect.number, name, batch, effect.timeout_ms)
+            case SendMarkers():
+                self.markers.add(effect, self.now_ms)
+            case DropMarkers(partition):
+                self.markers.drop(partition)
+            case NoteTransition() if self._history is not None:
+                self._history.note(partial(_described, effect))
+
+    def _on_performed(self) -> None:
         self._send_markers()
-
-    def _append(self, append: AppendState) -> None:
-        if self._replicas is None:
-            self._report(append.number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return
-        name = TopicPartition(TRANSACTION_STATE, append.partition)
-        now_ms = self._clock.wall_ms()
-        batch = build_batch([Record(*each, now_ms) for each in append.records])
-        try:
-            result = self._replicas.append(
-                name, batch.data, acks_all=True, origin=AppendOrigin.COORDINATOR
-            )
-        except AppendError as error:
-            self._report(append.number, error.code)
-            return
-        required = {name: result.last_offset + 1}
-        operation = self._replicas.delay_produce(required, append.timeout_ms)
-        if operation.is_pending:
-            self._start(self._wait(append, name, operation))
-        else:
-            self._report(append.number, operation.errors[name])
-
-    async def _wait(
-        self, append: AppendState, name: TopicPartition, operation: DelayedProduce
-    ) -> None:
-        await operation.wait()
-        self._report(append.number, operation.errors[name])
-
-    def _report(self, number: int, error: ErrorCode) -> None:
-        self._carry_out(self.coordinator.appended(number, error, self.now_ms))
 
     # Markers
 
@@ -285,64 +227,46 @@ class TransactionService:
 
     # Time
 
-    def _arm(self) -> None:
+    def _next_deadline_ms(self) -> int | None:
         deadlines = (self.coordinator.next_deadline_ms(), self.markers.next_deadline_ms())
-        deadline_ms = min((each for each in deadlines if each is not None), default=None)
-        if self._timer is not None:
-            if deadline_ms is not None and self._timer_ms <= deadline_ms:
-                return  # it looks early and arms itself again
-            self._timer.cancel()
-            self._timer = None
-        if deadline_ms is not None:
-            self._timer_ms = deadline_ms
-            delay_s = max(deadline_ms - self.now_ms, 0) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._carry_out(self.coordinator.tick(self.now_ms))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return min((each for each in deadlines if each is not None), default=None)
 
     def close(self) -> None:
         """Stop the clock and the markers; pending requests stay unresolved."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for task in self._tasks:
-            task.cancel()
+        super().close()
         self._peers.close()
 
 
 def _read(replica: Log, replay: TransactionReplay, portion_bytes: int) -> None:
     """Read the log up to where it ends now. Slow: it runs in a thread of its own."""
-    for portion in _portions(replica, portion_bytes):
+    for portion in read_portions(replica, portion_bytes):
         if replay.is_abandoned:
             return
-        replay.read(portion)
+        for batch in portion:
+            if not batch.header.is_control:
+                replay.read((record.key, record.value) for record in iterate_records(batch))
     replay.finish()
 
 
-def _portions(replica: Log, portion_bytes: int) -> Iterator[list[KeyAndValue]]:
-    start, end = replica.start_offset, replica.end_offset
-    portion: list[KeyAndValue] = []
-    size = 0
-    for segment in replica.segments:
-        for batch in segment.batches():
-            header = batch.header
-            if header.base_offset >= end:
-                break
-            if header.last_offset < start or header.is_control:
-                continue
-            portion += [(record.key, record.value) for record in iterate_records(batch)]
-            size += header.size
-            if size >= portion_bytes:
-                yield portion
-                portion, size = [], 0
-    yield portion
+def _described(note: NoteTransition) -> dict[str, Any]:
+    """The fields of a record of the history."""
+    who = note.requester
+    return {
+        "kind": "transaction",
+        "what": note.what,
+        "transactional_id": note.transactional_id,
+        "state": note.state,
+        "producer_id": note.producer_id,
+        "producer_epoch": note.producer_epoch,
+        "timeout_ms": note.timeout_ms,
+        "partitions": [f"{topic}-{partition}" for topic, partition in note.partitions],
+        "state_partition": note.state_partition,
+        "coordinator_epoch": note.coordinator_epoch,
+        "principal": who and who.principal,
+        "address": who and who.address,
+        "client_id": who and who.client_id,
+        "api": who and who.api,
+    }
 
 
 def _body(request: MarkerRequest) -> dict[str, Any]:

@@ -1,0 +1,230 @@
+"""Who changed what: a record in the history for each administrative request, refused ones too.
+
+A record names the principal, the address and the client id of whoever asked, what the request was
+about, and the errors in its response. Secrets are not among it: of credentials only the user and
+the mechanism are kept, and of settings of brokers only their names.
+"""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
+from klamm.broker.security.guard import response_values
+from klamm.history.broker_history import BrokerHistory
+from klamm.protocol.acls import AclOperation, AclPermission, ResourceType
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codes import ErrorCode
+
+_TOPIC: Final = 2
+_CONFIG_RESOURCES: Final = {_TOPIC: "topic", 4: "broker", 8: "broker logger"}
+_MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+_ELECTIONS: Final = {0: "preferred", 1: "unclean"}
+_PER_NAME: Final = ("name", "topic", "resource_name", "group_id", "user", "feature")
+_PER_INDEX: Final = ("partition_index", "partition_id")
+
+#: What a request is about: the type and the name of each resource, and what is wanted of it.
+Subject = tuple[str, str, str]
+
+
+def _topics_created(body: Any) -> Iterator[Subject]:
+    for topic in body.topics:
+        wanted = [f"{each.name}={each.value}" for each in topic.configs]
+        if topic.assignments:
+            wanted.insert(0, f"{len(topic.assignments)} partitions placed by hand")
+        else:
+            wanted[:0] = [
+                f"{topic.num_partitions} partitions",
+                f"replication factor {topic.replication_factor}",
+            ]
+        yield "topic", topic.name, ", ".join(wanted)
+
+
+def _topics_deleted(body: Any) -> Iterator[Subject]:
+    for name in getattr(body, "topic_names", ()):
+        yield "topic", name, ""
+    for topic in getattr(body, "topics", ()):
+        yield "topic", topic.name or str(topic.topic_id), ""
+
+
+def _partitions_created(body: Any) -> Iterator[Subject]:
+    for topic in body.topics:
+        yield "topic", topic.name, f"{topic.count} partitions"
+
+
+def _records_deleted(body: Any) -> Iterator[Subject]:
+    for topic in body.topics:
+        wanted = (f"{each.partition_index} before {each.offset}" for each in topic.partitions)
+        yield "topic", topic.name, ", ".join(wanted)
+
+
+def _configs_altered(body: Any) -> Iterator[Subject]:
+    for resource in body.resources:
+        is_topic = resource.resource_type == _TOPIC
+        wanted = (
+            f"{each.name}={each.value}" if is_topic else each.name for each in resource.configs
+        )
+        kind = _CONFIG_RESOURCES.get(resource.resource_type, str(resource.resource_type))
+        yield kind, resource.resource_name, ", ".join(wanted)
+
+
+def _partitions_reassigned(body: Any) -> Iterator[Subject]:
+    for topic in body.topics:
+        wanted = (
+            f"{each.partition_index} to "
+            + ("where it was" if each.replicas is None else ",".join(map(str, each.replicas)))
+            for each in topic.partitions
+        )
+        yield "topic", topic.name, "; ".join(wanted)
+
+
+def _leaders_elected(body: Any) -> Iterator[Subject]:
+    kind = _ELECTIONS.get(getattr(body, "election_type", 0), "unknown") + " election"
+    if body.topic_partitions is None:
+        yield "cluster", "", f"{kind} of all partitions"
+    for topic in body.topic_partitions or ():
+        yield "topic", topic.topic, f"{kind} of {','.join(map(str, topic.partitions))}"
+
+
+def _acls_created(body: Any) -> Iterator[Subject]:
+    for each in body.creations:
+        what = (each.permission_type, each.operation, each.principal, each.host)
+        yield _resource(each.resource_type), each.resource_name, _rule(*what)
+
+
+def _acls_deleted(body: Any) -> Iterator[Subject]:
+    for each in body.filters:
+        what = (each.permission_type, each.operation, each.principal_filter, each.host_filter)
+        kind = _resource(each.resource_type_filter)
+        yield kind, each.resource_name_filter or "", _rule(*what)
+
+
+def _resource(code: int) -> str:
+    kinds = ResourceType._value2member_map_
+    return str(getattr(kinds.get(code), "name", code)).lower().replace("_", " ")
+
+
+def _rule(permission: int, operation: int, principal: str | None, host: str | None) -> str:
+    said = AclPermission._value2member_map_.get(permission)
+    done = AclOperation._value2member_map_.get(operation)
+    return " ".join(
+        str(each)
+        for each in (
+            getattr(said, "name", permission),
+            principal or "anybody",
+            f"at {host or 'any address'}:",
+            getattr(done, "name", operation),
+        )
+    )
+
+
+def _quotas_altered(body: Any) -> Iterator[Subject]:
+    for entry in body.entries:
+        name = ", ".join(
+            f"{each.entity_type} {'(default)' if each.entity_name is None else each.entity_name}"
+            for each in entry.entity
+        )
+        wanted = (f"{op.key} {'removed' if op.remove else f'= {op.value:g}'}" for op in entry.ops)
+        yield "quota", name, ", ".join(wanted)
+
+
+def _users_altered(body: Any) -> Iterator[Subject]:
+    for each in body.upsertions:
+        yield "user", each.name, f"{_MECHANISMS.get(each.mechanism, each.mechanism)} set"
+    for each in body.deletions:
+        yield "user", each.name, f"{_MECHANISMS.get(each.mechanism, each.mechanism)} removed"
+
+
+def _groups_deleted(body: Any) -> Iterator[Subject]:
+    for name in body.groups_names:
+        yield "group", name, ""
+
+
+def _offsets_deleted(body: Any) -> Iterator[Subject]:
+    yield "group", body.group_id, ", ".join(topic.name for topic in body.topics)
+
+
+def _features_updated(body: Any) -> Iterator[Subject]:
+    for each in body.feature_updates:
+        yield "feature", each.feature, f"level {each.max_version_level}"
+
+
+#: The requests that change a cluster, and what each of them is about.
+ADMINISTRATIVE: Final[Mapping[ApiKey, Callable[[Any], Iterator[Subject]]]] = {
+    ApiKey.CREATE_TOPICS: _topics_created,
+    ApiKey.DELETE_TOPICS: _topics_deleted,
+    ApiKey.DELETE_RECORDS: _records_deleted,
+    ApiKey.CREATE_ACLS: _acls_created,
+    ApiKey.DELETE_ACLS: _acls_deleted,
+    ApiKey.ALTER_CONFIGS: _configs_altered,
+    ApiKey.CREATE_PARTITIONS: _partitions_created,
+    ApiKey.DELETE_GROUPS: _groups_deleted,
+    ApiKey.ELECT_LEADERS: _leaders_elected,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs_altered,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _partitions_reassigned,
+    ApiKey.OFFSET_DELETE: _offsets_deleted,
+    ApiKey.ALTER_CLIENT_QUOTAS: _quotas_altered,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _users_altered,
+    ApiKey.UPDATE_FEATURES: _features_updated,
+}
+
+
+def noted(handlers: Mapping[ApiKey, Handler], history: BrokerHistory) -> dict[ApiKey, Handler]:
+    """The same handlers; those of administrative requests leave a record in the history."""
+    return {
+        key: _noting(handler, history) if key in ADMINISTRATIVE else handler
+        for key, handler in handlers.items()
+    }
+
+
+def _noting(handler: Handler, history: BrokerHistory) -> Handler:
+    def handle(call: Call) -> Result | Awaitable[Result]:
+        at = time.time()
+        result = handler(call)
+        if inspect.isawaitable(result):
+            return _note_later(call, result, at)
+        history.note(partial(_described, call, result), at)
+        return result
+
+    async def _note_later(call: Call, result: Awaitable[Result], at: float) -> Result:
+        response = await result
+        history.note(partial(_described, call, response), at)
+        return response
+
+    return handle
+
+
+def _described(call: Call, result: Result) -> dict[str, Any]:
+    """The fields of a record. Slow for large requests: the history's thread calls it."""
+    connection, header = call.connection, call.header
+    subjects = ADMINISTRATIVE[ApiKey(header.api_key)](call.body)
+    unsent = isinstance(result, EncodedResponse) and result.parts is None
+    return {
+        "kind": "request",
+        "api": APIS[header.api_key].name,
+        "principal": connection.principal,
+        "address": connection.client_host,
+        "client_id": header.client_id,
+        "listener": connection.listener,
+        "is_trial": bool(getattr(call.body, "validate_only", False)),
+        "subjects": [
+            {"type": kind, "name": name, "wanted": wanted} for kind, name, wanted in subjects
+        ],
+        "errors": [] if unsent else list(_errors(response_values(call, result), "")),
+    }
+
+
+def _errors(values: Mapping[str, Any], name: str) -> Iterator[dict[str, str]]:
+    """Each error in a response, with the name of what it is about."""
+    name = next((str(values[each]) for each in _PER_NAME if values.get(each)), name)
+    index = next((values[each] for each in _PER_INDEX if each in values), None)
+    about = name if index is None else f"{name}-{index}"
+    if code := values.get("error_code", 0):
+        yield {"name": about, "error": ErrorCode.of(code).name}
+    for value in values.values():
+        if isinstance(value, list | tuple):
+            for each in value:
+                if isinstance(each, Mapping):
+                    yield from _errors(each, name)

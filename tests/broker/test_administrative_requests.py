@@ -1,0 +1,218 @@
+"""Each administrative request leaves a record of who asked for what, without secrets."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from klamm.broker.administrative_requests import ADMINISTRATIVE, _described, noted
+from klamm.broker.handlers.dispatch import Call, EncodedResponse
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.failures import failure
+from klamm.protocol.codec.frames import decode_request, encode_request, encode_response
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codes import ErrorCode
+
+SECRET = "correct horse"
+ACL = {
+    "resource_type": 2,
+    "resource_name": "orders",
+    "resource_pattern_type": 3,
+    "principal": "User:bob",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+FILTER = {
+    "resource_type_filter": 2,
+    "resource_name_filter": None,
+    "pattern_type_filter": 1,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+CONFIG = {"name": "retention.ms", "value": "1000", "config_operation": 0}
+PASSWORD = {"name": "ssl.key.password", "value": SECRET, "config_operation": 0}
+RESOURCES = [
+    {"resource_type": 2, "resource_name": "orders", "configs": [CONFIG]},
+    {"resource_type": 4, "resource_name": "1", "configs": [PASSWORD]},
+]
+BODIES: dict[ApiKey, tuple[dict[str, Any], list[tuple[str, str, str]]]] = {
+    ApiKey.CREATE_TOPICS: (
+        {
+            "topics": [
+                {
+                    "name": "orders",
+                    "num_partitions": 3,
+                    "replication_factor": 2,
+                    "assignments": [],
+                    "configs": [{"name": "retention.ms", "value": "1000"}],
+                }
+            ],
+            "timeout": 1000,
+            "validate_only": False,
+        },
+        [("topic", "orders", "3 partitions, replication factor 2, retention.ms=1000")],
+    ),
+    ApiKey.DELETE_TOPICS: (
+        {"topics": [{"name": "orders", "topic_id": None}], "timeout": 1000},
+        [("topic", "orders", "")],
+    ),
+    ApiKey.DELETE_RECORDS: (
+        {
+            "topics": [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 7}]}],
+            "timeout": 1000,
+        },
+        [("topic", "orders", "0 before 7")],
+    ),
+    ApiKey.CREATE_PARTITIONS: (
+        {
+            "topics": [{"name": "orders", "count": 5, "assignments": None}],
+            "timeout": 1000,
+            "validate_only": True,
+        },
+        [("topic", "orders", "5 partitions")],
+    ),
+    ApiKey.ALTER_CONFIGS: (
+        {"resources": RESOURCES, "validate_only": False},
+        [("topic", "orders", "retention.ms=1000"), ("broker", "1", "ssl.key.password")],
+    ),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (
+        {"resources": RESOURCES, "validate_only": False},
+        [("topic", "orders", "retention.ms=1000"), ("broker", "1", "ssl.key.password")],
+    ),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (
+        {
+            "timeout": 1000,
+            "topics": [
+                {
+                    "name": "orders",
+                    "partitions": [
+                        {"partition_index": 0, "replicas": [1, 2]},
+                        {"partition_index": 1, "replicas": None},
+                    ],
+                }
+            ],
+        },
+        [("topic", "orders", "0 to 1,2; 1 to where it was")],
+    ),
+    ApiKey.ELECT_LEADERS: (
+        {"election_type": 1, "topic_partitions": None, "timeout": 1000},
+        [("cluster", "", "unclean election of all partitions")],
+    ),
+    ApiKey.CREATE_ACLS: (
+        {"creations": [ACL]},
+        [("topic", "orders", "ALLOW User:bob at *: READ")],
+    ),
+    ApiKey.DELETE_ACLS: (
+        {"filters": [FILTER]},
+        [("topic", "", "ANY anybody at any address: ANY")],
+    ),
+    ApiKey.ALTER_CLIENT_QUOTAS: (
+        {
+            "entries": [
+                {
+                    "entity": [{"entity_type": "user", "entity_name": None}],
+                    "ops": [
+                        {"key": "producer_byte_rate", "value": 1024.0, "remove": False},
+                        {"key": "consumer_byte_rate", "value": 0.0, "remove": True},
+                    ],
+                }
+            ],
+            "validate_only": False,
+        },
+        [("quota", "user (default)", "producer_byte_rate = 1024, consumer_byte_rate removed")],
+    ),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
+        {
+            "deletions": [{"name": "carol", "mechanism": 2}],
+            "upsertions": [
+                {
+                    "name": "bob",
+                    "mechanism": 1,
+                    "iterations": 4096,
+                    "salt": SECRET.encode(),
+                    "salted_password": SECRET.encode(),
+                }
+            ],
+        },
+        [("user", "bob", "SCRAM-SHA-256 set"), ("user", "carol", "SCRAM-SHA-512 removed")],
+    ),
+    ApiKey.DELETE_GROUPS: ({"groups_names": ["app"]}, [("group", "app", "")]),
+    ApiKey.OFFSET_DELETE: (
+        {
+            "group_id": "app",
+            "topics": [{"name": "orders", "partitions": [{"partition_index": 0}]}],
+        },
+        [("group", "app", "orders")],
+    ),
+    ApiKey.UPDATE_FEATURES: (
+        {
+            "timeout": 1000,
+            "feature_updates": [
+                {"feature": "metadata.version", "max_version_level": 3, "upgrade_type": 1}
+            ],
+            "validate_only": False,
+        },
+        [("feature", "metadata.version", "level 3")],
+    ),
+}
+
+
+def call(key: ApiKey) -> Call:
+    header = RequestHeader(key, APIS[key].max_version, 1, "admin-1")
+    frame = memoryview(encode_request(header, BODIES[key][0]))[4:]
+    decoded, body = decode_request(frame)
+    connection: Any = SimpleNamespace(
+        principal="User:alice", client_host="10.0.0.1", listener="SASL_SSL"
+    )
+    meter: Any = None
+    return Call(connection, decoded, body, frame, meter, 0, 0)
+
+
+@pytest.mark.parametrize("key", ADMINISTRATIVE)
+def test_a_record_says_who_asked_for_what_and_what_was_refused(key: ApiKey):
+    asked = call(key)
+    refusal = failure(asked.header, asked.body, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    assert refusal is not None
+    encoded = EncodedResponse([encode_response(asked.header, refusal)])
+    for result in (refusal, encoded):
+        record = _described(asked, result)
+        assert record["api"] == APIS[key].name
+        assert (record["principal"], record["address"]) == ("User:alice", "10.0.0.1")
+        assert record["client_id"] == "admin-1"
+        found = [(each["type"], each["name"], each["wanted"]) for each in record["subjects"]]
+        assert found == BODIES[key][1]
+        if key is not ApiKey.ELECT_LEADERS:  # a refusal of all names no partition
+            assert {each["error"] for each in record["errors"]} == {"CLUSTER_AUTHORIZATION_FAILED"}
+        assert SECRET not in json.dumps(record)
+
+
+def test_only_administrative_requests_are_noted():
+    notes: list[Any] = []
+    history: Any = SimpleNamespace(note=lambda describe, at: notes.append(describe()))
+    answer = {"throttle_time": 0, "results": []}
+
+    async def later(_: Call) -> Any:
+        return answer
+
+    handlers = noted(
+        {
+            ApiKey.DELETE_GROUPS: lambda _: answer,
+            ApiKey.CREATE_PARTITIONS: later,
+            ApiKey.METADATA: lambda _: answer,
+        },
+        history,
+    )
+    assert handlers[ApiKey.DELETE_GROUPS](call(ApiKey.DELETE_GROUPS)) == answer
+
+    async def ask() -> Any:
+        return await handlers[ApiKey.CREATE_PARTITIONS](call(ApiKey.CREATE_PARTITIONS))  # type: ignore[misc]
+
+    assert asyncio.run(ask()) == answer
+    assert handlers[ApiKey.METADATA](call(ApiKey.DELETE_GROUPS)) == answer
+    assert [each["api"] for each in notes] == ["DeleteGroups", "CreatePartitions"]
+    assert notes[1]["is_trial"]
