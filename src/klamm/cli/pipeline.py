@@ -108,7 +108,7 @@ def whatif(
     with spark_session(master, little=are_little([Path(snapshot)])) as spark:
         folder = output_folder(spark, out)
         frames = read_snapshot(spark, snapshot)
-        racks = frames.racks()
+        racks = frames.racks
         if set_ is not None:
             failures = named_failure(racks, kind, [name.strip() for name in what.split(",")])
         elif kind == "brokers":
@@ -213,7 +213,7 @@ def plan(
     with spark_session(master, little=are_little([Path(snapshot)])) as spark:
         file = output_folder(spark, out)
         frames = read_snapshot(spark, snapshot)
-        racks = frames.racks()
+        racks = frames.racks
         partitions = ordered_partitions(frames)
         if given_sizes is not None:
             partitions = with_sizes(partitions, given_sizes)

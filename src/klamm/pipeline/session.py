@@ -98,6 +98,11 @@ def planned_for(spark: SparkSession, paths: Iterable[Path]) -> Iterator[None]:
             spark.conf.set(name, value)
 
 
+def is_for_little(spark: SparkSession) -> bool:
+    """Whether the session plans its queries for little data now."""
+    return all(spark.conf.get(name) == value for name, value in _LITTLE_SETTINGS.items())
+
+
 def are_little(paths: Iterable[Path]) -> bool:
     """Whether these files and folders hold at most `LITTLE_BYTES` together.
 

@@ -11,9 +11,16 @@ from klamm.core.assignment import assign_replicas
 from klamm.pipeline import arrow
 from klamm.pipeline.arrow import partitions_from_arrow, rows_to_arrow
 from klamm.pipeline.snapshot.snapshot import Snapshot, read_snapshot, write_snapshot
+from klamm.pipeline.whatif import frames
 from klamm.pipeline.whatif.frames import play_through
 from klamm.pipeline.whatif.report import render_report
-from klamm.pipeline.whatif.whatif import SUMS, broker_failures, scenario_sums, sum_terms
+from klamm.pipeline.whatif.whatif import (
+    SUMS,
+    broker_failures,
+    named_failure,
+    scenario_sums,
+    sum_terms,
+)
 from tests.pipeline.pages import network_references
 
 PARTITIONS = 3000
@@ -98,7 +105,10 @@ def test_the_report_names_the_partitions_and_needs_no_network(answer):
     page = render_report(answer, ["A warning & more."])
     assert "A warning &amp; more." in page
     assert "partitions do not survive" in page
-    assert "15 failures played through" in page
+    assert "failures of 2 brokers at once cost leaders or records" in page
+    assert "have live replicas, but none that was in sync" in page
+    assert '<table class="heat">' in page
+    assert "Cluster" in page
     assert network_references(page) == []
 
 
@@ -110,4 +120,39 @@ def test_a_cluster_without_partitions_survives_everything(spark, tmp_path):
         (0, 0)
     }
     assert answer.partitions.isEmpty()
-    assert "15 of them leave every partition with a leader" in render_report(answer, [])
+    assert "Any 2 brokers at once can fail and leave every partition with" in render_report(
+        answer, []
+    )
+
+
+def test_blocks_of_scenarios_give_the_same_tables(spark, answer, tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "_CELLS_PER_BLOCK", 20)
+    write_snapshot(spark, make_snapshot(), str(tmp_path))
+    snapshot = read_snapshot(spark, str(tmp_path))
+    in_blocks = play_through(snapshot, broker_failures(RACKS, 2))
+
+    def rows(frame):
+        return sorted(map(tuple, frame.toPandas().astype(str).to_numpy().tolist()))
+
+    assert rows(in_blocks.brokers) == rows(answer.brokers)
+    assert in_blocks.ranked.equals(answer.ranked)
+    assert in_blocks.worst.equals(answer.worst)
+
+
+def test_a_partition_says_why_it_is_lost(spark, tmp_path):
+    full = make_snapshot(4)
+    replicas = pa.array([[0], [0, 1], [0, 1, 2], [0, 1, 2]], pa.list_(pa.int32()))
+    isr = pa.array([[0], [0, 1], [0, 1], [0, 1, 2]], pa.list_(pa.int32()))
+    table = full.partitions.set_column(2, "replicas", replicas).set_column(3, "isr", isr)
+    table = table.set_column(4, "leader", pa.array([0, 0, 0, 0], pa.int32()))
+    table = table.set_column(7, "unclean", pa.array([False, False, False, False]))
+    write_snapshot(spark, replace(full, partitions=table), str(tmp_path))
+    lost = play_through(
+        read_snapshot(spark, str(tmp_path)), named_failure(RACKS, "brokers", ["0", "1"])
+    ).partitions
+    assert {row["partition"]: (row["outcome"], row["reason"]) for row in lost.collect()} == {
+        0: ("leaderless", "one_replica"),
+        1: ("leaderless", "replicas_failed"),
+        2: ("leaderless", "not_in_sync"),
+        3: ("below_min_isr", "replicas_failed"),
+    }

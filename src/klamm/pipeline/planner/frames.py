@@ -33,7 +33,7 @@ def plan_moves(
 ) -> DataFrame:
     """The partitions that a plan changes, from which replicas to which, and in which wave."""
     partitions = ordered_partitions(snapshot)
-    planned = make_plan(partitions, snapshot.racks(), demands)
+    planned = make_plan(partitions, snapshot.racks, demands)
     waves = make_waves(planned, wave_moves or default_limit(planned))
     rows = np.concatenate([np.empty(0, np.int64), *waves])
     number = np.repeat(np.arange(1, len(waves) + 1), [len(wave) for wave in waves])

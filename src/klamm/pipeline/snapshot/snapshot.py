@@ -4,6 +4,7 @@ A snapshot is a folder with the Parquet tables `brokers`, `topics`, `partitions`
 last one says which version of this form it is; a folder without it was made by hand, to this one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -40,6 +41,7 @@ _WANTED: Final[dict[str, dict[str, DataType]]] = {
         "bytes": LongType(),
     },
 }
+_META: Final = "version int, cluster_id string, source string, taken_at timestamp"
 _ROWS_PER_FILE: Final = 250_000
 _NOT_FOUND: Final = frozenset({"PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"})
 
@@ -84,11 +86,8 @@ class SnapshotFrames:
     brokers: DataFrame
     topics: DataFrame
     partitions: DataFrame
-
-    def racks(self) -> dict[int, str | None]:
-        """The brokers that were alive, with their racks."""
-        rows = self.brokers.select("id", "rack").collect()
-        return {row["id"]: row["rack"] or None for row in sorted(rows)}
+    racks: Mapping[int, str | None]  # of the brokers that were alive
+    facts: Mapping[str, str]  # for reports: which cluster, and when
 
 
 def now() -> datetime:
@@ -115,26 +114,34 @@ def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:
 
     A snapshot without a live broker is refused, since no question about it has an answer.
     """
-    _check_version(spark, path)
-    frames = SnapshotFrames(*(_read_table(spark, path, name) for name in _WANTED))
-    if frames.brokers.isEmpty():
+    facts = _read_meta(spark, path)
+    brokers, topics, partitions = (_read_table(spark, path, name) for name in _WANTED)
+    racks = {row["id"]: row["rack"] or None for row in sorted(brokers.collect())}
+    if not racks:
         raise ConfigError(f"The cluster in the snapshot {path} is empty: it has no broker.")
-    return frames
+    return SnapshotFrames(brokers, topics, partitions, racks, facts)
 
 
-def _check_version(spark: SparkSession, path: str) -> None:
+def _read_meta(spark: SparkSession, path: str) -> dict[str, str]:
+    """What a snapshot says about itself; nothing if it was made by hand."""
     try:
-        versions = {row["version"] for row in spark.read.parquet(f"{path}/meta").collect()}
+        rows = spark.read.schema(_META).parquet(f"{path}/meta").collect()
     except AnalysisException as error:
         if error.getCondition() not in _NOT_FOUND:
             raise
-        return
+        return {}
+    versions = {row["version"] for row in rows}
     if versions != {arrow.SNAPSHOT_VERSION}:
         found = ", ".join(map(str, sorted(versions))) or "no version"
         raise ConfigError(
             f"The snapshot {path} is of version {found}, and this klamm reads version "
             f"{arrow.SNAPSHOT_VERSION}: take it again with `klamm snapshot`."
         )
+    (meta,) = rows
+    facts = {"Cluster": meta["cluster_id"], "Read from": meta["source"]}
+    if meta["taken_at"] is not None:
+        facts["Taken"] = f"{meta['taken_at']:%Y-%m-%d %H:%M:%S} UTC"
+    return {name: value for name, value in facts.items() if value}
 
 
 def _read_table(spark: SparkSession, path: str, name: str) -> DataFrame:

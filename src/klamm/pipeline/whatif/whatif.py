@@ -17,7 +17,7 @@ The leaders are chosen by the controller's own kernels.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 from typing import Final
 
@@ -35,6 +35,10 @@ LEADERLESS: Final = 1
 UNCLEAN_LEADER: Final = 2
 BELOW_MIN_ISR: Final = 3
 OUTCOMES: Final = ("fine", "leaderless", "unclean", "below_min_isr")
+#: Why a partition does not end well: it has one replica; the failure takes all of them, or so many
+#: that the others are fewer than min ISR; or enough are alive, but they were not in sync.
+REASONS: Final = ("one_replica", "replicas_failed", "not_in_sync")
+_ONE_REPLICA, _REPLICAS_FAILED, _NOT_IN_SYNC = range(3)
 
 #: The sums of a scenario, in the order of their numbers; after them come the leaders of brokers.
 SUMS: Final = (
@@ -50,6 +54,7 @@ SUMS: Final = (
 _PER_VIEW: Final = 4
 _SCENARIOS_MAX: Final = 1_000_000
 _NO_UNIT: Final = -1
+_DENSE_CELLS_MAX: Final = 4_000_000
 
 Slots = tuple[int, ...]
 
@@ -80,8 +85,8 @@ class Failures:
 
     def sets(self) -> I32:
         """The units of each scenario: a row each."""
-        chosen = list(combinations(range(len(self.units)), self.together))
-        return np.array(chosen, np.int32).reshape(len(chosen), self.together)
+        chosen = chain.from_iterable(combinations(range(len(self.units)), self.together))
+        return np.fromiter(chosen, np.int32, len(self) * self.together).reshape(-1, self.together)
 
     def name(self, units: Iterable[int]) -> str:
         """What a scenario is called."""
@@ -142,6 +147,7 @@ class Judgement:
     isr: I32
     outcome: I8
     moved: Mask  # whether the leader differs from before
+    alive: I64  # how many replicas are left
 
 
 def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
@@ -171,9 +177,8 @@ def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
         elections.outcome, [np.int8(FINE), np.int8(UNCLEAN_LEADER), np.int8(LEADERLESS)]
     )
     outcome[(outcome == FINE) & (count(ends_with) < partitions.min_isr)] = BELOW_MIN_ISR
-    return Judgement(
-        leader, ends_with, outcome, (leader != partitions.leader) & (leader != NO_BROKER)
-    )
+    moved = (leader != partitions.leader) & (leader != NO_BROKER)
+    return Judgement(leader, ends_with, outcome, moved, count(alive).astype(np.int64))
 
 
 def _without_the_dead(leader: I32, isr: I32, alive: I32) -> I32:
@@ -259,6 +264,9 @@ class Terms:
     number: I32
     value: I64
 
+    def where(self, some: Mask) -> "Terms":
+        return Terms(self.key[some], self.number[some], self.value[some])
+
 
 def key_of(units: I32, radix: int) -> I64:
     """A number for each row of ascending units; the empty set is 0."""
@@ -266,6 +274,11 @@ def key_of(units: I32, radix: int) -> I64:
     for slot in range(units.shape[1]):
         key = key * radix + units[:, slot] + 1
     return key
+
+
+def least_key(size: int, radix: int) -> int:
+    """The smallest key that a set of this size, or a larger one, can have."""
+    return sum(radix**place for place in range(size))
 
 
 def sum_terms(failures: Failures, partitions: PartitionColumns) -> Terms:
@@ -290,16 +303,28 @@ def sum_terms(failures: Failures, partitions: PartitionColumns) -> Terms:
         adds[slots] = [_spread(number, mask, rows, len(partitions)) for number, mask in here]
         key = key_of(touched.units[rows][:, list(slots)], len(failures.units) + 1)
         distinct, group = np.unique(key, return_inverse=True)
-        total = np.zeros(len(distinct) * numbers, np.int64)
+        cells, signs = [], []
         for size in range(len(slots) + 1):
             sign = -1 if (len(slots) - size) % 2 else 1
             for part in combinations(slots, size):
                 for number, mask in adds[part]:
-                    cell = group * numbers + number[rows]
-                    total += sign * np.bincount(cell[mask[rows]], minlength=len(total))
-        at = np.flatnonzero(total)
-        found.append(Terms(distinct[at // numbers], (at % numbers).astype(np.int32), total[at]))
+                    cells.append((group * numbers + number[rows])[mask[rows]])
+                    signs.append(np.full(len(cells[-1]), sign, np.int8))
+        at, total = _counted(np.concatenate(cells), np.concatenate(signs), len(distinct) * numbers)
+        found.append(Terms(distinct[at // numbers], (at % numbers).astype(np.int32), total))
     return merge_terms(found)
+
+
+def _counted(cells: I64, signs: I8, size: int) -> tuple[I64, I64]:
+    """The cells, of so many, whose signs do not cancel each other out, and the sums of these.
+
+    Pairs of a thousand brokers have far more cells than a chunk of partitions touches.
+    """
+    at: I64 = np.arange(size)
+    if size > _DENSE_CELLS_MAX:
+        at, cells = np.unique(cells, return_inverse=True)
+    sums = np.bincount(cells, weights=signs, minlength=len(at)).astype(np.int64)
+    return at[sums != 0], sums[sums != 0]
 
 
 def _spread(number: I64, mask: Mask, rows: I64, size: int) -> tuple[I64, Mask]:
@@ -323,13 +348,19 @@ def merge_terms(terms: Sequence[Terms]) -> Terms:
     return Terms(key[starts], number[starts], totals)
 
 
-def scenario_sums(failures: Failures, sets: I32, terms: Terms) -> NDArray[np.int64]:
-    """For each scenario its sums, and behind them the leaders of each broker."""
-    numbers = len(SUMS) + len(failures.brokers)
+def scenario_sums(
+    failures: Failures, sets: I32, terms: Terms, numbers: range | None = None
+) -> NDArray[np.int64]:
+    """For each scenario its sums, and behind them the leaders of each broker.
+
+    `numbers` chooses some of these columns; the terms may have others.
+    """
+    numbers = numbers or range(len(SUMS) + len(failures.brokers))
+    terms = terms.where((terms.number >= numbers.start) & (terms.number < numbers.stop))
     distinct, group = np.unique(terms.key, return_inverse=True)
-    dense = np.zeros((len(distinct) + 1, numbers), np.int64)
-    dense[group, terms.number] = terms.value
-    totals = np.zeros((len(sets), numbers), np.int64)
+    dense = np.zeros((len(distinct) + 1, len(numbers)), np.int64)
+    dense[group, terms.number - numbers.start] = terms.value
+    totals = np.zeros((len(sets), len(numbers)), np.int64)
     radix = len(failures.units) + 1
     widest = _elements(int(distinct.max(initial=0)), radix)
     for size in range(min(failures.together, widest) + 1):
@@ -339,6 +370,13 @@ def scenario_sums(failures: Failures, sets: I32, terms: Terms) -> NDArray[np.int
             is_known = np.zeros(len(key), np.bool_) if not len(distinct) else distinct[at] == key
             totals += dense[np.where(is_known, at, len(distinct))]
     return totals
+
+
+def block_of(key: I64, blocks: int) -> I32:
+    """Which of so many blocks a scenario belongs to, by the key of its units."""
+    # Multiply by an odd number and take the upper bits: neighbouring keys go to different blocks.
+    mixed = (key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
+    return (mixed % np.uint64(blocks)).astype(np.int32)
 
 
 def _elements(key: int, radix: int) -> int:
@@ -363,6 +401,7 @@ class Casualties:
     isr: I32
     outcome: I8
     changed: Mask  # whether it is the failure that made it so
+    reason: I8  # index of `REASONS`
 
     def __len__(self) -> int:
         return len(self.row)
@@ -377,8 +416,7 @@ def find_casualties(
     set_key = key_of(sets, radix)
     sets_at = np.argsort(set_key)
     set_key = set_key[sets_at]
-    fails = np.zeros((len(sets), radix), np.bool_)  # the last: no unit
-    fails[np.arange(len(sets))[:, None], sets] = True
+    with_unit = _rows_by_unit(sets, len(failures.units))
     before = touched.judged(np.arange(len(partitions)), (), partitions).outcome
     for slots in touched.subsets(failures.together):
         rows = touched.rows_with(slots)
@@ -387,7 +425,8 @@ def find_casualties(
         key = key_of(touched.units[rows[bad]][:, list(slots)], radix)
         if len(slots) == failures.together:
             # The scenario is the set of units itself, and takes no other unit.
-            yield _casualties(sets_at[np.searchsorted(set_key, key)], rows, bad, judged, before)
+            scenario = sets_at[np.searchsorted(set_key, key)]
+            yield _casualties(scenario, rows, bad, judged, before, partitions)
             continue
         others = np.delete(touched.units, list(slots), axis=1)
         order = np.argsort(key, kind="stable")
@@ -395,25 +434,48 @@ def find_casualties(
             if not len(group):
                 continue
             hit = touched.units[rows[group[0]]][list(slots)]
-            scenarios = np.flatnonzero(fails[:, hit].all(axis=1))
+            scenarios = np.arange(len(sets))
+            for unit in hit:
+                scenarios = np.intersect1d(scenarios, with_unit[unit], assume_unique=True)
             step = max(1, cells_max // max(1, len(scenarios)))
             for start in range(0, len(group), step):
                 part = group[start : start + step]
                 # A scenario that takes another unit of the partition too is another case.
                 spared = np.ones((len(part), len(scenarios)), np.bool_)
                 for unit in others[rows[part]].T:
-                    spared &= ~fails[scenarios][:, unit].T
+                    for fails in sets[scenarios].T:
+                        spared &= fails[None, :] != unit[:, None]
                 at, scenario = np.nonzero(spared)
-                yield _casualties(scenarios[scenario], rows, part[at], judged, before)
+                hit_by = scenarios[scenario]
+                yield _casualties(hit_by, rows, part[at], judged, before, partitions)
 
 
-def _casualties(scenario: I64, rows: I64, index: I64, judged: Judgement, before: I8) -> Casualties:
+def _rows_by_unit(sets: I32, units: int) -> list[I64]:
+    """The scenarios that each unit fails in, in ascending order."""
+    order = np.argsort(sets.ravel(), kind="stable")
+    ends = np.cumsum(np.bincount(sets.ravel(), minlength=units))
+    return np.split(order // sets.shape[1], ends[:-1])
+
+
+def _casualties(
+    scenario: I64,
+    rows: I64,
+    index: I64,
+    judged: Judgement,
+    before: I8,
+    partitions: PartitionColumns,
+) -> Casualties:
+    row = rows[index]
     outcome = judged.outcome[index]
+    needed = np.where(outcome == BELOW_MIN_ISR, partitions.min_isr[row], 1)
+    reason = np.where(judged.alive[index] < needed, _REPLICAS_FAILED, _NOT_IN_SYNC)
+    reason[count(partitions.replicas[row]) == 1] = _ONE_REPLICA
     return Casualties(
         scenario=scenario,
-        row=rows[index],
+        row=row,
         leader=judged.leader[index],
         isr=judged.isr[index],
         outcome=outcome,
-        changed=outcome != before[rows[index]],
+        changed=outcome != before[row],
+        reason=reason.astype(np.int8),
     )
