@@ -66,7 +66,11 @@ class DataPlane:
         self._clock = clock
         self.meters = meters
         self.flusher = LogFlusher(clock)
-        self.purgatories = Purgatories(clock)
+        self.sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots,
+            lambda: random.randint(1, _SESSION_ID_MAX),
+        )
+        self.purgatories = Purgatories(clock, self.sessions.partitions)
         self.topics = TopicConfigs(config, store)
         self.logs = LogManager(
             config.log_dirs,
@@ -119,10 +123,6 @@ class DataPlane:
             config, identity.broker_id, metadata, self.transactions.coordinator, clock
         )
         self.replicas.role_listeners += [self.groups, self.transactions]
-        self.sessions = FetchSessions(
-            config.max_incremental_fetch_session_cache_slots,
-            lambda: random.randint(1, _SESSION_ID_MAX),
-        )
         self._scheduler = BrokerScheduler(config, self.replicas, self.logs, clock)
         reader = FetchReader(self.replicas, metadata, meters, clock)
         self._handlers = (

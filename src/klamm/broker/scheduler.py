@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from klamm.broker.clock import Clock
 from klamm.broker.log.manager import LogManager
@@ -16,6 +16,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.metrics.meters import Timer
 
 log = logging.getLogger("klamm.broker.scheduler")
+
+T = TypeVar("T")
 
 #: Compaction may keep one of them busy for long.
 _THREADS: Final = 3
@@ -69,6 +71,8 @@ class BrokerScheduler:
         config, logs = self.config, self._logs
         delay_ms = config.log_initial_task_delay_ms
         self._run(self._shrink_isrs())
+        if config.log_retention_check_interval_ms < _NEVER_MS:
+            self._run(self._enforce_retention())
         for work, interval_ms, first_ms in (
             (
                 logs.checkpoint_high_watermarks,
@@ -81,11 +85,6 @@ class BrokerScheduler:
                     config.log_flush_offset_checkpoint_interval_ms,
                     config.log_flush_start_offset_checkpoint_interval_ms,
                 ),
-                delay_ms,
-            ),
-            (
-                partial(self._at_wall_time, logs.enforce_retention),
-                config.log_retention_check_interval_ms,
                 delay_ms,
             ),
             (
@@ -134,6 +133,15 @@ class BrokerScheduler:
             await asyncio.sleep(self.config.replica_lag_time_max_ms / 2000)
             self._replicas.shrink_isrs()
 
+    async def _enforce_retention(self) -> None:
+        pause_ms = self.config.log_initial_task_delay_ms
+        while True:
+            await asyncio.sleep(pause_ms / 1000)
+            work = partial(self._logs.enforce_retention, now_ms=self._clock.wall_ms())
+            for name in await self._in_thread(work) or ():
+                self._replicas.purgatories.on_low_watermark(name)
+            pause_ms = self.config.log_retention_check_interval_ms
+
     async def _clean(self) -> None:
         def clean() -> bool:
             return self._logs.clean_once(now_ms=self._clock.wall_ms()) is not None
@@ -143,7 +151,7 @@ class BrokerScheduler:
             while await self._in_thread(clean):
                 pass
 
-    async def _in_thread(self, work: Callable[[], object]) -> object:
+    async def _in_thread(self, work: Callable[[], T]) -> T | None:
         """Run `work` in another thread and wait for its end, even when this task is cancelled."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:

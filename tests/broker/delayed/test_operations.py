@@ -6,9 +6,9 @@ from klamm.broker.delayed.operations import (
     DelayedDeleteRecords,
     DelayedFetch,
     DelayedProduce,
-    FetchPartitionStatus,
 )
 from klamm.broker.delayed.purgatory import DelayedOperationPurgatory
+from klamm.broker.fetch.sessions import RequestedPartition
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Partition
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.names import TopicPartition
@@ -101,9 +101,14 @@ class TestProduce:
         assert purgatory.check(A) == [operation]
 
 
+def requested(name, position, max_bytes=1 << 20):
+    return {name: RequestedPartition(name, None, name.partition, position, max_bytes)}
+
+
 def fetch(broker, reader, min_bytes=1, offset=0, **options):
-    status = FetchPartitionStatus(FetchPosition(offset, 0), 1 << 20)
-    return DelayedFetch(reader, {A: status, B: status}, min_bytes, broker.find, **options)
+    position = FetchPosition(offset, 0)
+    partitions = requested(A, position) | requested(B, position)
+    return DelayedFetch(reader, partitions, min_bytes, broker.find, **options)
 
 
 class TestFetch:
@@ -134,8 +139,8 @@ class TestFetch:
     def test_one_partition_counts_with_no_more_than_it_may_return(self):
         broker = Broker()
         broker.append(A, b"x" * 1000)
-        status = FetchPartitionStatus(FetchPosition(0), 10)
-        operation = DelayedFetch(Reader(2), {A: status}, 500, broker.find)
+        partitions = requested(A, FetchPosition(0), 10)
+        operation = DelayedFetch(Reader(2), partitions, 500, broker.find)
         assert not operation.try_complete(A)
 
     @pytest.mark.rule("FETCH-6")
@@ -160,9 +165,7 @@ class TestFetch:
         broker = Broker()
         broker.append(A)
         position = FetchPosition(1, 0, last_fetched_epoch=0)
-        operation = DelayedFetch(
-            Reader(2), {A: FetchPartitionStatus(position, 100)}, 1, broker.find
-        )
+        operation = DelayedFetch(Reader(2), requested(A, position, 100), 1, broker.find)
         assert not operation.try_complete(A)
         broker.hosted[A].log.truncate_to(0, now_ms=T0)
         broker.hosted[A].log.epochs.assign(0, 0)

@@ -14,6 +14,7 @@ from klamm.broker.fetch.sessions import (
     SessionRequest,
     SessionResponse,
 )
+from klamm.broker.replication.isr import FollowerState
 from klamm.broker.replication.replica_log import FetchPosition
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
@@ -38,6 +39,7 @@ class Server:
     def __init__(self, slots=10, ids=None):
         self.sessions = FetchSessions(slots, iter(ids or itertools.count(100)).__next__)
         self.now_ms = T0
+        self.followers = {}
 
     def open(self, session_id, epoch, *partitions, **fields):
         return self.sessions.open(
@@ -202,6 +204,100 @@ def test_topics_known_by_id_are_told_apart_by_it():
     server.fetch(0, 0, first, by_id=True)
     context = server.open(100, 1, second, by_id=True)
     assert [requested.topic_id for requested in context.partitions] == [one, two]
+
+
+class TestMarks:
+    """Which partitions of a session a fetch reads."""
+
+    def settle(self, server):
+        """Open a session with two partitions, both settled."""
+        context = server.open(0, 0, want(0), want(1), is_follower=True)
+        self.answer(server, context)
+
+    def answer(self, server, context):
+        fetched = [result(requested) for requested in context.partitions]
+        for requested, _ in fetched:
+            requested.is_settled = True
+            requested.follower = server.followers.setdefault(requested.partition, FollowerState())
+        context.response(fetched, server.now_ms)
+        return [requested.partition for requested, _ in fetched]
+
+    def read(self, server, epoch, *partitions, **fields):
+        context = server.open(100, epoch, *partitions, is_follower=True, **fields)
+        return self.answer(server, context)
+
+    def test_what_is_settled_is_read_again_after_an_event_or_when_it_is_named(self):
+        server = Server()
+        self.settle(server)
+        assert self.read(server, 1) == []
+        server.sessions.partitions.mark(TopicPartition("t", 1))
+        assert self.read(server, 2) == [1]
+        assert self.read(server, 3, want(0, offset=2)) == [0]
+        assert self.read(server, 4) == []
+
+    def test_an_append_is_nothing_to_the_session_of_a_consumer(self):
+        server = Server()
+        self.settle(server)
+        context = server.open(0, 0, want(1))
+        self.answer(server, context)
+        marked = server.sessions.partitions.mark(TopicPartition("t", 1), for_followers=True)
+        assert [session.id for session in marked] == [100]
+
+    def test_an_event_between_the_read_and_the_response_is_not_lost(self):
+        server = Server()
+        self.settle(server)
+        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        fetched = [result(requested) for requested in context.partitions]
+        for requested, _ in fetched:
+            requested.is_settled = True
+        server.sessions.partitions.mark(TopicPartition("t", 0))
+        context.response(fetched, server.now_ms)
+        assert self.read(server, 2) == [0]
+
+    def test_on_other_terms_everything_is_read_again(self):
+        server = Server()
+        self.settle(server)
+        assert self.read(server, 1, terms="other") == [0, 1]
+        assert self.read(server, 2, terms="other") == []
+
+    def test_a_topic_that_was_unknown_is_watched_when_its_name_is_found(self):
+        server = Server()
+        unknown = RequestedPartition(None, uuid.UUID(int=1), 0, FetchPosition(0), 1)
+        context = server.open(0, 0, unknown, by_id=True, is_follower=True)
+        self.answer(server, context)
+        assert self.read(server, 1, by_id=True) == [0], "no event would find it"
+        unknown.name = TopicPartition("t", 0)
+        assert self.read(server, 2, by_id=True) == [0]
+        assert self.read(server, 3, by_id=True) == []
+        server.sessions.partitions.mark(TopicPartition("t", 0))
+        assert self.read(server, 4, by_id=True) == [0]
+
+    def test_followers_leave_the_session_with_its_end(self):
+        server = Server()
+        self.settle(server)
+        server.now_ms += 5_000
+        self.read(server, 1)
+        assert server.followers[0].caught_up_ms == T0 + 5_000
+        server.fetch(100, -1, want(0))
+        assert [each.session for each in server.followers.values()] == [None, None]
+        assert server.followers[0].caught_up_ms == T0 + 5_000
+        assert server.sessions.partitions.mark(TopicPartition("t", 0)) == []
+
+    def test_a_response_that_is_due_after_the_end_of_its_session_has_no_partitions(self):
+        server = Server()
+        self.settle(server)
+        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        server.fetch(100, -1, want(0))
+        assert context.partitions == []
+        assert context.response([], server.now_ms) == (SessionResponse(E.NONE, 100), [])
+
+    def test_a_throttled_response_leaves_everything_to_the_next(self):
+        server = Server()
+        self.settle(server)
+        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        assert context.throttled_response() == SessionResponse(E.NONE, 100)
+        assert self.read(server, 2) == [0]
+        assert server.open(0, 0, want(0)).throttled_response() == OK
 
 
 class TestRoom:

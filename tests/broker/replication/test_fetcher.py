@@ -242,7 +242,7 @@ class TestAnswers:
         log = follower.logs[A]
         assert (log.start_offset, log.high_watermark, log.end_offset) == (1, 3, 4)
         assert effects.appended == {A: len(records)}
-        assert effects.high_watermark_moved == [A]
+        assert effects.moved == [A]
         assert follower.plan().partitions[A].position.offset == 4
 
     @pytest.mark.rule("REPL-5")
@@ -256,8 +256,8 @@ class TestAnswers:
     def test_the_watermark_moves_with_an_answer_only(self):
         follower = Follower(A)
         assert follower.logs[A].high_watermark == 0
-        assert follower.exchange(entry(A, hw=1)).high_watermark_moved == [A]
-        assert follower.exchange(entry(A, hw=1)).high_watermark_moved == []
+        assert follower.exchange(entry(A, hw=1)).moved == [A]
+        assert follower.exchange(entry(A, hw=1)).moved == []
 
     @pytest.mark.rule("REPL-4")
     def test_an_answer_for_another_offset_is_not_used(self):

@@ -1,4 +1,6 @@
-"""The line of ISR changes for the controller."""
+"""The leader's state of its followers, and the line of ISR changes for the controller."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,6 +9,7 @@ from klamm.broker.replication.isr import (
     AlterPartitionItem,
     AlterPartitionQueue,
     AlterPartitionResult,
+    FollowerState,
 )
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode as E
@@ -113,3 +116,44 @@ def test_a_withdrawn_proposal_is_not_sent():
     line.withdraw(TopicPartition("t", 0))
     assert line.next_batch(7, T0) is None
     assert line.next_attempt_ms() is None
+
+
+class TestSettledFollower:
+    """A follower that has everything, whose session goes on fetching."""
+
+    @staticmethod
+    def settled(session):
+        follower = FollowerState()
+        follower.record(5, 0, 5, T0)
+        follower.join_session(session)
+        return follower
+
+    @pytest.mark.rule("BISR-4")
+    def test_it_is_caught_up_with_each_fetch_of_its_session(self):
+        session = SimpleNamespace(last_fetch_ms=T0)
+        follower = self.settled(session)
+        session.last_fetch_ms = T0 + 9_000
+        assert follower.caught_up_ms == T0 + 9_000
+        # The leader has appended: what counts is how long ago the last fetch was.
+        assert follower.is_caught_up(6, T0 + 9_500, 1_000)
+        assert not follower.is_caught_up(6, T0 + 10_001, 1_000)
+
+    @pytest.mark.rule("BISR-4")
+    def test_after_an_append_its_next_fetch_counts_as_caught_up_at_the_one_before(self):
+        session = SimpleNamespace(last_fetch_ms=T0)
+        follower = self.settled(session)
+        session.last_fetch_ms = T0 + 9_000
+        follower.leave_session(session)
+        session.last_fetch_ms = T0 + 9_400
+        follower.last_caught_up_ms = T0
+        follower.record(5, 0, 6, T0 + 9_400)
+        assert follower.caught_up_ms == T0 + 9_000
+
+    def test_the_end_of_an_older_session_does_not_take_it_out_of_the_newer_one(self):
+        old, new = SimpleNamespace(last_fetch_ms=T0), SimpleNamespace(last_fetch_ms=T0 + 1)
+        follower = self.settled(old)
+        follower.leave_session()
+        follower.join_session(new)
+        follower.leave_session(old)
+        new.last_fetch_ms = T0 + 7_000
+        assert follower.caught_up_ms == T0 + 7_000

@@ -4,11 +4,11 @@ Each class states the condition under which it is complete, and holds the result
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from klamm.broker.delayed.purgatory import DelayedOperation
+from klamm.broker.fetch.sessions import FetchSession, RequestedPartition
 from klamm.broker.replication.partition import Partition
-from klamm.broker.replication.replica_log import UNKNOWN_OFFSET, FetchPosition, Reader
+from klamm.broker.replication.replica_log import UNKNOWN_OFFSET, Reader
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
@@ -45,7 +45,7 @@ class DelayedProduce(DelayedOperation):
         return not self._pending
 
     def try_complete_all(self) -> bool:
-        for key in self.keys:
+        for key in tuple(self._pending):
             self.try_complete(key)
         return not self._pending
 
@@ -53,13 +53,6 @@ class DelayedProduce(DelayedOperation):
         """Report a timeout. The appended records stay, and may be committed later."""
         self.errors.update(dict.fromkeys(self._pending, ErrorCode.REQUEST_TIMED_OUT))
         self._pending.clear()
-
-
-class FetchPartitionStatus(NamedTuple):
-    """One partition of a delayed fetch: where it reads, and how much it may return."""
-
-    position: FetchPosition
-    max_bytes: int
 
 
 class DelayedFetch(DelayedOperation):
@@ -70,21 +63,27 @@ class DelayedFetch(DelayedOperation):
     follower's log, or its end has moved to a later segment.
 
     Each partition counts with the bytes that were readable when it was last checked, so that an
-    event costs one check and not one for each partition.
+    event costs one check and not one for each partition. A fetch of a session begins with the
+    partitions that it has read; the others have nothing to read before an event.
     """
 
     def __init__(
         self,
         reader: Reader,
-        partitions: Mapping[TopicPartition, FetchPartitionStatus],
+        partitions: Mapping[TopicPartition, RequestedPartition],
         min_bytes: int,
         find: FindPartition,
         is_throttled: Callable[[Partition], bool] = lambda _: False,
+        session: FetchSession | None = None,
     ) -> None:
         """`is_throttled` tells whether a replication throttle stops this follower now."""
-        super().__init__(partitions)
+        if session is None:
+            super().__init__(partitions)
+        else:
+            super().__init__([session], len(session.partitions))
         self._reader = reader
         self._partitions = partitions
+        self._requested = partitions.get if session is None else session.requested
         self._min_bytes = min_bytes
         self._find = find
         self._is_throttled = is_throttled
@@ -92,22 +91,25 @@ class DelayedFetch(DelayedOperation):
         self._total = 0
 
     def try_complete(self, key: TopicPartition) -> bool:
-        position, max_bytes = self._partitions[key]
+        requested = self._requested(key)
+        if requested is None:
+            return False
         partition = self._find(key)
         if isinstance(partition, ErrorCode):
             return True
+        position = requested.position
         size = partition.readable_bytes(self._reader, position, enough=self._min_bytes)
         if self._is_throttled(partition):
             size = 0
         if size is None:
             return True
-        size = min(size, max_bytes)
+        size = min(size, requested.max_bytes)
         self._total += size - self._readable.get(key, 0)
         self._readable[key] = size
         return self._total >= self._min_bytes
 
     def try_complete_all(self) -> bool:
-        return any(self.try_complete(key) for key in self.keys)
+        return any(self.try_complete(key) for key in self._partitions)
 
     def on_expiration(self) -> None:
         """Nothing to note: the response carries what there is to read."""
@@ -138,7 +140,7 @@ class DelayedDeleteRecords(DelayedOperation):
         return not self._pending
 
     def try_complete_all(self) -> bool:
-        for key in self.keys:
+        for key in tuple(self._pending):
             self.try_complete(key)
         return not self._pending
 

@@ -1,8 +1,11 @@
 """Purgatories: requests that wait for an event on one of their partitions, or for their timeout.
 
-A delayed operation is watched under its partitions. An event on a partition checks only the
-operations that are watched under it, so that ten thousand idle fetches cost no more than their
-memory. Operations decide when they are complete; this module decides when they are checked.
+A delayed operation is watched under its partitions; a fetch of a session is watched under the
+session, which stands for all its partitions. An event on a partition checks only the operations
+that are watched under it, so that ten thousand idle fetches cost no more than their memory.
+Operations decide when they are complete; this module decides when they are checked.
+
+An event also marks the partition in the fetch sessions that have it: their next fetch reads it.
 """
 
 import asyncio
@@ -12,8 +15,11 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
+from klamm.broker.fetch.sessions import FetchSession, SessionPartitions
 from klamm.names import TopicPartition
 
+#: What an operation is watched under.
+WatchKey = TopicPartition | FetchSession
 #: Fewer stale timers than this stay in the heap.
 _STALE_TIMERS_MAX: Final = 64
 #: Longer timeouts are cut to a day.
@@ -26,10 +32,12 @@ class DelayedOperation(ABC):
     Subclasses state the condition under which they are complete above `try_complete`.
     """
 
-    __slots__ = ("deadline_ms", "finished", "is_watched", "keys")
+    __slots__ = ("deadline_ms", "finished", "is_watched", "keys", "partition_count")
 
-    def __init__(self, keys: Iterable[TopicPartition]) -> None:
+    def __init__(self, keys: Iterable[WatchKey], partition_count: int | None = None) -> None:
+        """`partition_count` is how many partitions the keys stand for, if not one each."""
         self.keys = tuple(keys)
+        self.partition_count = len(self.keys) if partition_count is None else partition_count
         self.deadline_ms = 0
         self.is_watched = False
         #: Resolved when the operation is complete or expired; None if it was complete at once.
@@ -65,7 +73,7 @@ class DelayedOperationPurgatory:
     """The delayed operations of one kind, by partition and by deadline."""
 
     def __init__(self) -> None:
-        self._by_key: dict[TopicPartition, dict[DelayedOperation, None]] = {}
+        self._by_key: dict[WatchKey, dict[DelayedOperation, None]] = {}
         self._timers: list[DelayedOperation] = []
         self._count = 0
         self._watched_keys = 0
@@ -86,17 +94,22 @@ class DelayedOperationPurgatory:
             self._by_key.setdefault(key, {})[operation] = None
         heapq.heappush(self._timers, operation)
         self._count += 1
-        self._watched_keys += len(operation.keys)
+        self._watched_keys += operation.partition_count
 
-    def check(self, key: TopicPartition) -> list[DelayedOperation]:
-        """Check the operations under `key`; remove and return those that are complete."""
-        watched = self._by_key.get(key)
+    def check(
+        self, name: TopicPartition, session: FetchSession | None = None
+    ) -> list[DelayedOperation]:
+        """Check the operations of a partition; remove and return those that are complete.
+
+        They are those under its name, or those under a session that has the partition.
+        """
+        watched = self._by_key.get(name if session is None else session)
         if not watched:
             return []
         return [
             operation
             for operation in tuple(watched)
-            if operation.is_watched and operation.try_complete(key) and self.remove(operation)
+            if operation.is_watched and operation.try_complete(name) and self.remove(operation)
         ]
 
     def expire(self, now_ms: int) -> list[DelayedOperation]:
@@ -126,7 +139,7 @@ class DelayedOperationPurgatory:
             if not watched:
                 del self._by_key[key]
         self._count -= 1
-        self._watched_keys -= len(operation.keys)
+        self._watched_keys -= operation.partition_count
         # A removed operation stays in the heap until its deadline. When such operations outnumber
         # the watched ones they are swept out at once, because they may hold a lot of memory.
         if len(self._timers) > 2 * self._count + _STALE_TIMERS_MAX:
@@ -145,7 +158,8 @@ class PurgatorySize(NamedTuple):
 class Purgatories:
     """The purgatories of a broker, the events that check them, and one timer for all."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, sessions: SessionPartitions | None = None) -> None:
+        """`sessions` has the partitions of the broker's fetch sessions."""
         #: Fetches of followers are checked by an append.
         self.follower_fetches = DelayedOperationPurgatory()
         #: Fetches of consumers and all below are checked when the high watermark rises.
@@ -158,6 +172,7 @@ class Purgatories:
             self.produces,
             self.delete_records,
         )
+        self._sessions = sessions or SessionPartitions()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -181,22 +196,34 @@ class Purgatories:
 
     def on_append(self, name: TopicPartition) -> None:
         """The log of a leader has grown."""
-        _check(self.follower_fetches, name)
+        self._check(name, self.follower_fetches)
+        for session in self._sessions.mark(name, for_followers=True):
+            self._check(name, self.follower_fetches, session)
 
     def on_high_watermark(self, name: TopicPartition) -> None:
-        """The high watermark has risen."""
-        _check(self.consumer_fetches, name)
-        _check(self.produces, name)
-        _check(self.delete_records, name)
+        """The high watermark has risen, or the ISR has changed."""
+        self._check(name, self.consumer_fetches)
+        self._check(name, self.produces)
+        self._check(name, self.delete_records)
+        for session in self._sessions.mark(name):
+            self._check(name, self.consumer_fetches, session)
 
     def on_low_watermark(self, name: TopicPartition) -> None:
         """A replica has raised its log start offset."""
-        _check(self.delete_records, name)
+        self._check(name, self.delete_records)
+        self._sessions.mark(name)
 
     def on_leadership_change(self, name: TopicPartition) -> None:
         """The partition has another leader or leader epoch, or is gone."""
         for purgatory in self._all:
-            _check(purgatory, name)
+            self._check(name, purgatory)
+        for session in self._sessions.mark(name):
+            self._check(name, self.follower_fetches, session)
+            self._check(name, self.consumer_fetches, session)
+
+    def on_settings_change(self, name: TopicPartition) -> None:
+        """A setting of the topic has changed that may decide about fetches."""
+        self._sessions.mark(name)
 
     def sizes(self) -> dict[str, PurgatorySize]:
         """How many requests wait, by the name that Kafka's metrics give the purgatory."""
@@ -215,6 +242,16 @@ class Purgatories:
             self._timer.cancel()
             self._timer = None
 
+    @staticmethod
+    def _check(
+        name: TopicPartition,
+        purgatory: DelayedOperationPurgatory,
+        session: FetchSession | None = None,
+    ) -> None:
+        if len(purgatory):
+            for operation in purgatory.check(name, session):
+                _finish(operation)
+
     def _start_timer(self, deadline_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -232,12 +269,6 @@ class Purgatories:
         pending = [deadline for deadline in deadlines if deadline is not None]
         if pending:
             self._start_timer(min(pending))
-
-
-def _check(purgatory: DelayedOperationPurgatory, name: TopicPartition) -> None:
-    if len(purgatory):
-        for operation in purgatory.check(name):
-            _finish(operation)
 
 
 def _finish(operation: DelayedOperation) -> None:

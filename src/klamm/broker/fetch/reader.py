@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import DelayedFetch, FetchPartitionStatus
-from klamm.broker.fetch.sessions import Fetched, RequestedPartition
+from klamm.broker.delayed.operations import DelayedFetch
+from klamm.broker.fetch.sessions import FetchContext, Fetched, RequestedPartition
 from klamm.broker.log.errors import CorruptLogError, OffsetOutOfRangeError, StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.results import Slice
@@ -98,18 +98,18 @@ class FetchReader:
                 else:
                     self._meters.topic(requested.name.topic).bytes_out += size
 
-    def delayed(self, params: FetchParams, fetched: Fetched) -> DelayedFetch:
+    def delayed(self, params: FetchParams, context: FetchContext, fetched: Fetched) -> DelayedFetch:
         """The delayed operation of a fetch that has found less than its `min_bytes`."""
+        found = {
+            requested.name: requested for requested, _ in fetched if requested.name is not None
+        }
         return DelayedFetch(
             params.reader,
-            {
-                requested.name: FetchPartitionStatus(requested.position, requested.max_bytes)
-                for requested, _ in fetched
-                if requested.name is not None
-            },
+            found,
             params.min_bytes,
             self._replicas.find,
             lambda partition: self._is_throttled(params.reader, partition),
+            session=context.session,
         )
 
     # One partition
@@ -122,6 +122,7 @@ class FetchReader:
         at_least_one: bool,
         is_first: bool,
     ) -> FetchPartitionResponse:
+        requested.is_settled = False
         name = requested.name or self._resolve(params.reader, requested)
         if name is None:
             return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
@@ -142,8 +143,11 @@ class FetchReader:
             return self._failed(params, name, view.error, partition)
         if view.diverging is not None:
             return _entry(name, view, diverging_epoch=EpochEndOffset(*view.diverging))
+        requested.is_settled = self._is_settled(params, requested, partition, view)
         if reader.is_follower:
+            requested.follower = partition.followers[reader.replica_id]
             if is_first:
+                # The high watermark may rise by this and would be news: then it is not settled.
                 self._replicas.on_follower_fetch(
                     partition, reader, position.offset, requested.start_offset, view.end_offset
                 )
@@ -187,6 +191,20 @@ class FetchReader:
         if topic is not None:
             requested.name = TopicPartition(topic, requested.partition)
         return requested.name
+
+    @staticmethod
+    def _is_settled(
+        params: FetchParams, requested: RequestedPartition, partition: Partition, view: ReadView
+    ) -> bool:
+        """Whether later fetches of a session need not read the partition until an event.
+
+        The reader has everything that it may read. A follower outside of the ISR is looked at each
+        time, because each of its fetches may bring it in; and so is a consumer that another replica
+        may be better for, because that depends on the followers' progress.
+        """
+        if params.rack or requested.position.offset < view.readable_end:
+            return False
+        return not params.reader.is_follower or params.reader.replica_id in partition.isr
 
     def _check(
         self, params: FetchParams, requested: RequestedPartition, partition: Partition

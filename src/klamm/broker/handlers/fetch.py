@@ -1,7 +1,7 @@
 """Fetch, from consumers and from followers (sections 6.2, 6.8 and 6.9)."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
@@ -72,26 +72,28 @@ class FetchHandlers:
 
     def _fetch(self, call: Call) -> Result | Awaitable[Result]:
         request: FetchRequest = call.body
-        snapshot = self._metadata.snapshot
+        params = self._params(call, request)
         context = self._sessions.open(
-            session_request(request, call.header.api_version, snapshot), self._clock.steady_ms()
+            session_request(request, params.version, self._metadata.snapshot, _terms(call, params)),
+            self._clock.steady_ms(),
         )
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
-        params = self._params(call, request)
         result = self._reader.read(params, context.partitions, is_first=True)
         if (
             result.size >= params.min_bytes
             or result.is_urgent
             or request.max_wait_ms <= 0
-            or not result.fetched
+            or (context.session is None and not result.fetched)
         ):
             return self._respond(call, params, context, result.fetched)
-        operation = self._delay(params, result.fetched, request.max_wait_ms)
-        return self._read_again(call, params, context, result.fetched, operation)
+        operation = self._delay(params, context, result.fetched, request.max_wait_ms)
+        return self._read_again(call, params, context, operation)
 
-    def _delay(self, params: FetchParams, fetched: Fetched, max_wait_ms: int) -> DelayedFetch:
-        operation = self._reader.delayed(params, fetched)
+    def _delay(
+        self, params: FetchParams, context: FetchContext, fetched: Fetched, max_wait_ms: int
+    ) -> DelayedFetch:
+        operation = self._reader.delayed(params, context, fetched)
         purgatories = self._purgatories
         purgatory = (
             purgatories.follower_fetches
@@ -107,11 +109,10 @@ class FetchHandlers:
         call: Call,
         params: FetchParams,
         context: FetchContext,
-        fetched: Fetched,
         operation: DelayedFetch,
     ) -> Result:
         await operation.wait()
-        result = self._reader.read(params, (requested for requested, _ in fetched), is_first=False)
+        result = self._reader.read(params, context.partitions, is_first=False)
         return self._respond(call, params, context, result.fetched)
 
     def _params(self, call: Call, request: FetchRequest) -> FetchParams:
@@ -139,13 +140,13 @@ class FetchHandlers:
     def _respond(
         self, call: Call, params: FetchParams, context: FetchContext, fetched: Fetched
     ) -> Result:
-        begin, shown = context.response(fetched, self._clock.steady_ms())
-        size = sum(entry.records.size for _, entry in shown if isinstance(entry.records, Slice))
+        size = sum(entry.records.size for _, entry in fetched if isinstance(entry.records, Slice))
         throttle_ms = self._quotas.fetch_ms(call, size)
         if throttle_ms:
             # The client waits, and asks for the same again.
-            empty = FetchResponse([], begin.error, begin.session_id, throttle_ms)
+            empty = FetchResponse([], *context.throttled_response(), throttle_ms)
             return _frame(call, empty)
+        begin, shown = context.response(fetched, self._clock.steady_ms())
         self._reader.count(params, shown)
         return _frame(call, self._response(call, begin, shown))
 
@@ -171,6 +172,13 @@ def _may_read(access: Access, replica_id: int) -> Callable[[str], bool]:
     return lambda _: is_follower
 
 
+def _terms(call: Call, params: FetchParams) -> Hashable:
+    """What decides about the results of a fetch beside its partitions."""
+    access = call.access
+    grants = None if access is None else (access.authorizer.generation, *access[1:])
+    return params.reader, params.version, params.rack, grants
+
+
 def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
     # All placeholders are slices of log files, which the kernel sends without a copy.
     parts = cast(list[Part], encode_fetch_response(call.header, response))
@@ -179,7 +187,7 @@ def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
 
 
 def session_request(
-    request: FetchRequest, version: int, snapshot: ClusterSnapshot
+    request: FetchRequest, version: int, snapshot: ClusterSnapshot, terms: Hashable
 ) -> SessionRequest:
     """The request's partitions and session, with the names of topic ids that are known."""
     partitions = []
@@ -212,6 +220,7 @@ def session_request(
         forgotten,
         by_id=version >= _FIRST_BY_ID,
         is_follower=request.replica_id >= 0,
+        terms=terms,
     )
 
 

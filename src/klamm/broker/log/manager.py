@@ -387,9 +387,16 @@ class LogManager:
         """Flush the logs whose topics ask for more than the flush at the end of a segment."""
         self._each(lambda log: log.flush_if_due(now_ms))
 
-    def enforce_retention(self, *, now_ms: int) -> None:
-        """Drop the segments that are no longer wanted."""
-        self._each(lambda log: log.delete_old_segments(now_ms))
+    def enforce_retention(self, *, now_ms: int) -> list[TopicPartition]:
+        """Drop the segments that are no longer wanted; return the partitions that had such."""
+        shortened: list[TopicPartition] = []
+
+        def shorten(log: Log) -> None:
+            if log.delete_old_segments(now_ms):
+                shortened.append(log.partition)
+
+        self._each(shorten)
+        return shortened
 
     def expire_producers(self, *, now_ms: int) -> None:
         """Forget the producers that have been silent for too long."""

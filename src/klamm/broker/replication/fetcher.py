@@ -65,8 +65,8 @@ class ListOffsetsResult(NamedTuple):
 class FetchEffects:
     """What a response has changed, and what the owner of the fetcher has to do."""
 
-    #: Fetches of consumers may wait for these.
-    high_watermark_moved: list[TopicPartition] = field(default_factory=list)
+    #: The high watermark, the log start or, by a truncation, the log end is another one.
+    moved: list[TopicPartition] = field(default_factory=list)
     truncations: list[Truncation] = field(default_factory=list)
     #: These are no longer fetched: their leader epoch is fenced, or their disk has failed.
     stopped: list[TopicPartition] = field(default_factory=list)
@@ -113,6 +113,8 @@ class ReplicaFetcher:
         self._delayed: list[tuple[int, TopicPartition]] = []
         self._paused_until_ms = 0
         self._held_back: dict[TopicPartition, None] = {}
+        #: The partitions that are out of range.
+        self._asking: dict[TopicPartition, None] = {}
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -157,6 +159,7 @@ class ReplicaFetcher:
             return False
         self._session.drop(name)
         self._held_back.pop(name, None)
+        self._asking.pop(name, None)
         if followed.topic_id:
             topic = self._topics[followed.topic_id]
             topic.partitions -= 1
@@ -233,9 +236,9 @@ class ReplicaFetcher:
             (_Phase.ASKING_EARLIEST, EARLIEST),
         ):
             epochs = {
-                name: followed.leader_epoch
-                for name, followed in self._followed.items()
-                if followed.phase is phase
+                name: self._followed[name].leader_epoch
+                for name in self._asking
+                if self._followed[name].phase is phase
             }
             if epochs:
                 return ListOffsetsQuery(timestamp, epochs)
@@ -255,11 +258,13 @@ class ReplicaFetcher:
             if not followed or followed.phase is not phase or followed.leader_epoch != leader_epoch:
                 continue
             result = results.get(name, ListOffsetsResult(ErrorCode.UNKNOWN_SERVER_ERROR))
+            del self._asking[name]
             if result.error:
                 followed.phase = _Phase.FETCHING
                 self._on_error(name, followed, result.error, effects, now_ms)
             elif phase is _Phase.ASKING_LATEST and result.offset >= followed.log.end_offset:
                 followed.phase = _Phase.ASKING_EARLIEST
+                self._asking[name] = None
             elif phase is _Phase.ASKING_LATEST:
                 effects.truncations.append(self._truncate(name, followed, result.offset))
             elif result.offset > followed.log.end_offset:
@@ -310,10 +315,12 @@ class ReplicaFetcher:
             if self._throttle.covers(*name):
                 self._throttle.record(taken, now_ms)
         before = log.high_watermark
-        if log.advance_high_watermark(entry.high_watermark) != before:
-            effects.high_watermark_moved.append(name)
+        has_moved = log.advance_high_watermark(entry.high_watermark) != before
         if entry.log_start_offset > log.start_offset:
-            log.raise_start_offset(min(entry.log_start_offset, log.high_watermark))
+            start_offset = min(entry.log_start_offset, log.high_watermark)
+            has_moved = log.raise_start_offset(start_offset) or has_moved
+        if has_moved:
+            effects.moved.append(name)
         followed.lag = max(0, entry.high_watermark - log.end_offset)
         self._want(name, followed)
         if taken:
@@ -329,6 +336,7 @@ class ReplicaFetcher:
     ) -> None:
         if error == ErrorCode.OFFSET_OUT_OF_RANGE:
             followed.phase = _Phase.ASKING_LATEST
+            self._asking[name] = None
             self._session.drop(name)
         elif error == ErrorCode.FENCED_LEADER_EPOCH:
             self._stop(name, effects)

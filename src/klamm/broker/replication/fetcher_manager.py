@@ -176,6 +176,7 @@ class ReplicaFetcherManager:
             for _, truncation in work:
                 self._truncating.pop(truncation.name, None)
                 loop.fetcher.on_truncated(truncation)
+            self._on_effects(FetchEffects(moved=[truncation.name for _, truncation in work]))
             loop.wake()
 
     def _ended(self, loop: "_Loop") -> None:

@@ -6,7 +6,7 @@ This module does no I/O: `klamm.broker.replication.alter_partition` sends the re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from klamm.broker.log.epochs import NO_EPOCH
 from klamm.broker.replication.replica_log import UNKNOWN_OFFSET
@@ -73,9 +73,20 @@ class FollowerProgress(NamedTuple):
     start_offset_rose: bool
 
 
+class FollowerSession(Protocol):
+    """The fetch session of a follower, as far as its progress is concerned."""
+
+    last_fetch_ms: int
+
+
 @dataclass(slots=True)
 class FollowerState:
-    """The leader's state of one follower, all of it taken from the follower's fetches."""
+    """The leader's state of one follower, all of it taken from the follower's fetches.
+
+    A fetch of a session reads only the partitions that have something to say. In the others, which
+    are settled, the follower has everything that the leader has; with each fetch of its session it
+    is caught up again, although nobody records it.
+    """
 
     end_offset: int = UNKNOWN_OFFSET
     start_offset: int = UNKNOWN_OFFSET
@@ -83,6 +94,29 @@ class FollowerState:
     last_fetch_ms: int = 0
     last_fetch_leader_end_offset: int = UNKNOWN_OFFSET
     broker_epoch: int = -1
+    #: Set while the partition is settled in this session.
+    session: FollowerSession | None = None
+
+    @property
+    def caught_up_ms(self) -> int:
+        """When the follower was last known to have everything."""
+        if self.session is None:
+            return self.last_caught_up_ms
+        return max(self.last_caught_up_ms, self.session.last_fetch_ms)
+
+    def join_session(self, session: FollowerSession) -> None:
+        """Note that fetches of this session include the partition without being recorded."""
+        self.session = session
+
+    def leave_session(self, session: FollowerSession | None = None) -> None:
+        """Record the last fetch of the session; the next one is recorded by itself.
+
+        With a `session`, this happens only if the follower has not joined another one since.
+        """
+        if self.session is not None and session in (None, self.session):
+            self.last_caught_up_ms = self.caught_up_ms
+            self.last_fetch_ms = max(self.last_fetch_ms, self.session.last_fetch_ms)
+            self.session = None
 
     def record(self, offset: int, start_offset: int, leader_end_offset: int, now_ms: int) -> None:
         """Record a fetch at `offset`, made when the leader's log ended at `leader_end_offset`.
@@ -102,7 +136,7 @@ class FollowerState:
         self.last_fetch_ms = now_ms
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
-        return self.end_offset == leader_end_offset or now_ms - self.last_caught_up_ms <= max_lag_ms
+        return self.end_offset == leader_end_offset or now_ms - self.caught_up_ms <= max_lag_ms
 
 
 #: How long to wait after an error that concerns the whole request.

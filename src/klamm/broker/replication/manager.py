@@ -8,7 +8,6 @@ block. The controller's requests are applied one at a time.
 import contextlib
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -88,7 +87,7 @@ class ReplicaManager:
         self._clock = clock
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: set[TopicPartition] = set()
-        self._hosted: Counter[str] = Counter()  # partitions by topic
+        self._of_topic: dict[str, dict[int, Partition]] = {}
         self._topic_ids: dict[str, uuid.UUID] = {}
         self._topic_names: dict[uuid.UUID, str] = {}
 
@@ -162,6 +161,7 @@ class ReplicaManager:
                     self._follow(partition, state, replica)
                 case _:
                     partition.log = replica
+                    self.purgatories.on_leadership_change(name)
         except StorageError as failure:
             log.error("%s cannot be opened: %s", name, failure)
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -193,7 +193,7 @@ class ReplicaManager:
         self._let_go(name)
         with contextlib.suppress(StorageError):  # reported with the failed directory
             self.logs.move_aside(name)
-        if not self._hosted[name.topic]:
+        if not self._of_topic.get(name.topic):
             self._forget_topic(name.topic)
         self.purgatories.on_leadership_change(name)
 
@@ -210,11 +210,12 @@ class ReplicaManager:
     def _hold(self, partition: Partition) -> None:
         if partition.name not in self._partitions:
             self._partitions[partition.name] = partition
-            self._hosted[partition.name.topic] += 1
+            topic, index = partition.name
+            self._of_topic.setdefault(topic, {})[index] = partition
 
     def _let_go(self, name: TopicPartition) -> None:
         if self._partitions.pop(name, None) is not None:
-            self._hosted[name.topic] -= 1
+            del self._of_topic[name.topic][name.partition]
         self._alter_partition_manager.withdraw(name)
         for listener in self.role_listeners:
             listener.on_removed(name)
@@ -265,11 +266,11 @@ class ReplicaManager:
     def _delete(self, name: TopicPartition) -> None:
         self._let_go(name)
         self.logs.delete(name, now_ms=self._clock.wall_ms())
-        if not self._hosted[name.topic]:
+        if not self._of_topic.get(name.topic):
             self._forget_topic(name.topic)
 
     def _forget_topic(self, topic: str) -> None:
-        del self._hosted[topic]
+        self._of_topic.pop(topic, None)
         if topic in self._topic_ids:
             del self._topic_names[self._topic_ids.pop(topic)]
         self.topics.forget(topic)
@@ -393,7 +394,8 @@ class ReplicaManager:
             return error, -1
         assert partition.log is not None, "a leader has a log"
         try:
-            partition.log.raise_start_offset(target)
+            if partition.log.raise_start_offset(target):
+                self.purgatories.on_low_watermark(name)
         except StorageError:
             return ErrorCode.KAFKA_STORAGE_ERROR, -1
         return ErrorCode.NONE, target
@@ -434,7 +436,7 @@ class ReplicaManager:
             partition = self._partitions.get(name)
             if partition is not None and partition.broker_id in partition.adding:
                 meters.reassignment_bytes_in += size
-        for name in effects.high_watermark_moved:
+        for name in effects.moved:
             self.purgatories.on_high_watermark(name)
 
     def on_alter_partition_result(
@@ -478,20 +480,20 @@ class ReplicaManager:
             return
         self.logs.configure(topic, config)
         self._apply_throttles(topic)
-        for partition in self._partitions.values():
-            if partition.name.topic == topic:
-                partition.min_insync_replicas = config.min_insync_replicas
-                if partition.on_append(self._clock.steady_ms()):
-                    self.purgatories.on_high_watermark(partition.name)
+        for partition in self._of_topic.get(topic, {}).values():
+            partition.min_insync_replicas = config.min_insync_replicas
+            if partition.on_append(self._clock.steady_ms()):
+                self.purgatories.on_high_watermark(partition.name)
+            self.purgatories.on_settings_change(partition.name)
 
     def config_changed(self, config: BrokerConfig) -> None:
         """Apply the broker's changed settings to the logs, partitions and throttles."""
         self._config = config
         for topic, of_topic in self.topics.use(config):
             self.logs.configure(topic, of_topic)
-            for partition in self._partitions.values():
-                if partition.name.topic == topic:
-                    partition.min_insync_replicas = of_topic.min_insync_replicas
+            for partition in self._of_topic.get(topic, {}).values():
+                partition.min_insync_replicas = of_topic.min_insync_replicas
+                self.purgatories.on_settings_change(partition.name)
         self.apply_throttle_rates()
 
     def apply_throttle_rates(self) -> None:

@@ -172,6 +172,7 @@ class Partition:
         log.epochs.assign(state.leader_epoch, log.end_offset)
         self.epoch_start_offset = log.end_offset
         for replica, follower in self.followers.items():
+            follower.leave_session()
             follower.last_caught_up_ms = now_ms if replica in state.isr else 0
             if not is_new_leader:
                 follower.last_fetch_leader_end_offset = log.end_offset
@@ -236,6 +237,7 @@ class Partition:
         the end of the leader's log before that read.
         """
         follower = self.followers[reader.replica_id]
+        follower.leave_session()
         follower.broker_epoch = reader.broker_epoch
         known_end, known_start = follower.end_offset, follower.start_offset
         follower.record(offset, start_offset, leader_end_offset, now_ms)
@@ -466,7 +468,7 @@ class Partition:
         if self.role is not Role.LEADER or not rack or rack_of.get(self.broker_id) == rack:
             return None
         candidates = (
-            (state.end_offset, state.last_caught_up_ms, replica)
+            (state.end_offset, state.caught_up_ms, replica)
             for replica, state in self.followers.items()
             if replica in self.isr
             and state.start_offset <= offset <= state.end_offset

@@ -121,6 +121,8 @@ class AclAuthorizer:
         super_users: frozenset[str] = frozenset(),
         allow_everyone_if_no_acl_found: bool = False,
     ) -> None:
+        #: Grows with each change of the ACLs: decisions hold while it stays the same.
+        self.generation = 0
         self._super_users = super_users
         self._allow_everyone = allow_everyone_if_no_acl_found
         self._of_type: dict[ResourceType, _Patterns] = {}
@@ -141,6 +143,7 @@ class AclAuthorizer:
         if is_prefix:
             patterns.lengths = tuple(sorted({len(name) for name in patterns.prefixed}))
         self._remembered.clear()
+        self.generation += 1
 
     def entries(self, pattern: ResourcePattern) -> frozenset[AccessControlEntry]:
         """The entries of one pattern."""
