@@ -108,8 +108,10 @@ def test_every_page_with_commands_is_in_the_list():
 @pytest.mark.timeout(300)
 def test_the_tests_and_programs_of_the_documents_run(tmp_path: Path):
     """The one in README is shorter, but has to work as well; both share a session's cluster."""
-    (with_client, program, *_) = python_blocks("docs/testing-with-klamm.md")
+    (with_client, injected, chaos, program, *_) = python_blocks("docs/testing-with-klamm.md")
     (tmp_path / "test_with_client.py").write_text(with_client)
+    (tmp_path / "test_injected.py").write_text(injected)
+    (tmp_path / "test_chaos.py").write_text(chaos)
     (tmp_path / "test_short.py").write_text(python_blocks("README.md")[0])
     (tmp_path / "test_program.py").write_text(
         "def test_the_program():\n" + "".join(f"    {line}\n" for line in program.splitlines())
@@ -122,7 +124,7 @@ def test_the_tests_and_programs_of_the_documents_run(tmp_path: Path):
         timeout=240,
     )
     assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 def test_links_between_documents_lead_somewhere():

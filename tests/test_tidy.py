@@ -25,7 +25,7 @@ SRC = ROOT / "src"
 #: other.
 LAYERS = (
     ("names", "errors"),
-    ("config", "processes"),
+    ("config", "processes", "temporary"),
     ("core", "protocol", "zookeeper"),
     ("metrics",),
     ("net",),

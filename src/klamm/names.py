@@ -1,4 +1,7 @@
-"""Names that every part of klamm shares: partitions, topic names, and Kafka's sentinel values."""
+"""Names that every part of klamm shares: partitions, topic names, and Kafka's sentinel values.
+
+And how a number of things is said.
+"""
 
 import re
 from typing import Final, NamedTuple
@@ -24,6 +27,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: 1 partition, 2,000 partitions, 3 replicas in sync."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def is_internal(name: str) -> bool:

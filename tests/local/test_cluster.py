@@ -14,8 +14,8 @@ import pytest
 from klamm import Cluster
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.local.broker_process import ProcessState
-from klamm.local.cluster import ConditionNotMetError
 from klamm.local.demo.load import NumberedProducer, read_numbers
+from klamm.local.running import ConditionNotMetError
 from klamm.local.status import read_status
 from tests.support.waiting import wait_until
 

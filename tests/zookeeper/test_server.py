@@ -114,7 +114,9 @@ def test_a_server_dies_with_a_parent_that_is_killed():
         assert is_running(int(pid))
         parent.kill()
     wait_until(lambda: not is_running(int(pid)))
-    server.shutil.rmtree(os.fsdecode(data_dir))
+    assert Path(os.fsdecode(data_dir)).is_dir()
+    ZooKeeperServer().start().stop()
+    assert not Path(os.fsdecode(data_dir)).exists(), "the next one removes it"
 
 
 def test_a_parent_that_ends_without_stopping_its_server_takes_all_with_it():

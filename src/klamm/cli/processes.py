@@ -6,7 +6,12 @@ They parse with the standard library, and import the server only when they start
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +73,8 @@ def run_broker(arguments: Sequence[str]) -> None:
         metavar="KEY=VALUE",
         help="replaces a setting of the file; may be repeated",
     )
+    # One end of a socket that a local cluster has made, to inject faults.
+    parser.add_argument("--faults-fd", type=int, help=SUPPRESS)
     options = parser.parse_args(arguments)
     from klamm.config.broker import BrokerConfig
 
@@ -77,7 +84,7 @@ def run_broker(arguments: Sequence[str]) -> None:
         print(f"klamm: known, but without effect here: {listed}", file=sys.stderr)
     from klamm.node.node import run
 
-    run(config)
+    run(config, options.faults_fd)
 
 
 def _parser(name: str, example: str) -> ArgumentParser:

@@ -7,6 +7,7 @@ from datetime import datetime
 import numpy as np
 
 from klamm.console.columns import ClusterColumns
+from klamm.names import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,10 @@ def judge_health(columns: ClusterColumns, down_since: Mapping[int, datetime]) ->
         return Health("bad", "No broker answers.", total, leaderless, lacking)
     parts = []
     if not total:
-        parts.append(
-            f"The cluster of {_counted(len(columns.live), 'broker')} has no partitions yet"
-        )
+        parts.append(f"The cluster of {counted(len(columns.live), 'broker')} has no partitions yet")
     elif leaderless:
         parts.append(
-            f"{leaderless:,} of {_counted(total, 'partition')} "
+            f"{leaderless:,} of {counted(total, 'partition')} "
             f"{'has' if leaderless == 1 else 'have'} no leader"
         )
     else:
@@ -78,7 +77,3 @@ def _down(down: list[int], down_since: Mapping[int, datetime]) -> str:
 def _listed(ids: list[int]) -> str:
     shown = ", ".join(map(str, ids[:5]))
     return shown if len(ids) <= 5 else f"{shown} and {len(ids) - 5} more"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

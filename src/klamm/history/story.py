@@ -180,6 +180,23 @@ def story_rows(batches: "Iterable[pa.RecordBatch]", name: str) -> list[dict[str,
     return _rows(_told(_events(batches, name), name))
 
 
+def stories_since(
+    spools: Sequence[Path], names: Iterable[str], since: datetime
+) -> dict[str, list[str]]:
+    """The sentences about each TOPIC-PARTITION from a moment on; those without any are left out."""
+    batches = list(_from_spools(spools))
+    found: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            rows = story_rows(batches, name)
+        except KlammError:
+            continue
+        sentences = [row["text"] for row in rows if "gap" not in row and row["at"] >= since]
+        if sentences:
+            found[name] = sentences
+    return found
+
+
 def _events(batches: "Iterable[pa.RecordBatch]", name: str) -> "list[Row | Gap]":
     from klamm.history.partition_events import read_partition_events
 

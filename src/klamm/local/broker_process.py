@@ -8,6 +8,7 @@ from pathlib import Path
 
 from klamm.config.properties import format_properties
 from klamm.errors import KlammError, UnavailableError
+from klamm.local.faults import FaultInjector
 from klamm.local.network import HOST
 from klamm.processes import Child, last_words, tied_klamm
 
@@ -24,11 +25,19 @@ class ProcessState(StrEnum):
 class BrokerProcess:
     """A broker that can be started again after it ended."""
 
-    def __init__(self, broker: int, port: int, directory: Path, config: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        broker: int,
+        port: int,
+        directory: Path,
+        config: Mapping[str, str],
+        faults: FaultInjector,
+    ) -> None:
         self.id = broker
         self.port = port
         self.directory = directory
         self.config = dict(config)
+        self._faults = faults
         self._child: Child | None = None
         self._starting = threading.Lock()
         self._is_paused = False
@@ -83,7 +92,13 @@ class BrokerProcess:
             file = self.directory / "server.properties"
             file.write_text(format_properties(self.config), encoding="utf-8")
             self._is_paused = self._is_expected_to_end = False
-            self._child = Child(tied_klamm("broker", str(file)), self.log, f"broker {self.id}")
+            with self._faults.attach(self.id) as link:
+                self._child = Child(
+                    tied_klamm("broker", str(file), f"--faults-fd={link.fileno()}"),
+                    self.log,
+                    f"broker {self.id}",
+                    pass_fds=(link.fileno(),),
+                )
 
     def stop(self, timeout_s: float) -> None:
         """Ask for a controlled shutdown and wait for it."""

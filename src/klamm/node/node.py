@@ -15,7 +15,8 @@ from collections.abc import Mapping
 
 import uvloop
 
-from klamm.broker.handlers.dispatch import Dispatcher
+from klamm.broker.fault_injection import FaultInjection
+from klamm.broker.handlers.dispatch import Dispatcher, Handler
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.security.password_encoder import decode_settings
 from klamm.config.broker import BrokerConfig
@@ -26,6 +27,7 @@ from klamm.node import registration
 from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
 from klamm.node.controller_link import ControllerLink
+from klamm.node.fault_link import FaultLink
 from klamm.node.metrics import MetricsEndpoint
 from klamm.processes import raise_file_limit
 from klamm.protocol.apis import ApiKey
@@ -40,8 +42,9 @@ log = logging.getLogger("klamm.broker")
 class Node:
     """A broker's main process."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, faults: FaultLink | None = None) -> None:
         self.config = config
+        self._faults = faults
         self._candidate = ControllerLink(self._on_candidate_session_lost)
         self._stopped = asyncio.Event()
         self._is_stopping = False
@@ -96,7 +99,7 @@ class Node:
         self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
         await self._broker.load()
         meters = self._broker.meters.requests
-        dispatcher = Dispatcher(self._broker.handlers(), meters)
+        dispatcher = Dispatcher(await self._handlers(), meters)
         self._server = Server(
             dispatcher,
             frame_bytes_max=config.socket_request_max_bytes,
@@ -127,6 +130,18 @@ class Node:
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
         if config.klamm_metrics_port is not None:
             await self._metrics.listen(config.klamm_metrics_port)
+
+    async def _handlers(self) -> Mapping[ApiKey, Handler]:
+        """The broker's handlers, behind injected faults if a local cluster may inject some."""
+        handlers = self._broker.handlers()
+        if self._faults is None:
+            return handlers
+        injection = FaultInjection(
+            self._faults.claim,
+            lambda topic_id: self._broker.metadata.snapshot.topic_name(topic_id),
+        )
+        await self._faults.open(injection)
+        return injection.protect(handlers)
 
     async def _determine_broker_id(self, store: Store) -> int:
         """The configured id, or the one in the log directories, or a generated one."""
@@ -257,6 +272,8 @@ class Node:
             if hasattr(self, "_server"):
                 await self._server.close()
             await self._broker.close()
+        if self._faults is not None:
+            self._faults.close()
         await self._candidate.stop()
         if self._session is not None:
             self._session.cancel()
@@ -264,8 +281,11 @@ class Node:
             await self._store.close()
 
 
-def run(config: BrokerConfig) -> None:
-    """Run a node in the foreground until SIGTERM or SIGINT; ConfigError if it cannot start."""
+def run(config: BrokerConfig, faults_fd: int | None = None) -> None:
+    """Run a node in the foreground until SIGTERM or SIGINT; ConfigError if it cannot start.
+
+    `faults_fd` is a socket that a local cluster uses to inject faults.
+    """
     logging.basicConfig(
         level=os.environ.get("KLAMM_LOG_LEVEL", "INFO"),
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
@@ -276,7 +296,7 @@ def run(config: BrokerConfig) -> None:
     gc.freeze()
 
     async def main() -> None:
-        await Node(config).run()
+        await Node(config, None if faults_fd is None else FaultLink(faults_fd)).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -9,12 +9,10 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ from typing import Final, Self
 
 from klamm.errors import ConfigError, UnavailableError
 from klamm.processes import Child, last_words, tied_command
+from klamm.temporary import TemporaryFolder
 from klamm.zookeeper.java import find_java
 
 #: The jars that a server loads classes from. Each one more would lengthen the start.
@@ -149,6 +148,7 @@ class ZooKeeperServer:
         self._log = log
         self._settings = {**_SETTINGS, **(settings or {})}
         self._is_temporary = data_dir is None
+        self._folder: TemporaryFolder | None = None
         self._process: Child | None = None
 
     @property
@@ -197,7 +197,8 @@ class ZooKeeperServer:
         else:
             _check_port_is_free(self.host, self.port)
         if self.data_dir is None:
-            self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-zookeeper-"))
+            self._folder = TemporaryFolder("zookeeper")
+            self.data_dir = self._folder.path
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._write_configuration(self.data_dir)
@@ -229,9 +230,9 @@ class ZooKeeperServer:
         atexit.unregister(self.stop)
         # Nothing that a clean shutdown would save outlives a temporary directory.
         self._end(signal.SIGKILL if self._is_temporary else signal.SIGTERM)
-        if self._is_temporary and self.data_dir is not None:
-            shutil.rmtree(self.data_dir, ignore_errors=True)
-            self.data_dir = None
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = self.data_dir = None
 
     def kill(self) -> None:
         """Let the server crash; its data stays, and `start` brings it back."""

@@ -115,7 +115,7 @@ class Guard:
             return {"responses": refused}
         return _finish(
             call,
-            handler(_with_body(call, topics=tuple(allowed))),
+            handler(with_body(call, topics=tuple(allowed))),
             lambda answer: {**answer, "responses": [*answer["responses"], *refused]},
         )
 
@@ -189,7 +189,7 @@ def _each(
                 return answer  # the whole request failed, and that comes first
             return {**answer, results: [*answer.get(results, ()), *told]}
 
-        return _finish(call, handler(_with_body(call, **{field: allowed})), add)
+        return _finish(call, handler(with_body(call, **{field: allowed})), add)
 
     return judge
 
@@ -247,7 +247,7 @@ def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Answeri
 
     if not allowed:
         return {"groups": told}
-    return _finish(call, handler(_with_body(call, groups=tuple(allowed))), add)
+    return _finish(call, handler(with_body(call, groups=tuple(allowed))), add)
 
 
 def _judge_offset_fetch_of_one(call: Call, access: Access, handler: Handler) -> Answering:
@@ -542,7 +542,7 @@ def response_values(call: Call, result: Result) -> dict[str, Any]:
     return message_values(decode_response(call.header, memoryview(frame)[_SIZE_BYTES:]))
 
 
-def _with_body(call: Call, **fields: Any) -> Call:
+def with_body(call: Call, **fields: Any) -> Call:
     """The call with another body, also in the frame that may be forwarded."""
     body = dataclasses.replace(call.body, **fields)
     frame = encode_request(call.header, message_values(body))

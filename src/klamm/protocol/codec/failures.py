@@ -26,6 +26,16 @@ def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
     return {**_TOP_LEVEL.get(header.api_key, {}), "error_code": code, "error_message": code.message}
 
 
+def failure_of_items(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
+    """The same, with the error at each topic or partition that the request names, and only there.
+
+    None if the request expects no response.
+    """
+    make = _ITEM_MAKERS.get(header.api_key)
+    values = failure(header, body, code) if make is None else make(body, code)
+    return None if values is None else {**values, "error_code": ErrorCode.NONE}
+
+
 def error_codes(values: Values) -> Iterator[int]:
     """All error codes in the values of a response of any API."""
     for name, value in values.items():
@@ -378,6 +388,17 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describe_user_scram_credentials,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alter_user_scram_credentials,
         ApiKey.ALTER_CLIENT_QUOTAS: _alter_client_quotas,
+    }
+)
+#: APIs whose failure as a whole has no place for single partitions, though their responses have.
+_ITEM_MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = MappingProxyType(
+    {
+        ApiKey.OFFSET_DELETE: _each_partition(
+            "topics", "name", "partition_index", "topics", "partition_index"
+        ),
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: _each_partition(
+            "topics", "name", "partition_index", "responses", "partition_index"
+        ),
     }
 )
 #: What else has to stand beside an error at the top.
