@@ -54,6 +54,11 @@ def test_a_coordinator_that_has_not_heard_of_a_partition_does_not_take_it_for_de
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_watermark_that_the_first_fetch_of_a_session_raises_is_in_the_next_response():
+    outcome = run("910000031")
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")

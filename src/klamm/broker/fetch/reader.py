@@ -143,14 +143,14 @@ class FetchReader:
             return self._failed(params, name, view.error, partition)
         if view.diverging is not None:
             return _entry(name, view, diverging_epoch=EpochEndOffset(*view.diverging))
-        requested.is_settled = self._is_settled(params, requested, partition, view)
         if reader.is_follower:
             requested.follower = partition.followers[reader.replica_id]
             if is_first:
-                # The high watermark may rise by this and would be news: then it is not settled.
                 self._replicas.on_follower_fetch(
                     partition, reader, position.offset, requested.start_offset, view.end_offset
                 )
+        requested.is_settled = self._is_settled(params, requested, partition, view)
+        if reader.is_follower:
             if self._is_throttled(reader, partition):
                 return _entry(name, view)
         elif params.rack:
@@ -200,8 +200,12 @@ class FetchReader:
 
         The reader has everything that it may read. A follower outside of the ISR is looked at each
         time, because each of its fetches may bring it in; and so is a consumer that another replica
-        may be better for, because that depends on the followers' progress.
+        may be better for, because that depends on the followers' progress. The follower's own fetch
+        may have raised the high watermark, which is then news for the next fetch.
         """
+        assert partition.log is not None, "a partition with a view has a log"
+        if partition.log.high_watermark != view.high_watermark:
+            return False
         if params.rack or requested.position.offset < view.readable_end:
             return False
         return not params.reader.is_follower or params.reader.replica_id in partition.isr
