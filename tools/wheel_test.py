@@ -29,6 +29,23 @@ for name in names:
     importlib.import_module(name)
 print(f"{len(names)} modules import from {sys.prefix}")
 """
+#: A cluster, the command line and the plugin in an environment without any extra.
+_USE_WITHOUT_EXTRAS: Final = """
+import importlib.util, subprocess, sys
+for name in ("pandas", "matplotlib"):
+    assert importlib.util.find_spec(name) is None, f"{name} is installed"
+from klamm import Cluster
+with Cluster(1) as cluster:
+    cluster.create_topic("orders")
+    command = [sys.executable, "-m", "klamm", "topics", "list", "-b", cluster.bootstrap_servers]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "orders" in shown, shown
+for command, extra in (("snapshot --zookeeper localhost:1", "spark"), ("demo", "report")):
+    line = [sys.executable, "-m", "klamm", *command.split(), "--out", "x"]
+    told = subprocess.run(line, capture_output=True, text=True)
+    assert told.returncode == 1 and f"klamm[{extra}]" in told.stderr, told
+print("a cluster and the command line need no extra")
+"""
 _OTHER_SITE: Final = re.compile(r"(?:https?:)?//[a-z0-9-]+\.[a-z][^\s\"']*", re.IGNORECASE)
 #: Names of XML vocabularies, which nobody opens, and a comment that says whose code it is.
 _NAMES_ONLY: Final = re.compile(
@@ -49,6 +66,8 @@ def main() -> None:
         check_contents(wheel)
         binaries = install(wheel, elsewhere)
         run(binaries / "klamm", "--help", cwd=elsewhere)
+        run(binaries / "python", "-c", _USE_WITHOUT_EXTRAS, cwd=elsewhere)
+        add_extras(wheel, binaries)
         run(binaries / "python", "-c", _IMPORT_EVERYTHING, cwd=elsewhere)
         check_types(binaries, elsewhere)
     print(f"{wheel.name}: installs, runs, imports and is typed")
@@ -105,6 +124,12 @@ def install(wheel: Path, elsewhere: Path) -> Path:
     binaries = environment / "bin"
     run(binaries / "python", "-m", "pip", "install", "--quiet", wheel, cwd=elsewhere)
     return binaries
+
+
+def add_extras(wheel: Path, binaries: Path) -> None:
+    """Add what commands on Spark need, so that every module can be imported."""
+    pip = (binaries / "python", "-m", "pip", "install", "--quiet")
+    run(*pip, f"{wheel}[report]", cwd=wheel.parent)
 
 
 def check_types(binaries: Path, elsewhere: Path) -> None:

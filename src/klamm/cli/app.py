@@ -25,6 +25,7 @@ from klamm.cli.consume import consume
 from klamm.cli.elect import elect
 from klamm.cli.history import history
 from klamm.cli.ingest import ingest
+from klamm.cli.options import require_extra
 from klamm.cli.pipeline import plan, snapshot, whatif
 from klamm.cli.processes import COMMANDS, Command
 from klamm.cli.produce import produce
@@ -99,6 +100,8 @@ def demo(
     \b
     Example: klamm demo --step
     """
+    if spark:
+        require_extra("report", "demo")
     from klamm.local.demo.tour import run
 
     run(_wait_for_key if step else _go_on, out=out, spark=spark)

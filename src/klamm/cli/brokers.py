@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_broker
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import show_json, show_rows, stdout, table
 from klamm.client import brokers, configs, topics
@@ -69,7 +70,9 @@ def list_(
 
 @app.command()
 def describe(
-    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
+    id: Annotated[
+        int, typer.Argument(metavar="ID", autocompletion=complete_broker, show_default=False)
+    ],
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,

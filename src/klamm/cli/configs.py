@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_broker
 from klamm.cli.options import (
     AsJson,
     BootstrapServer,
@@ -25,7 +26,10 @@ app = group("Settings of topics and brokers.")
 BrokerOption = Annotated[
     str | None,
     typer.Option(
-        "--broker", metavar="ID", help="A broker, or `default` for the defaults of all brokers."
+        "--broker",
+        metavar="ID",
+        autocompletion=complete_broker,
+        help="A broker, or `default` for the defaults of all brokers.",
     ),
 ]
 _COLUMNS = {

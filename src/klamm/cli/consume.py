@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from klamm.cli.completion import complete_group
 from klamm.cli.options import BootstrapServer, CommandConfig, TopicName, open_admin, security_of
 from klamm.client import groups, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
@@ -48,7 +49,12 @@ def consume(
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Join this group and continue at its offsets."),
+        typer.Option(
+            "--group",
+            "-g",
+            autocompletion=complete_group,
+            help="Join this group and continue at its offsets.",
+        ),
     ] = None,
     form: Annotated[
         str | None,

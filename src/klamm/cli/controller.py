@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_broker
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin, security_of
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.client import configs, topics
@@ -49,7 +50,9 @@ def show(
 
 @app.command()
 def move(
-    id: Annotated[int, typer.Argument(metavar="ID", show_default=False)],
+    id: Annotated[
+        int, typer.Argument(metavar="ID", autocompletion=complete_broker, show_default=False)
+    ],
     zookeeper: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT[/CHROOT]", help="Default: zookeeper.connect of a broker."),

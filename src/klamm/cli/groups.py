@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_group, complete_topic
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import groups, offset_reset
@@ -16,7 +17,9 @@ from klamm.client.offset_reset import OffsetTarget
 
 app = group("Consumer groups: members, positions, and where they go on.")
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", autocompletion=complete_group, show_default=False)
+]
 
 _COLUMNS = {
     "group": lambda g: g.group,
@@ -91,6 +94,7 @@ def reset_offsets(
         list[str] | None,
         typer.Option(
             metavar="TOPIC[:0,1]",
+            autocompletion=complete_topic,
             help="May be repeated; default: all topics with committed offsets.",
         ),
     ] = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from klamm.cli.options import HISTORY_TOPIC, BootstrapServer, CommandConfig
+from klamm.cli.options import HISTORY_TOPIC, BootstrapServer, CommandConfig, require_extra
 from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stderr, stdout, table
 from klamm.client.admin import DEFAULT_BOOTSTRAP
@@ -66,6 +66,7 @@ def history(
     """
     if more_spools and not spool:
         raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
+    require_extra("report", "history")
     from klamm.pipeline.history.folder import SpoolInput, TopicInput
     from klamm.pipeline.session import are_little, spark_session
 

@@ -14,7 +14,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from klamm.cli.options import BootstrapServer, settings
+from klamm.cli.completion import complete_topic
+from klamm.cli.options import BootstrapServer, require_extra, settings
 from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stderr
 from klamm.client.admin import DEFAULT_BOOTSTRAP
@@ -32,7 +33,8 @@ _MB: Final = 1e6
 
 def ingest(
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC...", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", autocompletion=complete_topic, show_default=False),
     ] = None,
     to: Annotated[
         str | None,
@@ -197,6 +199,7 @@ def _run(
     as_json: bool,
     metrics_port: int | None,
 ) -> None:
+    require_extra("spark", "ingest")
     from klamm.pipeline.ingest.metrics import serve_metrics
     from klamm.pipeline.ingest.run import ingest_topics
     from klamm.pipeline.session import spark_session

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
+from klamm.cli.completion import complete_topic
+from klamm.client.admin import Admin
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
+from klamm.errors import ConfigError
 
 #: The history topic of `klamm up`, and the default of commands that read a history.
 HISTORY_TOPIC: Final = "__klamm_history"
-
-
-def _complete_topic(context: typer.Context, incomplete: str) -> list[str]:
-    """Shell completion: the topics of the cluster that --bootstrap-server names."""
-    from klamm.client import topics
-    from klamm.errors import KlammError
-
-    given = context.params.get("bootstrap_server") or DEFAULT_BOOTSTRAP
-    try:
-        security = security_of(context.params.get("command_config"))
-        with Admin(given, timeout_s=2, security=security) as admin:
-            names = [topic.topic for topic in topics.describe(admin).topics]
-    except KlammError:
-        return []  # completion cannot show errors
-    return [name for name in names if name.startswith(incomplete)]
 
 
 BootstrapServer = Annotated[
@@ -51,11 +39,11 @@ CommandConfig = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON rather than a table.")]
 TopicName = Annotated[
-    str, typer.Argument(metavar="TOPIC", autocompletion=_complete_topic, show_default=False)
+    str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
 ]
 TopicOption = Annotated[
     str | None,
-    typer.Option("--topic", metavar="TOPIC", autocompletion=_complete_topic, help="One topic."),
+    typer.Option("--topic", metavar="TOPIC", autocompletion=complete_topic, help="One topic."),
 ]
 
 
@@ -105,3 +93,20 @@ def _numbers(text: str, separator: str, option: str) -> list[int]:
         raise typer.BadParameter(
             f"{text!r} is not a list of broker ids like {example}", param_hint=option
         ) from None
+
+
+#: The packages of an extra that a command imports.
+_EXTRAS: Final = {
+    "spark": ("pyspark", "pandas"),
+    "report": ("pyspark", "pandas", "matplotlib"),
+}
+
+
+def require_extra(extra: str, command: str) -> None:
+    """Say what to install before a command begins that needs more than `pip install klamm`."""
+    # Finding a package does not import it, which would take a second.
+    missing = [name for name in _EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"klamm {command} needs {' and '.join(missing)}: pip install 'klamm[{extra}]'"
+        )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import CommandConfig, broker_ids, security_of, settings
+from klamm.cli.options import CommandConfig, broker_ids, require_extra, security_of, settings
 from klamm.cli.render import say, show_json, stdout, table
 
 Master = Annotated[
@@ -43,6 +43,7 @@ def snapshot(
     """
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
+    require_extra("spark", "snapshot")
     from klamm.pipeline.output import output_folder
     from klamm.pipeline.session import LITTLE_BYTES, spark_session
     from klamm.pipeline.snapshot.admin import snapshot_from_brokers
@@ -97,6 +98,7 @@ def whatif(
         raise typer.BadParameter(f"{what!r} is not a number of {kind}", param_hint=option)
     if set_ is not None and kind == "brokers":
         broker_ids(what, option)
+    require_extra("report", "whatif")
 
     from klamm.pipeline.output import output_folder
     from klamm.pipeline.session import are_little, spark_session
@@ -183,6 +185,7 @@ def plan(
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
+    require_extra("report", "plan")
     from klamm.pipeline.output import output_folder
     from klamm.pipeline.planner.frames import (
         ordered_partitions,

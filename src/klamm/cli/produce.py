@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from klamm.cli.completion import complete_transactional_id
 from klamm.cli.options import (
     BootstrapServer,
     CommandConfig,
@@ -69,7 +70,11 @@ def produce(
     acks: Annotated[str, typer.Option(help="all, 1 or 0.")] = "all",
     transactional_id: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Write all lines in one transaction, or none of them."),
+        typer.Option(
+            metavar="ID",
+            autocompletion=complete_transactional_id,
+            help="Write all lines in one transaction, or none of them.",
+        ),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,

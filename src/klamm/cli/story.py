@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_partition, complete_transactional_id
 from klamm.cli.options import (
     HISTORY_TOPIC,
     AsJson,
@@ -20,7 +21,10 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP
 
 def story(
     name: Annotated[
-        str | None, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="TOPIC-PARTITION", autocompletion=complete_partition, show_default=False
+        ),
     ] = None,
     spool: Annotated[
         list[Path] | None,
@@ -30,7 +34,12 @@ def story(
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
     transactional_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Tell what became of a transactional id.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            autocompletion=complete_transactional_id,
+            help="Tell what became of a transactional id.",
+        ),
     ] = None,
     requests: Annotated[
         bool, typer.Option("--requests", help="Tell who asked for what: administrative requests.")

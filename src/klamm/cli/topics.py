@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_topic
 from klamm.cli.options import (
     AsJson,
     BootstrapServer,
@@ -135,7 +136,12 @@ def list_(
 def describe(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", show_default=False, help="Default: all topics."),
+        typer.Argument(
+            metavar="[NAME]",
+            autocompletion=complete_topic,
+            show_default=False,
+            help="Default: all topics.",
+        ),
     ] = None,
     under_replicated: Annotated[
         bool, typer.Option("--under-replicated", help="Only partitions with an incomplete ISR.")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_topic, complete_transactional_id
 from klamm.cli.options import (
     AsJson,
     BootstrapServer,
@@ -61,7 +62,10 @@ def list_(
 
 @app.command()
 def describe(
-    transactional_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    transactional_id: Annotated[
+        str,
+        typer.Argument(metavar="ID", autocompletion=complete_transactional_id, show_default=False),
+    ],
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
@@ -117,7 +121,9 @@ def hanging(
 
 @app.command()
 def abort(
-    topic: Annotated[str, typer.Option(metavar="TOPIC", show_default=False)],
+    topic: Annotated[
+        str, typer.Option(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
+    ],
     partition: Annotated[int, typer.Option(min=0, show_default=False)],
     start_offset: Annotated[
         int, typer.Option(min=0, help="As `hanging` shows it.", show_default=False)
