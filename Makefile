@@ -19,11 +19,11 @@ BROWSER ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test spark-wheel conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
-		while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
+		while IFS='|' read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
 
 # Before anything else: is there a Python and a Java that will do?
 machine:
@@ -111,6 +111,9 @@ browser: setup ## the console in a real browser, with screenshots in out/; BROWS
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py
+
+lakehouse-test: setup ## the commands of docs/lakehouse.md in an empty environment, from pip install to a query, timed
+	@$(BIN)/python -m tools.lakehouse_test
 
 spark-wheel: setup ## build the wheel pyspark-klamm, for a Spark that somebody else manages, into dist
 	@$(BIN)/python -m tools.spark_wheel

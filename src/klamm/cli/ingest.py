@@ -16,7 +16,6 @@ from rich.text import Text
 
 from klamm.cli.completion import complete_topic
 from klamm.cli.options import BootstrapServer, require_extra, settings
-from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stderr
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import ConfigError, KlammError
@@ -130,7 +129,15 @@ def ingest(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    master: Master = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            "--remote",
+            metavar="URL",
+            help="The Spark master, or sc://HOST:PORT of Spark Connect; local[*] unless submitted.",
+        ),
+    ] = None,
 ) -> None:
     """Bring a table up to date with topics, each offset once, however often it is killed.
 
@@ -280,11 +287,13 @@ def _line(summary: Summary) -> str:
 @contextmanager
 def _stopped_by_signals(spark: Any) -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM let the batch under way be committed; a second one ends it at once."""
+    from klamm.pipeline.session import cancel_jobs
+
     stop = threading.Event()
 
     def on_signal(*_: object) -> None:
         if stop.is_set():
-            spark.sparkContext.cancelAllJobs()
+            cancel_jobs(spark)
             raise KeyboardInterrupt
         stop.set()
 

@@ -6,17 +6,25 @@ only the commands start one.
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from klamm.errors import ConfigError
+from klamm.errors import ConfigError, UnavailableError
 
 DEFAULT_MASTER: Final = "local[*]"
+#: What the address of a Spark Connect server begins with.
+CONNECT: Final = "sc://"
+_CONNECT_PORT: Final = 15002
+_REACH_S: Final = 10.0
+#: More rows than any cluster has cores.
+_MANY: Final = 1_000_000
 #: The condition of PySpark's error when Java is missing or too old.
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
@@ -68,8 +76,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session on `master`, stopped at the end; an active session is used and kept.
 
-    The default master is that of `spark-submit`, or else all cores of this machine. `progress`
-    shows Spark's progress bars on stderr. `little` chooses settings for little data.
+    The default master is that of `spark-submit`, or else all cores of this machine. `sc://HOST` is
+    a Spark Connect server, whose Python has to have klamm. `progress` shows Spark's progress bars
+    on stderr. `little` chooses settings for little data.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -134,6 +143,8 @@ def open_session(
         chosen |= _LOCAL_SETTINGS
     if little:
         chosen |= _LITTLE_SETTINGS | _LITTLE_JVMS
+    if master is not None and master.startswith(CONNECT):
+        return _connect(master, chosen | {**(settings or {})})
     chosen["spark.ui.showConsoleProgress"] = str(progress).lower()
     builder = SparkSession.builder.appName("klamm").config(map=chosen | {**(settings or {})})
     if master is not None:
@@ -147,3 +158,46 @@ def open_session(
             "Spark needs Java 17 or newer and could not start it: install Java 17 or newer (on "
             "Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME."
         ) from None
+
+
+def _connect(url: str, settings: Mapping[str, bool | float | int | str | None]) -> SparkSession:
+    """A session of a server, which has its own settings for everything but queries."""
+    # PySpark itself tries for ten minutes to reach a server that is not there.
+    server = urlsplit(url)
+    address = (server.hostname or "", server.port or _CONNECT_PORT)
+    try:
+        socket.create_connection(address, _REACH_S).close()
+        session: SparkSession = SparkSession.builder.remote(url).create()
+        for name, value in settings.items():
+            if name.startswith("spark.sql."):
+                session.conf.set(name, str(value))
+    except ImportError as error:
+        raise ConfigError(
+            f"{url} needs what Spark Connect needs: pip install 'pyspark[connect]' ({error})"
+        ) from None
+    except (PySparkException, OSError) as error:
+        told = str(error).strip().partition("\n")[0]
+        raise UnavailableError(f"The Spark Connect server {url} cannot be used: {told}") from None
+    return session
+
+
+def default_tasks(spark: SparkSession) -> int:
+    """How many tasks the session runs at the same time, as far as Spark knows."""
+    if not is_connected(spark):
+        return max(spark.sparkContext.defaultParallelism, 1)
+    # There is no context to ask, but a range is divided by the same number.
+    ids = spark.range(0, _MANY).selectExpr("spark_partition_id() id")
+    return max(ids.distinct().count(), 1)
+
+
+def cancel_jobs(spark: SparkSession) -> None:
+    """End all jobs that the session has under way."""
+    if is_connected(spark):
+        spark.interruptAll()
+    else:
+        spark.sparkContext.cancelAllJobs()
+
+
+def is_connected(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")

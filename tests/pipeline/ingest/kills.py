@@ -1,10 +1,12 @@
 """Ingest while drivers, executors and tasks are killed, and compare the table with the topic.
 
     python -m tests.pipeline.ingest.kills --records 20000000 --kills 20 --to delta --seed 7
+    python -m tests.pipeline.ingest.kills --to iceberg --s3
 
 A klamm cluster, a producer and `klamm ingest --continuous` run as processes. At random moments one
 of them is killed: the driver with everything that it has started, an executor's JVM, or a Python
 worker. In the end every offset of the topic must be in the table or among its dead letters, once.
+With `--s3` table, dead letters and checkpoint are on a server of object storage, moto's.
 """
 
 import argparse
@@ -17,15 +19,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
+from pyarrow import dataset
+from pyiceberg.catalog import load_catalog
 
 from klamm import Cluster
+from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.ingest.tables.parquet import read_manifest
+from tests.support.object_storage import object_storage
 
 TOPIC = "orders"
 PARTITIONS = 4
@@ -150,59 +158,102 @@ def run_kills(
     return done
 
 
-def files_of(kind: str, path: Path) -> list[str]:
-    """The files of the table as it is now; none before it exists."""
-    try:
-        if kind == "delta":
-            return list(DeltaTable(str(path)).file_uris())
-        return read_manifest(str(path))
-    except Exception:
-        return []
+class Lake:
+    """Where the table and its dead letters are, and how another engine reads them."""
+
+    def __init__(self, kind: str, folder: Path, root: str) -> None:
+        self._kind = kind
+        self._root = root
+        self._catalog = {}
+        if kind == "iceberg":
+            self._catalog = {
+                "type": "sql",
+                "uri": f"sqlite:///{folder}/catalog.db",
+                "warehouse": root if "://" in root else f"file://{root}",
+            }
+            if "://" in root:
+                self._catalog["s3.endpoint"] = os.environ["AWS_ENDPOINT_URL"]
+                self._catalog["s3.region"] = os.environ["AWS_REGION"]
+
+    def arguments(self) -> list[str]:
+        """What `klamm ingest` is told."""
+        name = f"lake.kills.{TOPIC}" if self._catalog else f"{self._root}/{TOPIC}"
+        told = ["--to", f"{self._kind}:{name}", "--checkpoint", f"{self._root}/checkpoint"]
+        for key, value in self._catalog.items():
+            told += ["--catalog-property", f"{key}={value}"]
+        return told
+
+    def rows(self, name: str, columns: list[str]) -> pa.Table | None:
+        """The table as Arrow reads its files; None before it exists."""
+        files = self.files(name)
+        if not files:
+            return None
+        store = None
+        if "://" in self._root:
+            store, _ = Location(self._root).open()
+            files = [each.removeprefix("s3://") for each in files]
+        return dataset.dataset(files, filesystem=store, format="parquet").to_table(columns=columns)
+
+    def files(self, name: str) -> list[str]:
+        """The files of the table as it is now; none before it exists."""
+        try:
+            match self._kind:
+                case "delta":
+                    found = list(DeltaTable(f"{self._root}/{name}").file_uris())
+                case "iceberg":
+                    table = load_catalog("lake", **self._catalog).load_table(f"kills.{name}")
+                    found = [each.file.file_path for each in table.scan().plan_files()]
+                case _:
+                    found = read_manifest(f"{self._root}/{name}")
+        except Exception:
+            return []
+        return [each.removeprefix("file://") for each in found]
+
+    def count(self) -> int:
+        """How many rows the table has."""
+        rows = self.rows(TOPIC, ["_offset"])
+        return 0 if rows is None else rows.num_rows
 
 
-def rows_of(kind: str, path: Path) -> int:
-    """How many rows the table has."""
-    files = files_of(kind, path)
-    if not files:
-        return 0
-    ((count,),) = duckdb.sql(f"select count(*) from read_parquet({files!r})").fetchall()
-    return int(count)
-
-
-def compare(kind: str, folder: Path, count: int) -> dict[str, int]:
+def compare(lake: Lake, count: int) -> dict[str, int]:
     """Every number once, in the table or, for bad ones, among the dead letters."""
-    rows = files_of(kind, folder / "orders")
-    letters = files_of(kind, folder / "orders_dead_letters")
+    rows = lake.rows(TOPIC, ["_partition", "_offset", "id"])
+    letters = lake.rows(f"{TOPIC}_dead_letters", ["partition", "offset"])
+    assert rows is not None
+    assert letters is not None
     ((total, distinct, ids),) = duckdb.sql(
-        "select count(*), count(distinct (_partition, _offset)), count(distinct id) "
-        f"from read_parquet({rows!r})"
+        "select count(*), count(distinct (_partition, _offset)), count(distinct id) from rows"
     ).fetchall()
     ((bad, distinct_bad),) = duckdb.sql(
-        f'select count(*), count(distinct (partition, "offset")) from read_parquet({letters!r})'
+        'select count(*), count(distinct (partition, "offset")) from letters'
     ).fetchall()
     expected_bad = len(range(7, count, BAD_EVERY))
     assert bad == distinct_bad == expected_bad, (bad, distinct_bad, expected_bad)
     assert total == distinct == ids == count - expected_bad, (total, distinct, ids)
-    return {"rows": total, "dead_letters": bad, "files": len(rows)}
+    return {"rows": total, "dead_letters": bad, "files": len(lake.files(TOPIC))}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--kills", type=int, default=8)
-    parser.add_argument("--to", choices=("delta", "parquet"), default="delta")
+    parser.add_argument("--to", choices=("delta", "iceberg", "parquet"), default="delta")
+    parser.add_argument("--s3", action="store_true", help="tables and checkpoint on object storage")
     parser.add_argument("--batch", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--master", default="local-cluster[2,1,1024]")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as name, Cluster(brokers=1) as cluster:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        root = stack.enter_context(object_storage()) if given.s3 else f"{folder}/lake"
+        lake = Lake(given.to, folder, root)
+        cluster = stack.enter_context(Cluster(brokers=1))
         produce(cluster.bootstrap_servers, given.records)
         driver = Driver(
             [
                 *(sys.executable, "-m", "klamm", "ingest", TOPIC, "--continuous", "--every", "0.1"),
-                *("--to", f"{given.to}:{folder}/orders", "--format", "json"),
+                *("--format", "json", *lake.arguments()),
                 *("--batch-records", str(given.batch), "--master", given.master),
                 *("--bootstrap-server", cluster.bootstrap_servers),
             ],
@@ -214,7 +265,7 @@ def main() -> int:
                 driver,
                 given.kills,
                 random.Random(given.seed),
-                lambda: rows_of(given.to, folder / "orders"),
+                lake.count,
                 wanted,
             )
             code = driver.stop()
@@ -222,7 +273,7 @@ def main() -> int:
             print((folder / "driver.log").read_text()[-5000:], file=sys.stderr)
             driver.kill_all()
             raise
-        found = compare(given.to, folder, given.records)
+        found = compare(lake, given.records)
     print(json.dumps({"kills": kills, "exit_code": code, **found}))
     return 0
 

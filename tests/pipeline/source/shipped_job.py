@@ -1,9 +1,10 @@
 """A job with Spark's own defaults: topics to a table, with something going wrong on the way.
 
-    python shipped_job.py MODE BOOTSTRAP TOPIC
+    python shipped_job.py MODE MASTER BOOTSTRAP TOPIC FOLDER
 
-The result is one line of JSON: for each partition the number of records, the sum of their values
-and the last offset, which depend neither on the order of rows nor on who read them.
+The topic is read once and as a stream; MASTER may be the address of a Spark Connect server. The
+result is one line of JSON: for each partition the number of records, the sum of their values and
+the last offset, which depend neither on the order of rows nor on who read them.
 """
 
 import json
@@ -15,8 +16,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-MODES = ("plain", "failing", "killed", "speculating", "connect")
-TWO_EXECUTORS = "local-cluster[2,2,1024]"
+MODES = ("plain", "failing", "killed", "speculating")
 SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "8",
@@ -34,33 +34,57 @@ SPECULATION = {
 
 
 def main():
-    mode, bootstrap, topic = sys.argv[1:]
+    mode, master, bootstrap, topic, folder = sys.argv[1:]
     assert mode in MODES
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = SETTINGS | (SPECULATION if mode == "speculating" else {})
-    builder = SparkSession.builder.config(map=settings)
-    builder = builder.remote("local[2]") if mode == "connect" else builder.master(TWO_EXECUTORS)
-    spark = builder.getOrCreate()
-    rows = (
-        spark.read.format("klamm")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", topic)
-        .option("minPartitions", 8)
-        .load()
-    )
+    if master.startswith("sc://"):
+        spark = SparkSession.builder.remote(master).create()
+        spark.conf.set("spark.sql.shuffle.partitions", "8")
+    else:
+        spark = SparkSession.builder.config(map=settings).master(master).getOrCreate()
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "minPartitions": "8"}
+    rows = spark.read.format("klamm").options(**options).load()
     splits = rows.selectExpr("spark_partition_id() id").distinct().count()
     assert splits >= 4, splits
-    disturbed = rows.mapInArrow(lambda batches: disturb(mode, batches), rows.schema)
+    print(
+        json.dumps(
+            {
+                "batch": summed_up(disturbed(mode, rows)),
+                "stream": stream(spark, mode, options, folder),
+            }
+        )
+    )
+    spark.stop()
+
+
+def stream(spark, mode, options, folder):
+    """The same by a stream, whose table a sink makes that takes each batch once."""
+    rows = spark.readStream.format("klamm").options(**options, startingOffsets="earliest").load()
+    query = (
+        disturbed(mode, rows)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start(f"{folder}/rows")
+    )
+    query.awaitTermination()
+    return summed_up(spark.read.parquet(f"{folder}/rows"))
+
+
+def disturbed(mode, rows):
+    return rows.mapInArrow(lambda batches: disturb(mode, batches), rows.schema)
+
+
+def summed_up(rows):
     table = (
-        disturbed.selectExpr("partition", "offset", "cast(cast(value as string) as long) number")
+        rows.selectExpr("partition", "offset", "cast(cast(value as string) as long) number")
         .distinct()
         .groupBy("partition")
         .agg({"number": "sum", "offset": "max", "*": "count"})
         .orderBy("partition")
     )
-    total = disturbed.count()
-    print(json.dumps({"rows": total, "table": [list(row) for row in table.collect()]}))
-    spark.stop()
+    return {"rows": rows.count(), "table": [list(row) for row in table.collect()]}
 
 
 def disturb(mode, batches):

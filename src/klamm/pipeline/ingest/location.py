@@ -121,9 +121,13 @@ class Location:
         return self.uri
 
 
+def s3_endpoint() -> str | None:
+    """What is in the place of S3, by the variables that other clients know."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
 def _s3() -> fs.FileSystem:
-    """S3, or what the variable that other clients know says is in its place."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = s3_endpoint()
     if endpoint is None:
         return fs.S3FileSystem()
     scheme, _, host = endpoint.rpartition("://")

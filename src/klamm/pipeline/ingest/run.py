@@ -39,6 +39,7 @@ from klamm.pipeline.ingest.tables.table import (
     open_table,
 )
 from klamm.pipeline.ingest.task import RESULT_DDL, Outcome, Work, run_tasks
+from klamm.pipeline.session import default_tasks
 from klamm.pipeline.source.offsets import Position
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind
@@ -128,7 +129,7 @@ class Ingestion:
         self._options = options
         self._on_progress = on_progress
         self._began = time.monotonic()
-        self._slots = max(spark.sparkContext.defaultParallelism, 1)
+        self._slots = default_tasks(spark)
         self._read = read_options(
             {
                 **{f"kafka.{name}": value for name, value in options.kafka.items()},

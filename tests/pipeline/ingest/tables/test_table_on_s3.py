@@ -1,8 +1,11 @@
 """Tables, checkpoints and files on object storage: a real S3 server, which moto is."""
 
+import os
+
 import pytest
 from deltalake import DeltaTable
-from pyarrow import dataset, fs
+from pyarrow import dataset
+from pyiceberg.catalog import load_catalog
 
 from klamm.pipeline.ingest.checkpoint import BatchPlan, Checkpoint
 from klamm.pipeline.ingest.location import locate
@@ -10,33 +13,30 @@ from klamm.pipeline.ingest.options import TableTarget
 from klamm.pipeline.ingest.tables.parquet import read_manifest
 from klamm.pipeline.ingest.tables.table import Commit, create_table, open_table
 from tests.pipeline.ingest.tables.test_table import SCHEMA, written
-
-moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
+from tests.support.object_storage import object_storage
 
 
 @pytest.fixture(scope="module")
 def s3():
-    """A server with a bucket, and an environment in which clients find it."""
-    patch = pytest.MonkeyPatch()
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "user",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }.items():
-        patch.setenv(name, value)
-    store = fs.S3FileSystem(
-        endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True
-    )
-    store.create_dir("lake")
-    yield store
-    patch.undo()
-    server.stop()
+    """A bucket, and an environment in which clients find it."""
+    with object_storage() as bucket:
+        yield bucket
+
+
+def test_commits_of_an_iceberg_table_on_object_storage(s3, tmp_path):
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"{s3}/warehouse",
+    }
+    target = TableTarget("iceberg", "test.lake.orders")
+    table = create_table(target, catalog, SCHEMA, (), "q")
+    for batch, numbers in enumerate([(1, 2), (3,)]):
+        table.commit(Commit(written(table, *numbers), batch=batch))
+    assert open_table(target, catalog).last_batch == 1
+    told = {"s3.endpoint": os.environ["AWS_ENDPOINT_URL"], "s3.region": os.environ["AWS_REGION"]}
+    rows = load_catalog("test", **catalog, **told).load_table("lake.orders").scan().to_arrow()
+    assert sorted(rows["id"].to_pylist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
@@ -52,7 +52,8 @@ def test_commits_on_object_storage(s3, kind):
         rows = DeltaTable(f"s3://lake/{kind}/orders").to_pyarrow_table()
     else:
         files = [each.removeprefix("s3://") for each in read_manifest(target.name)]
-        rows = dataset.dataset(files, filesystem=s3, format="parquet").to_table()
+        store, _ = locate(s3).open()
+        rows = dataset.dataset(files, filesystem=store, format="parquet").to_table()
     assert sorted(rows["id"].to_pylist()) == [1, 2, 3]
 
 

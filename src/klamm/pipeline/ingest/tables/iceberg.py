@@ -4,6 +4,7 @@ The number of the batch is a property of the table that changes in the same tran
 files, and a property of the snapshot, for people.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from klamm.errors import ConfigError
 from klamm.pipeline.ingest.evolution import added_and_widened
 from klamm.pipeline.ingest.files import DataFile, Layout
-from klamm.pipeline.ingest.location import Location, locate
+from klamm.pipeline.ingest.location import Location, locate, s3_endpoint
 from klamm.pipeline.ingest.options import PartitionBy
 from klamm.pipeline.ingest.tables.table import PREFIX, Commit, CommitConflictError
 
@@ -175,7 +176,17 @@ def _catalog(name: str, properties: Mapping[str, str]) -> tuple[Catalog, tuple[s
     parts = tuple(rest.split("."))
     identifier = parts if len(parts) > 1 else (_DEFAULT_NAMESPACE, *parts)
     try:
-        return load_catalog(catalog_name, **properties), identifier
+        catalog = load_catalog(catalog_name, **properties)
+        # pyiceberg itself does not look at the variables by which other clients find S3.
+        surroundings = {"s3.endpoint": s3_endpoint(), "s3.region": os.environ.get("AWS_REGION")}
+        more = {
+            key: value
+            for key, value in surroundings.items()
+            if value is not None and key not in catalog.properties
+        }
+        if more:
+            catalog = load_catalog(catalog_name, **{**properties, **more})
+        return catalog, identifier
     except Exception as error:
         raise ConfigError(
             f"There is no catalog {catalog_name}: {error} Configure it in ~/.pyiceberg.yaml, by "
