@@ -19,7 +19,7 @@ BROWSER ?=
 SIM ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean chaos-copying
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -93,12 +93,16 @@ sink-kills: setup ## the transactional sink on Apache Kafka, with kills; KILLS="
 clients: setup ## the test matrix with kafka-python and aiokafka too: groups, administration, restarts
 	@$(BIN)/python -m pytest -m clients
 
-crash: setup ## kill controllers at every write of every operation, before and after it
-	@$(BIN)/python -m pytest -m "crash or not crash" tests/real/test_controller_crashes.py
+crash: setup ## kill controllers and transaction coordinators at every write, before and after it
+	@$(BIN)/python -m pytest -m "crash or not crash" tests/real/test_controller_crashes.py \
+		tests/real/test_transaction_crashes.py
 
 chaos: setup ## faults on real processes, and a check of what clients saw; MINUTES=2 SEED=7 ENSEMBLE=1
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ENSEMBLE),--zookeepers 3)
+
+chaos-copying: setup ## consume, transform and produce while coordinators, leaders and copiers are killed; KILLS="--kills 20 --seed 7"
+	@$(BIN)/python -m tests.chaos.copying $(KILLS)
 
 sim: setup ## klamm's own code on simulated time, network, disks and ZooKeeper; SEED=7, or SEEDS=1000, or SIM=--variants
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS))) $(SIM)

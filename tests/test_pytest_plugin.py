@@ -119,3 +119,35 @@ def test_the_seed_of_the_environment_has_to_be_a_number(tmp_path: Path, monkeypa
         _seed_of_environment()
     monkeypatch.setenv("KLAMM_CHAOS_SEED", "7")
     assert _seed_of_environment() == 7
+
+
+SECURED = """
+import pytest
+from confluent_kafka import Producer
+
+
+@pytest.mark.klamm_cluster(brokers=1)
+def test_clients_are_given_what_they_need(klamm_cluster):
+    klamm_cluster.create_topic("orders")
+    config = klamm_cluster.client_config("confluent-kafka")
+    assert config["security.protocol"] == "SASL_SSL"
+    errors = []
+    producer = Producer(config)
+    producer.produce("orders", b"value", on_delivery=lambda error, _: errors.append(error))
+    producer.flush(30)
+    assert errors == [None]
+"""
+
+
+@pytest.mark.real
+def test_an_option_secures_every_cluster(tmp_path: Path):
+    (tmp_path / "test_user.py").write_text(SECURED)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    result = subprocess.run(
+        [*command, "--klamm-security", "sasl_ssl", "test_user.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stdout

@@ -7,7 +7,7 @@ is there as a whole, on all partitions and in the group, or not at all.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,6 +29,7 @@ TRANSACTIONAL_ID = "ledger-writer"
 TIMEOUT_MS = 3000
 _PAUSE_S = 0.1
 _COMMIT = 1
+_LATE_CHANCE = 0.05
 _TRANSACTION_KEY, _GROUP_KEY = 1, 0
 _ANSWER_LOST = ErrorCode.NETWORK_EXCEPTION
 
@@ -118,6 +119,9 @@ class Writer(TransactionalClient):
         self._number = 0
         self._producer_id = self._epoch = -1
         self._sequences = dict.fromkeys(PARTITIONS, 0)
+        #: Some Produce requests arrive after their writer has given up waiting and has aborted.
+        self._lateness = world.chance(f"lateness of {name}")
+        self._late: set[asyncio.Task[ErrorCode]] = set()
 
     def start(self) -> None:
         self.process.start(self._run())
@@ -159,7 +163,11 @@ class Writer(TransactionalClient):
             or await self._until_settled(self._add_offsets)
             or await self._until_settled(lambda: self._commit_offset(entry.offset))
         )
-        if written:
+        if written is _ANSWER_LOST:
+            # The broker may still have the records before it.
+            await self._end(value, entry, is_commit=False)
+            self._producer_id = -1
+        elif written:
             self.world.note(self.name, f"gives up {value.decode()}: {written.name}")
             self._producer_id = -1
         else:
@@ -262,10 +270,24 @@ class Writer(TransactionalClient):
             async def send(partition: int = partition, records: bytes = records) -> ErrorCode:
                 return await self._produce(partition, records)
 
+            if self._lateness.random() < _LATE_CHANCE:
+                self._send_late(send)
+                return _ANSWER_LOST
             if error := await self._until_settled(send):
                 return error
             self._sequences[partition] += 1
         return ErrorCode.NONE
+
+    def _send_late(self, send: Callable[[], Awaitable[ErrorCode]]) -> None:
+        """The network holds a request back, for as long as it takes to abort and to begin anew."""
+
+        async def later() -> ErrorCode:
+            await asyncio.sleep(self._lateness.uniform(0.2, 3.0))
+            return await send()
+
+        task = asyncio.create_task(later())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
     async def _produce(self, partition: int, records: bytes) -> ErrorCode:
         await self.learn(LEDGER)

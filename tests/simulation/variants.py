@@ -25,12 +25,15 @@ from klamm.broker.replication.fetcher import ReplicaFetcher, Truncation
 from klamm.broker.replication.partition import Decision, Partition, Role, Step
 from klamm.broker.transactions.coordinator import TransactionCoordinator
 from klamm.broker.transactions.markers import MarkerChannels
+from klamm.broker.transactions.records import TransactionRecord, encode_key, encode_value
 from klamm.broker.transactions.transaction import Transaction
+from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.controller import election
 from klamm.controller.interpreter import Interpreter
 from klamm.core.elections import IsrRemovals
 from klamm.core.procedures import deletion, partitions, replicas
 from klamm.core.transitions import ReplicaState
+from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.zookeeper import bulk
 from klamm.zookeeper.memory import MemoryStore
@@ -381,4 +384,32 @@ def _commits_aborted_offsets() -> Iterator[None]:
         real(self, producer_id, is_commit=True)
 
     with patch.object(GroupOffsets, "end_transaction", end):
+        yield
+
+
+@variant("verifies no transaction", 60)
+def _verifies_nothing() -> Iterator[None]:
+    """A batch that comes after its transaction was aborted begins one that nobody ends."""
+
+    def verify(self: TransactionVerifier, *question: Any) -> dict[TopicPartition, ErrorCode]:
+        partitions: tuple[TopicPartition, ...] = question[-1]
+        return dict.fromkeys(partitions, ErrorCode.NONE)
+
+    with patch.object(TransactionVerifier, "verify", verify):
+        yield
+
+
+@variant("believes a transition before it is replicated", 300)
+def _believes_early() -> Iterator[None]:
+    """A coordinator answers and sends markers; its successor knows nothing of the decision."""
+
+    def write(
+        self: TransactionCoordinator, home: Any, transaction: Transaction, transit: Any, then: Any
+    ) -> None:
+        transaction.complete(transit)
+        record = TransactionRecord(encode_key(transaction.id), encode_value(transit.stored))
+        self._outbox.append(home.index, [record], transit.stored.timeout_ms, lambda *_: None)
+        then(ErrorCode.NONE, transit.stored.last_update_ms)
+
+    with patch.object(TransactionCoordinator, "_write", write):
         yield

@@ -14,6 +14,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from klamm.errors import ConfigError, UnavailableError
+from klamm.local.security import zookeeper_stores
 from klamm.zookeeper import java, server
 from klamm.zookeeper.java import find_java, java_version
 from klamm.zookeeper.server import ZooKeeperEnsemble, ZooKeeperServer
@@ -242,6 +243,25 @@ def test_one_command_starts_an_ensemble_that_keeps_its_data(tmp_path: Path):
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "2", "3"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert asyncio.run(_read(ready_at(process), "/kept")) == b"by all three"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.rule("SEC-12")
+def test_one_command_starts_an_ensemble_behind_tls(tmp_path: Path):
+    command = interruptible(
+        *(sys.executable, "-m", "klamm", "zookeeper", "--ensemble", "3", "--port", "0"),
+        *("--tls", str(tmp_path), "--heap", "128m"),
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline().decode().strip() for _ in range(4)]
+        tls = zookeeper_stores(tmp_path)
+        assert said == tls.broker_settings()
+        for member in ready_at(process).split(","):
+            host, port = member.split(":")
+            assert server._serves(host, int(port), tls)
+            assert not server._serves(host, int(port), None)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 

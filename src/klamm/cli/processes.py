@@ -51,8 +51,6 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
 
     tls = None
     if options.tls is not None:
-        if options.ensemble is not None:
-            parser.error("--tls is for one server, not for an --ensemble")
         from klamm.local.security import zookeeper_stores
 
         tls = zookeeper_stores(options.tls)

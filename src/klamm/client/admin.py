@@ -158,14 +158,17 @@ class Admin:
         """The coordinator of a transactional id, also while it changes."""
         return self._ask_coordinator(transactional_id, _TRANSACTION, api, values)
 
-    def _ask_coordinator(self, key: str, key_type: int, api: ApiKey, values: Values) -> Any:
-        def coordinator() -> LiveBroker:
-            asked = {"key": key, "key_type": key_type}
-            answer = self.ask_any(ApiKey.FIND_COORDINATOR, asked)
-            check(answer.error_code, answer.error_message)
-            return LiveBroker(answer.node_id, answer.host, answer.port, None)
+    def transaction_coordinator(self, transactional_id: str) -> int:
+        """The broker that coordinates a transactional id now."""
+        return self._find_coordinator(transactional_id, _TRANSACTION).id
 
-        return self._ask_until_right(coordinator, api, values)
+    def _ask_coordinator(self, key: str, key_type: int, api: ApiKey, values: Values) -> Any:
+        return self._ask_until_right(lambda: self._find_coordinator(key, key_type), api, values)
+
+    def _find_coordinator(self, key: str, key_type: int) -> LiveBroker:
+        answer = self.ask_any(ApiKey.FIND_COORDINATOR, {"key": key, "key_type": key_type})
+        check(answer.error_code, answer.error_message)
+        return LiveBroker(answer.node_id, answer.host, answer.port, None)
 
     def ask_broker(self, broker: int, api: ApiKey, values: Values) -> Any:
         """Send a request to this broker and no other."""

@@ -98,6 +98,18 @@ class ZooKeeperTls:
             "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
         }
 
+    def quorum_settings(self) -> dict[str, str]:
+        """For the connections between the members of an ensemble."""
+        return {
+            "sslQuorum": "true",
+            "ssl.quorum.keyStore.location": str(self.keystore),
+            "ssl.quorum.keyStore.type": "PEM",
+            "ssl.quorum.trustStore.location": str(self.truststore),
+            "ssl.quorum.trustStore.type": "PEM",
+            "ssl.quorum.clientAuth": "need",
+            "ssl.quorum.hostnameVerification": "false",
+        }
+
     def broker_settings(self) -> list[str]:
         """What a broker's `server.properties` needs to connect, line by line."""
         return [
@@ -321,13 +333,17 @@ class ZooKeeperEnsemble:
         heap: str = "256m",
         host: str = "127.0.0.1",
         log: bool = False,
+        tls: ZooKeeperTls | None = None,
     ) -> None:
+        """With `tls`, clients and the members among each other have to show a certificate."""
         if n < 1:
             raise ConfigError(f"An ensemble has at least one server, not {n}.")
         internal = free_ports(host, 2 * n)
         clients = [port + i for i in range(n)] if port else free_ports(host, n)
         quorum = {
-            f"server.{i + 1}": f"{host}:{internal[2 * i]}:{internal[2 * i + 1]};{host}:{client}"
+            f"server.{i + 1}": f"{host}:{internal[2 * i]}:{internal[2 * i + 1]}"
+            # A secure client port is each member's own setting.
+            + ("" if tls is not None else f";{host}:{client}")
             for i, client in enumerate(clients)
         }
         settings = {**quorum, "initLimit": "20", "syncLimit": "10"}
@@ -339,7 +355,8 @@ class ZooKeeperEnsemble:
                 heap=heap,
                 host=host,
                 log=log,
-                settings=settings,
+                settings=settings if tls is None else settings | tls.quorum_settings(),
+                tls=tls,
             )
             for i, client in enumerate(clients, start=1)
         ]
@@ -399,8 +416,9 @@ class _Member(ZooKeeperServer):
         host: str,
         log: bool,
         settings: Mapping[str, str],
+        tls: ZooKeeperTls | None,
     ) -> None:
-        super().__init__(port, data_dir, heap=heap, host=host, log=log, settings=settings)
+        super().__init__(port, data_dir, heap=heap, host=host, log=log, settings=settings, tls=tls)
         self.my_id = my_id
 
     def _write_configuration(self, data_dir: Path) -> None:
@@ -408,7 +426,7 @@ class _Member(ZooKeeperServer):
         (data_dir / "myid").write_text(f"{self.my_id}\n", encoding="utf-8")
 
     def _client_port(self) -> dict[str, str]:
-        return {}
+        return {} if self._tls is None else super()._client_port()
 
 
 def run_foreground(
@@ -434,7 +452,7 @@ def run_foreground(
             _run_server(ZooKeeperServer(port, data_dir, heap=heap, log=True, tls=tls), stopping)
         else:
             _run_ensemble(
-                ZooKeeperEnsemble(ensemble, port, data_dir, heap=heap, log=True), stopping
+                ZooKeeperEnsemble(ensemble, port, data_dir, heap=heap, log=True, tls=tls), stopping
             )
     finally:
         for sig, handler in previous.items():
