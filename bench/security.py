@@ -2,10 +2,12 @@
 
     make bench BENCH=security
 
-A broker of klamm is measured with and without security, under the same clients.
+A broker of klamm is measured with and without security, and one of Apache Kafka 3.9.1 beside it,
+under the same clients. Kafka is left out where its jars are not there (KAFKA_LIBS).
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -14,18 +16,25 @@ import ssl
 import subprocess
 import tempfile
 import time
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import uvloop
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench.transactions import kafka_libs
 from klamm import Cluster
 from klamm.broker.security.authorizer import AclAuthorizer
 from klamm.broker.security.mechanisms import Challenge, ScramServer
 from klamm.config.endpoints import ListenerEndpoint
+from klamm.config.properties import format_properties
 from klamm.config.security import StoreSettings, TlsSettings
 from klamm.local.certificates import CertificateAuthority
+from klamm.local.security import LocalSecurity
 from klamm.net.sasl import ScramLogin
 from klamm.net.scram import ScramMechanism, credential_of, salted_password
 from klamm.net.server import Listener, Server
@@ -39,8 +48,10 @@ from klamm.protocol.acls import (
     ResourcePattern,
     ResourceType,
 )
+from klamm.zookeeper.server import ZooKeeperServer, free_port
 
 MB = 1 << 20
+UVLOOP, AIOFASTNET = "uvloop's transport", "aiofastnet's transport"
 SENT_MB = 512
 PIECE = MB
 RECORD = 1024
@@ -50,10 +61,14 @@ RECORDS = 300_000
 def main() -> None:
     decisions()
     logins()
-    for way in ("SSLSocket on a file", "uvloop's transport", "plaintext sendfile"):
-        print(f"TLS by {way}: {serve(way)}")
+    for way in ("SSLSocket on a file", UVLOOP, AIOFASTNET, "plaintext sendfile"):
+        is_there = way != AIOFASTNET or find_spec("aiofastnet") is not None
+        print(f"TLS by {way}: {serve(way) if is_there else 'not installed'}")
+    print(f"TLS by the kernel: {kernel_tls()}")
     for kind in (None, "sasl_ssl"):
         print(f"klamm, {kind or 'plaintext'}: {broker(kind)}")
+        if (libs := kafka_libs()) is not None:
+            print(f"Apache Kafka, {kind or 'plaintext'}: {kafka(kind, libs)}")
 
 
 def decisions(count: int = 10_000) -> None:
@@ -151,7 +166,7 @@ def run_server(way: str, keystore: StoreSettings, pipe: Connection) -> None:
 
 async def serve_until_told(way: str, keystore: StoreSettings, pipe: Connection, file: int) -> None:
     context = server_context(TlsSettings(keystore, None))
-    if way == "uvloop's transport":
+    if way in (UVLOOP, AIOFASTNET):
         data = os.pread(file, PIECE, 0)
 
         class Answers(asyncio.Protocol):
@@ -163,7 +178,10 @@ async def serve_until_told(way: str, keystore: StoreSettings, pipe: Connection, 
                     self.transport.write(os.pread(file, len(data), 0))  # type: ignore[attr-defined]
 
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(Answers, "127.0.0.1", 0, ssl=context)
+        create = loop.create_server
+        if way == AIOFASTNET:
+            create = partial(import_module("aiofastnet").create_server, loop)
+        server = await create(Answers, "127.0.0.1", 0, ssl=context)
         pipe.send(server.sockets[0].getsockname()[1])
     else:
         meter = type("Nothing", (), {"note": lambda self, unsent: None})()
@@ -186,6 +204,17 @@ async def serve_until_told(way: str, keystore: StoreSettings, pipe: Connection, 
     pipe.send(cpu_s() - begin)
 
 
+def kernel_tls() -> str:
+    """What kernel TLS lacks on this machine."""
+    protocols = Path("/proc/sys/net/ipv4/tcp_available_ulp")
+    lacking = []
+    if not hasattr(ssl, "OP_ENABLE_KTLS"):
+        lacking.append("Python's ssl module does not offer it before 3.12")
+    if not protocols.exists() or "tls" not in protocols.read_text().split():
+        lacking.append("the kernel's module tls is not loaded")
+    return "; ".join(lacking) or "available"
+
+
 def cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -202,6 +231,49 @@ def broker(kind: str | None) -> str:
         pid = cluster.broker(1).pid
         assert pid is not None
         return load(config, pid)
+
+
+def kafka(kind: str | None, libs: str) -> str:
+    """Produce and consume through a broker of Apache Kafka, with the same settings."""
+    with (
+        tempfile.TemporaryDirectory(prefix="klamm-bench-") as folder,
+        ZooKeeperServer() as zookeeper,
+        contextlib.ExitStack() as stack,
+    ):
+        directory = Path(folder)
+        port = free_port()
+        protocol = "PLAINTEXT" if kind is None else "SASL_SSL"
+        settings = {
+            "broker.id": "1",
+            "listeners": f"{protocol}://127.0.0.1:{port}",
+            "log.dirs": str(directory / "log"),
+            "zookeeper.connect": zookeeper.address,
+            "offsets.topic.replication.factor": "1",
+        }
+        config: dict[str, object] = {"bootstrap.servers": f"127.0.0.1:{port}"}
+        if kind is not None:
+            security = LocalSecurity(kind, directory / "security")
+            settings |= security.broker_settings(protocol)
+            config = security.client_config(
+                "confluent-kafka", f"127.0.0.1:{port}", "admin", "PLAIN"
+            )
+        file = directory / "server.properties"
+        file.write_text(format_properties(settings))
+        java = ["java", "-Xms512m", "-Xmx1g", "-cp", f"{libs}/*", "kafka.Kafka", str(file)]
+        output = stack.enter_context((directory / "output").open("wb"))
+        process = subprocess.Popen(java, stdout=output, stderr=output)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        admin = AdminClient({**config, "log_level": 0})
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                admin.create_topics([NewTopic("bench", 1, 1)])["bench"].result(30)
+                break
+            except (KafkaException, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+        return load(config, process.pid)
 
 
 def load(config: dict[str, object], pid: int) -> str:

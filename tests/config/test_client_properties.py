@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.config.client_properties import ClientSecurity
-from klamm.config.security import MECHANISMS
+from klamm.config.security import ALLOWED_URLS, MECHANISMS
 from klamm.errors import ConfigError
 from klamm.net.sasl import read_token
 
@@ -64,3 +64,23 @@ def test_keys_and_tokens_come_from_https_or_a_named_file_only(url):
     assert sasl is not None
     with pytest.raises(ConfigError):
         read_token(sasl)
+
+
+@pytest.mark.rule("SEC-14")
+def test_an_operator_lists_the_urls_that_configurations_may_name(monkeypatch):
+    base = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": "a.B required;",
+    }
+    keys = ("sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.jwks.endpoint.url")
+    monkeypatch.setenv(ALLOWED_URLS, "https://good.example/token, file:/etc/keys.json")
+    for key in keys:
+        for url in ("https://good.example/token", "file:/etc/keys.json"):
+            ClientSecurity.from_properties({**base, key: url})
+        for url in ("https://good.example/token/", "https://evil.example", "file:/etc/shadow"):
+            with pytest.raises(ConfigError, match=f"{key}.*{ALLOWED_URLS}"):
+                ClientSecurity.from_properties({**base, key: url})
+    monkeypatch.setenv(ALLOWED_URLS, "")
+    with pytest.raises(ConfigError, match="allows: none"):
+        ClientSecurity.from_properties({**base, keys[0]: "https://good.example/token"})

@@ -7,6 +7,7 @@ and keys stay out of `repr`, so that no log can show them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -19,6 +20,9 @@ Lookup: TypeAlias = Callable[[str], str | None]
 
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
+#: The environment variable in which an operator lists the URLs that configurations may name for
+#: keys and tokens, as Kafka's system property org.apache.kafka.sasl.oauthbearer.allowed.urls does.
+ALLOWED_URLS: Final = "KLAMM_SASL_OAUTHBEARER_ALLOWED_URLS"
 #: What klamm offers; GSSAPI needs a Kerberos library and is not offered.
 MECHANISMS: Final = (PLAIN, "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
@@ -157,6 +161,9 @@ def _store_type(lookup: Lookup, key: str) -> str:
 def oauth_settings(lookup: Lookup) -> OAuthSettings:
     """Read the `sasl.oauthbearer.*` keys."""
     url = _text(lookup("sasl.oauthbearer.jwks.endpoint.url"))
+    token_url = _text(lookup("sasl.oauthbearer.token.endpoint.url"))
+    _check_allowed(url, "sasl.oauthbearer.jwks.endpoint.url")
+    _check_allowed(token_url, "sasl.oauthbearer.token.endpoint.url")
     if url is not None and not url.startswith(("https://", "file:")):
         raise ConfigError(
             f"Invalid value {url} for configuration sasl.oauthbearer.jwks.endpoint.url: keys come"
@@ -169,8 +176,18 @@ def oauth_settings(lookup: Lookup) -> OAuthSettings:
         clock_skew_s=int(lookup("sasl.oauthbearer.clock.skew.seconds") or 30),
         subject_claim=lookup("sasl.oauthbearer.sub.claim.name") or "sub",
         jwks_refresh_ms=int(lookup("sasl.oauthbearer.jwks.endpoint.refresh.ms") or 3_600_000),
-        token_url=_text(lookup("sasl.oauthbearer.token.endpoint.url")),
+        token_url=token_url,
     )
+
+
+def _check_allowed(url: str | None, key: str) -> None:
+    """Refuse a URL that is not on the list of `ALLOWED_URLS`, if there is one (CVE-2025-27817)."""
+    allowed = os.environ.get(ALLOWED_URLS)
+    if url is not None and allowed is not None and url not in _listed(allowed):
+        raise ConfigError(
+            f"Invalid value {url} for configuration {key}: it is not among those that"
+            f" {ALLOWED_URLS} allows: {allowed or 'none'}"
+        )
 
 
 def checked_mechanism(name: str, key: str) -> str:

@@ -632,3 +632,16 @@ def test_a_partition_may_be_of_any_topic(driver):
     assert driver.add(producer, [offsets]) is ErrorCode.NONE
     driver.end(producer)
     assert driver.markers[0].partitions == (offsets,)
+
+
+@pytest.mark.rule("TXN-11")
+def test_idle_ids_ask_for_no_tick_but_that_of_their_expiry(driver):
+    began_ms = driver.now_ms
+    for number in range(100):
+        transactional_id = f"idle-{number}"
+        producer = driver.init(transactional_id)
+        driver.add(producer, transactional_id=transactional_id)
+        driver.end(producer, transactional_id=transactional_id)
+    driver.tick(2 * TIMEOUT_MS)
+    expiry_ms = driver.config.remove_expired_interval_ms
+    assert driver.coordinator.next_deadline_ms() == began_ms + expiry_ms
