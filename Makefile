@@ -108,7 +108,7 @@ sim: setup ## klamm's own code on simulated time, network, disks and ZooKeeper; 
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS))) $(SIM)
 
 report-look: setup ## look at report.html in a real browser, and keep screenshots in out/; REPORT=FILE for another
-	@$(BIN)/python tools/report_look.py $(REPORT)
+	@$(BIN)/python -m tools.report_look $(REPORT)
 
 browser: setup ## the console in a real browser, with screenshots in out/; BROWSER="-k moves" for a part
 	@$(BIN)/python -m tools.run_tests -m browser $(BROWSER)

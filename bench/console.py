@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from klamm.processes import tied_klamm
-from tests.browser.chromium import find_browser, open_page
+from tests.support.chromium import find_browser, open_page
 from tests.support.large_cluster import LargeCluster, large_cluster
 
 TOKEN = "bench"

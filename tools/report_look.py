@@ -2,37 +2,24 @@
 
 The pages are those of `klamm history` (a night with failures, from records of real procedures), of
 `klamm whatif` and of `klamm plan`, unless the path of another page is given. Each is drawn as on a
-desk, on a phone and on paper; the pictures stay in out/. A page that complains, asks for anything
-but itself, or is wider than the screen fails. Without a Chromium there is nothing to look with,
-which is said and is no failure.
+desk, by day and by night, on a phone and on paper; the pictures stay in out/. A page that
+complains, asks for anything but itself, or is wider than the screen fails. Without a Chromium there
+is nothing to look with, which is said and is no failure.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from tests.support.chromium import HOW_TO_GET_IT, Page, find_browser, open_page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 OUT: Final = ROOT / "out"
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-TIMEOUT_S: Final = 120
-#: Chromium talks to its parent process through the descriptors 3 and 4.
-BECOME: Final = """\
-import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.dup2(int(sys.argv[2]), 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
 
 
 @dataclass(frozen=True)
@@ -43,87 +30,33 @@ class View:
     width: int
     scale: float = 1
     media: str = "screen"
+    theme: str = "light"
     mobile: bool = False
 
 
-#: A desk, a phone, and a sheet of A4 between its margins.
+#: A desk by day and by night, a phone, and a sheet of A4 between its margins.
 VIEWS: Final = (
     View("desk", 1000),
+    View("night", 1000, theme="dark"),
     View("phone", 390, scale=2, mobile=True),
     View("paper", 680, media="print"),
 )
 
 
-class Browser:
-    """A headless Chromium, spoken to in its DevTools protocol."""
-
-    def __init__(self, to: int, back: int) -> None:
-        self._to = os.fdopen(to, "wb", buffering=0)
-        self._back = os.fdopen(back, "rb", buffering=0)
-        self._unread = b""
-        self._last_id = 0
-        self._session: str | None = None
-        self.events: list[dict[str, Any]] = []
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.ask(f"{domain}.enable")
-
-    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Have something done; what happens meanwhile is kept in `events`."""
-        self._last_id += 1
-        message = {"id": self._last_id, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        self._to.write(json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._read()
-            if answer.get("id") != self._last_id:
-                self.events.append(answer)
-            elif "error" in answer:
-                raise RuntimeError(f"{method}: {answer['error']['message']}")
-            else:
-                result: dict[str, Any] = answer["result"]
-                return result
-
-    def wait_for(self, event: str) -> None:
-        while not any(each.get("method") == event for each in self.events):
-            self.events.append(self._read())
-
-    def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._unread:
-            data = self._back.read(1 << 20)
-            if not data:
-                raise RuntimeError("the browser is gone")
-            self._unread += data
-        message, _, self._unread = self._unread.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        return answer
-
-    def close(self) -> None:
-        self._to.close()
-        self._back.close()
-
-
 def main() -> int:
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    program = find_browser()
     if program is None:
-        print(
-            "Skipped: there is no Chromium to look with; Debian has it as `apt-get install "
-            "chromium`.",
-            file=sys.stderr,
-        )
+        print(f"Skipped: {HOW_TO_GET_IT}.", file=sys.stderr)
         return 0
     OUT.mkdir(exist_ok=True)
-    pages = [Path(name).resolve() for name in sys.argv[1:]] or make_pages()
+    files = [Path(name).resolve() for name in sys.argv[1:]] or make_pages()
     complaints = []
-    with open_browser(program) as browser:
-        for page in pages:
+    with tempfile.TemporaryDirectory() as profile, open_page(program, Path(profile)) as page:
+        for file in files:
             for view in VIEWS:
-                picture = OUT / f"{page.stem}-{view.name}.png"
+                picture = OUT / f"{file.stem}-{view.name}.png"
                 complaints += [
-                    f"{picture.stem}: {each}" for each in look(browser, page, view, picture)
+                    f"{picture.stem}: {each}" for each in look(page, file, view, picture)
                 ]
                 print(picture.relative_to(ROOT))
     for complaint in complaints:
@@ -131,68 +64,30 @@ def main() -> int:
     return 1 if complaints else 0
 
 
-@contextmanager
-def open_browser(program: str) -> Iterator[Browser]:
-    browser_reads, to = os.pipe()
-    back, browser_writes = os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
-        command = [program, "--headless=new", "--disable-gpu", "--remote-debugging-pipe"]
-        command += [f"--user-data-dir={profile}", "--hide-scrollbars"]
-        if os.geteuid() == 0:
-            command.append("--no-sandbox")  # Chromium refuses to run as root with it
-        process = subprocess.Popen(
-            [sys.executable, "-c", BECOME, str(browser_reads), str(browser_writes), *command],
-            pass_fds=(browser_reads, browser_writes),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(browser_reads)
-        os.close(browser_writes)
-        browser = Browser(to, back)
-        try:
-            yield browser
-        finally:
-            browser.close()  # which ends it
-            process.wait(TIMEOUT_S)
-
-
-def look(browser: Browser, page: Path, view: View, picture: Path) -> list[str]:
+def look(page: Page, file: Path, view: View, picture: Path) -> list[str]:
     """Draw the whole page into a picture; returns what is wrong with it."""
-    browser.events.clear()
-    size = {"width": view.width, "height": 800, "deviceScaleFactor": view.scale}
-    browser.ask("Emulation.setDeviceMetricsOverride", **size, mobile=view.mobile)
-    browser.ask("Emulation.setEmulatedMedia", media=view.media)
-    browser.ask("Page.navigate", url=page.as_uri())
-    browser.wait_for("Page.loadEventFired")
-    layout = browser.ask("Page.getLayoutMetrics")["cssContentSize"]
-    clip = {"x": 0, "y": 0, "width": view.width, "height": layout["height"], "scale": 1}
-    shot = browser.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-    picture.write_bytes(base64.b64decode(shot["data"]))
-    complaints = [complaint for event in browser.events for complaint in complaints_in(event, page)]
-    if layout["width"] > view.width:
-        complaints.append(f"the page is {layout['width']} wide, on {view.width}")
-    return complaints
-
-
-def complaints_in(event: dict[str, Any], page: Path) -> Iterator[str]:
-    details = event.get("params", {})
-    match event.get("method"):
-        case "Network.requestWillBeSent":
-            url = details["request"]["url"]
-            if url != page.as_uri() and not url.startswith("data:"):
-                yield f"it asks for {url}"
-        case "Network.loadingFailed":
-            yield f"something cannot be loaded: {details['errorText']}"
-        case "Runtime.exceptionThrown":
-            yield details["exceptionDetails"]["text"]
-        case "Log.entryAdded" if details["entry"]["level"] in ("warning", "error"):
-            yield details["entry"]["text"]
+    noted = (page.complaints, page.warnings, page.not_loaded, page.requests)
+    for each in noted:
+        each.clear()
+    page.resize(view.width, 800, mobile=view.mobile, scale=view.scale)
+    page.theme(view.theme, media=view.media)
+    page.go(file.as_uri())
+    page.screenshot(picture, whole=True)
+    wrong = [*page.complaints, *page.warnings]
+    wrong += [f"something cannot be loaded: {each}" for each in page.not_loaded]
+    wrong += [
+        f"it asks for {url}"
+        for url in page.requests
+        if url != file.as_uri() and not url.startswith("data:")
+    ]
+    width, _ = page.size()
+    if width > view.width:
+        wrong.append(f"the page is {width} wide, on {view.width}")
+    return wrong
 
 
 def make_pages() -> list[Path]:
     """The report of one night, of all failures of two brokers, and of a plan, in out/."""
-    sys.path.insert(0, str(ROOT))
     from klamm.pipeline.history.folder import SpoolInput, write_tables
     from klamm.pipeline.history.report import write_report
     from klamm.pipeline.output import output_folder

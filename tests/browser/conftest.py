@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.chromium import HOW_TO_GET_IT, Page, find_browser, open_page
+from tests.support.chromium import HOW_TO_GET_IT, Page, find_browser, open_page
 
 OUT = Path(__file__).resolve().parent.parent.parent / "out"
 TOKEN = "a-token-for-tests"
@@ -68,6 +68,7 @@ class Console:
     base: str
     bootstrap_servers: str
     data_dir: Path
+    command_config: str = ""
 
     def get(self, path: str) -> Any:
         return self._ask(urllib.request.Request(self.base + path))
@@ -76,10 +77,17 @@ class Console:
         data = json.dumps(body).encode()
         return self._ask(urllib.request.Request(self.base + path, data, method="POST"))
 
+    def get_text(self, path: str) -> str:
+        return self._read(urllib.request.Request(self.base + path))
+
     def _ask(self, request: urllib.request.Request) -> Any:
+        return json.loads(self._read(request))
+
+    def _read(self, request: urllib.request.Request) -> str:
         request.add_header("Authorization", f"Bearer {TOKEN}")
         with urllib.request.urlopen(request, timeout=30) as response:
-            return json.loads(response.read())
+            content: bytes = response.read()
+        return content.decode()
 
     def wait(self, path: str, is_so: Callable[[Any], bool]) -> Any:
         deadline = time.monotonic() + PATIENCE_S
@@ -94,10 +102,14 @@ class Console:
             input=input,
             capture_output=True,
             text=True,
-            env={**os.environ, "KLAMM_BOOTSTRAP_SERVER": self.bootstrap_servers},
+            env={**os.environ, **self._environment()},
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        secured = {"KLAMM_COMMAND_CONFIG": self.command_config} if self.command_config else {}
+        return {"KLAMM_BOOTSTRAP_SERVER": self.bootstrap_servers, **secured}
 
     def heal(self) -> None:
         """Start what does not run, and wait until every replica is in sync."""
@@ -133,6 +145,36 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
             made.post("/api/topics/create", body)
         made.klamm("produce", "orders", input="\n".join(f'{{"total": {n}}}' for n in range(500)))
         made.klamm("consume", "orders", "--group", "billing", "--count", "200")
+        made.klamm("produce", "audit", "--transactional-id", "loader", input="a\nb")
+        made.post("/api/users/add", {"user": "alice", "password": "alice-pw"})
+        quota = {"user": "alice", "quotas": {"producer_byte_rate": 1048576}}
+        made.post("/api/quotas/set", quota)
+        yield made
+    finally:
+        process.end()
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """The console of a secured cluster of one broker, with ACLs."""
+    folder = tmp_path_factory.mktemp("secured")
+    process = start_klamm(
+        *("up", "--brokers", "1", "--secure", "--base-port", str(_free_base()), "--json"),
+        *("--data-dir", str(folder / "data")),
+        log=folder / "up.log",
+    )
+    try:
+        url = urlsplit(process.ready["console"])
+        ready = process.ready
+        made = Console(
+            f"http://{url.netloc}",
+            ready["bootstrap_servers"],
+            folder / "data",
+            ready["command_config"],
+        )
+        made.post("/api/topics/create", {"topic": "orders", "partitions": 1})
+        acl = {"resource_type": "Topic", "name": "orders", "principal": "User:alice"}
+        made.post("/api/acls/add", acl | {"operation": "Read"})
         yield made
     finally:
         process.end()
@@ -147,6 +189,16 @@ def tab(browser_program: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def page(tab: Page, console: Console) -> Iterator[Page]:
     """A page that has the console's cookie; a complaint of the browser fails the test."""
+    yield from looked_at(tab, console)
+
+
+@pytest.fixture
+def secured_page(tab: Page, secured: Console) -> Iterator[Page]:
+    """The same of the console of the secured cluster."""
+    yield from looked_at(tab, secured)
+
+
+def looked_at(tab: Page, console: Console) -> Iterator[Page]:
     tab.resize(1280, 900)
     tab.theme("light")
     tab.go(f"{console.base}/?token={TOKEN}")

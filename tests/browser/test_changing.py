@@ -1,7 +1,11 @@
 """What can be done on the pages: moves, elections, topics, records, groups, lessons."""
 
-from tests.browser.chromium import Page
-from tests.browser.conftest import Console
+import json
+
+from klamm.client.admin import Admin
+from tests.browser.conftest import OUT, Console
+from tests.support.chromium import Page
+from tests.support.transactions import RawProducer, leave_hanging
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
@@ -135,3 +139,109 @@ def test_a_lesson_checks_its_own_outcome(page: Page, console: Console):
         assert page.wait("document.querySelector('[data-event]')?.innerText")
     finally:
         console.heal()
+
+
+def test_a_user_and_a_quota_are_added_and_removed(page: Page, console: Console):
+    page.go(console.base + "/users")
+    page.click("#add-user")
+    page.fill("#user-name", HOSTILE)
+    page.fill("#user-password", "bob-pw-planted")
+    page.fill("#user-again", "another")
+    page.click("#confirm")
+    assert "differ" in page.text("dialog [role=alert]")
+    page.fill("#user-again", "bob-pw-planted")
+    page.click("#confirm")
+    page.wait("!document.querySelector('dialog')")
+    page.wait(f"document.body.innerText.includes({HOSTILE!r})")
+    assert HOSTILE in [each["user"] for each in console.get("/api/users")]
+    page.go(console.base + "/quotas")
+    page.click("#set-quota")
+    page.fill("#quota-user", HOSTILE)
+    page.fill("#quota-name", "request_percentage")
+    page.fill("#quota-value", "12.5")
+    page.click("#confirm")
+    page.wait(f"document.body.innerText.includes({HOSTILE!r})")
+    page.click("[data-remove-quota=request_percentage]")
+    page.click("#confirm")
+    page.wait(f"!document.body.innerText.includes({HOSTILE!r})")
+    console.post("/api/users/remove", {"user": HOSTILE})
+    page.go(console.base + "/moves")
+    page.wait("document.querySelector('[aria-label=Actions]')?.innerText.includes('users/add')")
+    assert "planted" not in page.text("main")
+    assert page.evaluate("window.hacked === undefined")
+
+
+def test_a_hanging_transaction_is_aborted(page: Page, console: Console):
+    console.post("/api/topics/create", {"topic": "paid", "partitions": 1})
+    with Admin(console.bootstrap_servers) as admin:
+        ports = {each.node_id: each.port for each in admin.metadata([]).brokers}
+        producer = RawProducer(ports, HOSTILE)
+        producer.init_at_last()
+        leave_hanging(admin, producer, "paid")
+    page.go(console.base + "/transactions?show=hanging&topic=paid&minutes=0")
+    page.click("[data-abort=paid-0]")
+    assert "abort marker" in page.text("dialog")
+    page.click("#confirm")
+    page.wait("document.body.innerText.includes('No transaction hangs')")
+    assert console.get("/api/hanging?topic=paid&minutes=0") == []
+    page.go(console.base + "/transactions")
+    page.click_text(HOSTILE)
+    page.wait("document.querySelector('[aria-label=Partitions]')")
+    assert page.evaluate("window.hacked === undefined")
+
+
+def test_an_acl_is_added_explained_and_removed(secured_page: Page, secured: Console):
+    page = secured_page
+    page.go(secured.base + "/acls")
+    page.click("#add-acl")
+    page.fill("#new-acl-principal", f"User:{HOSTILE}")
+    page.fill("#new-acl-permission", "Deny")
+    page.fill("#new-acl-operation", "Write")
+    page.fill("#new-acl-name", "ord")
+    page.fill("#new-acl-pattern", "Prefixed")
+    assert "comes before" in page.text("dialog")
+    page.click("#confirm")
+    page.wait(f"document.body.innerText.includes({HOSTILE!r})")
+    page.go(secured.base + "/acls?show=explain")
+    page.fill("#explain-principal", f"User:{HOSTILE}")
+    page.fill("#explain-operation", "Write")
+    page.fill("#resource-name", "orders")
+    page.click("#explain")
+    page.wait("document.querySelector('#verdict[data-allowed=false]')")
+    assert "an ACL denies it" in page.text("#verdict")
+    page.go(secured.base + "/acls")
+    page.click(f"[data-remove-acl={json.dumps(f'User:{HOSTILE}')}]")
+    page.click("#confirm")
+    page.wait(f"!document.body.innerText.includes({HOSTILE!r})")
+    assert [each["principal"] for each in secured.get("/api/acls")] == ["User:alice"]
+    assert page.evaluate("window.hacked === undefined")
+
+
+def test_a_broker_that_is_cut_off_comes_back(page: Page, console: Console):
+    console.heal()
+    page.go(console.base + "/lessons")
+    page.click("[data-start=cut]")
+    page.wait("document.querySelector('#lesson[data-lesson=cut]')")
+    try:
+        page.click("#do")
+        page.click("#confirm")
+        page.wait("document.querySelectorAll('#lesson li[data-done=true]').length >= 2")
+        page.click("#do")
+        page.click("#confirm")
+        page.wait("document.querySelector('#lesson[data-done=true] #learned')")
+    finally:
+        console.heal()
+
+
+def test_the_charts_of_a_broker_are_made_of_its_metrics(page: Page, console: Console):
+    page.go(console.base + "/brokers/1")
+    page.wait("document.querySelector('#charts[data-source=metrics] canvas')")
+    assert page.evaluate("document.querySelectorAll('#charts canvas').length") >= 6
+    series = console.wait("/api/rates/1", lambda found: len(found["at"]) > 1)
+    assert series["records_in"][-1] > 0
+    page.screenshot(OUT / "console-brokers-charts.png", whole=True)
+
+
+def test_lag_is_sampled_before_anybody_looks(console: Console):
+    found = console.wait("/api/lag", lambda found: "billing" in found["groups"])
+    assert found["groups"]["billing"]["lag"] == 300

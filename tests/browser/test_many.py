@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from klamm.core.events import AutoRebalance, TopicChange
-from tests.browser.chromium import Page
 from tests.browser.conftest import OUT, start_klamm
+from tests.support.chromium import Page
 from tests.support.large_cluster import large_cluster
 from tests.support.office import Office
 

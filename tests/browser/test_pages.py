@@ -1,11 +1,12 @@
 """Every page, in both themes and on a phone, without a complaint of the browser or of axe."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Page
 from tests.browser.conftest import OUT, Console
+from tests.support.chromium import Page
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 #: path: what is there once the page is drawn.
@@ -22,7 +23,20 @@ PAGES = {
     "/groups/billing": "document.querySelector('[aria-label=Positions] tbody tr')",
     "/brokers": "document.querySelectorAll('tbody tr').length === 4",
     "/brokers/1": "document.body.innerText.includes('log.dirs')",
+    "/transactions": "document.querySelector('[data-transaction=loader]')",
+    "/transactions/loader": "document.body.innerText.includes('CompleteCommit')",
+    "/transactions?show=hanging": "document.body.innerText.includes('No transaction hangs')",
+    "/users": "document.querySelector('[data-user=alice]')",
+    "/acls": "document.querySelector('#no-authorizer')",
+    "/quotas": "document.querySelector('[data-quota]')",
     "/lessons": "document.querySelectorAll('[data-start]').length > 3",
+}
+WHY = "/acls?show=explain&principal=User:alice&operation=Write&kind=topic&name=orders"
+#: The same of a secured cluster.
+SECURED_PAGES = {
+    "/users": "document.querySelector('[aria-label=Users] p')",
+    "/acls": "document.querySelector('[data-remove-acl]')",
+    WHY: "document.querySelector('#verdict[data-allowed=false]')",
 }
 CHECK = """
 axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
@@ -32,7 +46,7 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 
 def name_of(path: str) -> str:
-    return path.strip("/").replace("/", "-").replace("?", "-").replace("=", "-") or "now"
+    return re.sub(r"[^\w]+", "-", path).strip("-") or "now"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -44,6 +58,21 @@ def test_a_page_is_drawn_and_accessible(page: Page, console: Console, path: str,
     page.screenshot(OUT / f"console-{name_of(path)}-{theme}.png")
     page.evaluate(AXE + "; 0")
     assert page.evaluate(CHECK) == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", SECURED_PAGES)
+def test_a_page_of_a_secured_cluster_is_drawn_and_accessible(
+    secured_page: Page, secured: Console, path: str, theme: str
+):
+    secured_page.theme(theme)
+    secured_page.go(secured.base + path)
+    secured_page.wait(SECURED_PAGES[path])
+    secured_page.screenshot(OUT / f"console-secured-{name_of(path)}-{theme}.png")
+    secured_page.evaluate(AXE + "; 0")
+    assert secured_page.evaluate(CHECK) == []
+    secured_page.resize(400, 800, mobile=True)
+    assert secured_page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @pytest.mark.parametrize("path", PAGES)

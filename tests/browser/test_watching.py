@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.browser.chromium import Page
 from tests.browser.conftest import OUT, Console, start_klamm
+from tests.support.chromium import Page
 
 #: A partition of the page as its attributes say it is.
 SHOWN = """

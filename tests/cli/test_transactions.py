@@ -1,17 +1,11 @@
 """`klamm transactions`, and records in transactions, on klamm and on Apache Kafka."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from klamm.client.admin import Admin
 from tests.cli.conftest import AnyCluster
 from tests.support.command_line import Klamm
-from tests.support.transactions import RawProducer
-from tests.support.waiting import wait_until
-
-VERIFICATION = "transaction.partition.verification.enable"
+from tests.support.transactions import RawProducer, leave_hanging
 
 
 @pytest.fixture
@@ -26,16 +20,6 @@ def producer(cluster: AnyCluster, topic: str) -> RawProducer:
 def leader_of(cluster: AnyCluster, topic: str) -> int:
     with Admin(cluster.bootstrap_servers) as admin:
         return admin.metadata([topic]).topics[0].partitions[0].leader_id
-
-
-@contextmanager
-def without_verification(klamm: Klamm) -> Iterator[None]:
-    """As it was before Kafka 3.6, when a transaction could hang."""
-    klamm("configs", "alter", "--broker", "default", "--set", f"{VERIFICATION}=false").ok()
-    try:
-        yield
-    finally:
-        klamm("configs", "alter", "--broker", "default", "--delete", VERIFICATION).ok()
 
 
 def test_lines_are_written_in_one_transaction(klamm: Klamm, topic: str):
@@ -74,14 +58,8 @@ def test_a_hanging_transaction_is_found_and_aborted(
     klamm: Klamm, cluster: AnyCluster, topic: str, producer: RawProducer
 ):
     klamm("topics", "create", topic, "--partitions", "1", "--replication-factor", "1").ok()
-    leader = leader_of(cluster, topic)
-    with without_verification(klamm):
-
-        def hangs() -> bool:
-            producer.sequences.clear()
-            return not producer.produce(leader, topic, b"hangs").error_code
-
-        wait_until(hangs, "a leader that does not verify")
+    with Admin(cluster.bootstrap_servers) as admin:
+        leave_hanging(admin, producer, topic)
     flags = ("--topic", topic, "--partition", "0", "--start-offset")
     (found,) = klamm(
         "transactions", "hanging", "--max-transaction-timeout", "0", "--topic", topic, "--json"

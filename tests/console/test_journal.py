@@ -19,3 +19,9 @@ def test_actions_are_kept_with_who_did_them(tmp_path: Path):
     assert second["error"] == "there is no topic nowhere"
     assert (third["user"], third["with"]) == ("bob", {"partition": 1})
     assert len(again.newest(2)) == 2
+
+
+def test_a_password_is_not_written_down(tmp_path: Path):
+    file = tmp_path / "actions.jsonl"
+    Journal(file, "alice").note("users/add", {"user": "bob", "password": "hunter2"}, None)
+    assert "hunter2" not in file.read_text()

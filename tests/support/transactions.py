@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from klamm.broker.groups.coordinator import group_partition
+from klamm.client import configs
+from klamm.client.admin import Admin
+from klamm.client.configs import ConfigResource
 from klamm.names import TRANSACTION_STATE
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -15,6 +18,7 @@ from tests.support.waiting import wait_until
 #: What a client waits for and tries again.
 RETRIABLE = frozenset({13, 14, 15, 16, 51})
 _TRANSACTION_KEY = 1
+_VERIFICATION = "transaction.partition.verification.enable"
 
 
 class RawProducer:
@@ -225,3 +229,22 @@ class RawProducer:
 def newest(api: ApiKey) -> int:
     """The newest version of an API."""
     return APIS[api].max_version
+
+
+def leave_hanging(admin: Admin, producer: RawProducer, topic: str) -> None:
+    """Write to partition 0 a record of a transaction that no coordinator knows of.
+
+    Leaders do not verify for that time, as before Kafka 3.6, when a transaction could hang.
+    """
+    defaults = ConfigResource.broker(None)
+    configs.alter(admin, defaults, {_VERIFICATION: "false"})
+    try:
+
+        def hangs() -> bool:
+            producer.sequences.clear()
+            leader = admin.metadata([topic]).topics[0].partitions[0].leader_id
+            return not producer.produce(leader, topic, b"hangs").error_code
+
+        wait_until(hangs, "a leader that does not verify")
+    finally:
+        configs.alter(admin, defaults, {}, [_VERIFICATION])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -40,32 +39,6 @@ Prefixed = Annotated[
     bool, typer.Option("--prefixed", help="On everything whose name begins like that.")
 ]
 Host = Annotated[str | None, typer.Option(metavar="ADDRESS", help="From this address; else any.")]
-
-
-@dataclass(frozen=True, slots=True)
-class AclRow:
-    """One ACL as it is shown."""
-
-    resource_type: str
-    name: str
-    pattern: str
-    principal: str
-    permission: str
-    operation: str
-    host: str
-
-    @classmethod
-    def of(cls, binding: AclBinding) -> AclRow:
-        pattern, entry = binding.pattern, binding.entry
-        return cls(
-            pattern.type.word,
-            pattern.name,
-            pattern.pattern.word,
-            entry.principal,
-            entry.permission.word,
-            entry.operation.word,
-            entry.host,
-        )
 
 
 _COLUMNS = {
@@ -173,7 +146,10 @@ def list_(
     with open_admin(bootstrap_server, command_config) as admin:
         found = acls.describe(admin, wanted)
     show_rows(
-        [AclRow.of(each) for each in found], _COLUMNS, as_json=as_json, empty="There are no ACLs."
+        [acls.AclRow.of(each) for each in found],
+        _COLUMNS,
+        as_json=as_json,
+        empty="There are no ACLs.",
     )
 
 
@@ -206,7 +182,7 @@ def remove(
             wanted = AclFilter(type_, name, pattern, principal, host, each, permission)
             removed += acls.remove(admin, wanted)
     show_rows(
-        [AclRow.of(each) for each in removed],
+        [acls.AclRow.of(each) for each in removed],
         _COLUMNS,
         as_json=as_json,
         empty="There was nothing to remove.",
@@ -233,28 +209,15 @@ def explain(
     \b
     Example: klamm acls explain --principal User:alice --operation Write --topic orders
     """
-    from klamm.broker.security.authorizer import AclAuthorizer
+    from klamm.broker.security.authorizer import explain_access
 
     type_, name = _needed(_resource(topic, group, cluster, transactional_id))
     (asked,) = _operations([operation])
-    authorizer = AclAuthorizer()
     with open_admin(bootstrap_server, command_config) as admin:
         found = acls.describe(admin, AclFilter(type_, name, PatternType.MATCH))
-    by_pattern: dict[ResourcePattern, set[AccessControlEntry]] = {}
-    for binding in found:
-        by_pattern.setdefault(binding.pattern, set()).add(binding.entry)
-    for pattern, entries in by_pattern.items():
-        authorizer.put(pattern, entries)
-    told = authorizer.explain(principal, host, asked, type_, name)
+    told = explain_access(found, principal, host, asked, type_, name)
     if as_json:
-        show_json(
-            {
-                "allowed": told.is_allowed,
-                "reason": told.reason,
-                "deciding": [str(each) for each in told.deciding],
-                "considered": [str(each) for each in told.considered],
-            }
-        )
+        show_json(told.describe())
         return
     verdict = "allowed" if told.is_allowed else "denied"
     stdout().print(f"{verdict}: {told.reason}", markup=False)

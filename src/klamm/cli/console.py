@@ -84,6 +84,7 @@ def console(
         state_dir,
         control_fd,
         security_of(command_config),
+        command_config,
     )
     listening = link.listen(port) if listen_fd is None else socket.socket(fileno=listen_fd)
 

@@ -72,14 +72,8 @@ def remove(
     """
     entity = _entity(user, client, ip)
     with open_admin(bootstrap_server, command_config) as admin:
-        held = {
-            key
-            for each in quotas.describe(admin)
-            if (each.user, each.client, each.ip) == (user, client, ip)
-            for key in each.quotas
-        }
-        quotas.alter(admin, entity, {}, keys or sorted(held))
-    say(f"Removed {', '.join(keys or sorted(held)) or 'nothing'}.")
+        removed = quotas.remove(admin, entity, keys or ())
+    say(f"Removed {', '.join(removed) or 'nothing'}.")
 
 
 @app.command("list")

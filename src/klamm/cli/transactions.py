@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from klamm.cli.options import (
     open_admin,
 )
 from klamm.cli.render import say, show_json, show_rows, stdout
-from klamm.client import topics, transactions
+from klamm.client import transactions
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.names import TopicPartition
 
@@ -78,10 +77,7 @@ def describe(
     with open_admin(bootstrap_server, command_config) as admin:
         found = transactions.describe(admin, transactional_id)
     if as_json:
-        partitions = [
-            {"topic": each.topic, "partition": each.partition} for each in found.partitions
-        ]
-        show_json(asdict(found) | {"partitions": partitions})
+        show_json(found.describe())
         return
     stdout().print(
         f"{found.transactional_id}: {found.state}, producer {found.producer_id} with epoch "
@@ -107,14 +103,11 @@ def hanging(
     Example: klamm transactions hanging --topic orders
     """
     with open_admin(bootstrap_server, command_config) as admin:
-        described = topics.describe(admin, None if topic is None else [topic]).topics
-        names = [
-            TopicPartition(each.topic, partition.partition)
-            for each in described
-            for partition in each.partitions
-        ]
         found = transactions.find_hanging(
-            admin, names, max_transaction_timeout * 60_000, int(time.time() * 1000)
+            admin,
+            transactions.partitions_of(admin, topic),
+            max_transaction_timeout * 60_000,
+            int(time.time() * 1000),
         )
     show_rows(found, _OPEN, as_json=as_json, empty="No transaction hangs.")
 

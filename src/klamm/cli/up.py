@@ -102,8 +102,6 @@ def up(
     """
     from klamm.local.cluster import Cluster
 
-    # Lessons cut brokers off from a ZooKeeper that is the cluster's own.
-    can_be_cut = console and zookeeper is None
     cluster = Cluster(
         brokers,
         racks=racks.split(",") if racks else None,
@@ -112,7 +110,10 @@ def up(
         data_dir=data_dir,
         zookeeper=zookeeper,
         security="sasl_ssl" if secure else None,
-        can_be_cut=can_be_cut,
+        # A broker reaches ZooKeeper directly until a lesson is about cutting it off.
+        can_be_cut=False,
+        # The console's charts are made of them.
+        metrics=console,
     )
     with _Stopping(cluster) as stopping:
         begun = time.monotonic()
@@ -125,6 +126,8 @@ def up(
         with ExitStack() as stack:
             url = None
             if console:
+                # Lessons cut brokers off from a ZooKeeper that is the cluster's own.
+                can_be_cut = zookeeper is None
                 beside = stack.enter_context(
                     closing(ConsoleProcess(cluster, can_be_cut=can_be_cut))
                 )

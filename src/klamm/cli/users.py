@@ -103,11 +103,7 @@ def remove(
     \b
     Example: klamm users remove alice
     """
+    scram = None if mechanism is None else _mechanism(mechanism)
     with open_admin(bootstrap_server, command_config) as admin:
-        held = [each.mechanism for each in users.describe(admin, [name])]
-        chosen = held if mechanism is None else [_mechanism(mechanism).mechanism_name]
-        if not chosen:
-            raise ConfigError(f"there is no user {name}")
-        for each in chosen:
-            users.remove(admin, name, SCRAM_MECHANISMS[each])
+        chosen = users.remove_all(admin, name, scram)
     say(f"Removed {', '.join(chosen)} of {name}.")

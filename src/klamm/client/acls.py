@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from klamm.client.admin import Admin
@@ -18,6 +19,32 @@ from klamm.protocol.acls import (
     ResourceType,
 )
 from klamm.protocol.apis import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class AclRow:
+    """One ACL as it is shown."""
+
+    resource_type: str
+    name: str
+    pattern: str
+    principal: str
+    permission: str
+    operation: str
+    host: str
+
+    @classmethod
+    def of(cls, binding: AclBinding) -> AclRow:
+        pattern, entry = binding.pattern, binding.entry
+        return cls(
+            pattern.type.word,
+            pattern.name,
+            pattern.pattern.word,
+            entry.principal,
+            entry.permission.word,
+            entry.operation.word,
+            entry.host,
+        )
 
 
 def add(admin: Admin, bindings: Iterable[AclBinding]) -> None:

@@ -54,6 +54,18 @@ def alter(
         check(entry.error_code, entry.error_message)
 
 
+def remove(admin: Admin, entity: QuotaEntity, keys: Iterable[str] = ()) -> list[str]:
+    """Remove the named quotas of an entity, or all that it has; their keys."""
+    chosen = list(keys) or sorted(
+        key
+        for each in describe(admin)
+        if (each.user, each.client, each.ip) == (entity.user, entity.client, entity.ip)
+        for key in each.quotas
+    )
+    alter(admin, entity, {}, chosen)
+    return chosen
+
+
 def describe(admin: Admin) -> list[QuotaSetting]:
     """The quotas of every entity."""
     response = admin.ask_any(ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": [], "strict": False})

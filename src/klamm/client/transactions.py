@@ -1,7 +1,7 @@
 """Transactions: list them, describe them, and find hanging ones."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -38,6 +38,11 @@ class TransactionDescription:
     timeout_ms: int
     start_ms: int
     partitions: tuple[TopicPartition, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """As `klamm transactions describe --json`."""
+        partitions = [{"topic": topic, "partition": number} for topic, number in self.partitions]
+        return asdict(self) | {"partitions": partitions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,15 @@ def open_transactions(admin: Admin, names: Iterable[TopicPartition]) -> list[Ope
                     if each.current_txn_start_offset >= 0
                 ]
     return found
+
+
+def partitions_of(admin: Admin, topic: str | None) -> list[TopicPartition]:
+    """The partitions of a topic, or (None) of all topics."""
+    return [
+        TopicPartition(each.topic, partition.partition)
+        for each in topics.describe(admin, None if topic is None else [topic]).topics
+        for partition in each.partitions
+    ]
 
 
 def find_hanging(

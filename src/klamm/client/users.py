@@ -11,7 +11,8 @@ from typing import Final
 
 from klamm.client.admin import Admin
 from klamm.client.errors import check
-from klamm.net.scram import ITERATIONS_MIN, ScramMechanism, salted_password
+from klamm.errors import ConfigError
+from klamm.net.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, ScramMechanism, salted_password
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -57,6 +58,17 @@ def remove(admin: Admin, user: str, mechanism: ScramMechanism) -> None:
     """Remove a user's credential; connections that exist go on."""
     deletion = {"name": user, "mechanism": mechanism}
     _alter(admin, {"deletions": [deletion], "upsertions": []})
+
+
+def remove_all(admin: Admin, user: str, mechanism: ScramMechanism | None = None) -> list[str]:
+    """Remove all credentials of a user, or that of one mechanism; the mechanisms removed."""
+    held = [each.mechanism for each in describe(admin, [user])]
+    chosen = held if mechanism is None else [mechanism.mechanism_name]
+    if not chosen:
+        raise ConfigError(f"there is no user {user}")
+    for each in chosen:
+        remove(admin, user, SCRAM_MECHANISMS[each])
+    return chosen
 
 
 def _alter(admin: Admin, values: dict[str, object]) -> None:

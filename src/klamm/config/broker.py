@@ -153,6 +153,7 @@ class BrokerConfig:
     klamm_history_dir: Path
     klamm_history_retention_bytes: int
     klamm_history_topic: str | None
+    klamm_metrics_host: str | None
     klamm_metrics_port: int | None
 
     @classmethod

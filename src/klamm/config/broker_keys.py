@@ -466,6 +466,7 @@ _KLAMM: Final = (
     Key("klamm.history.dir", STRING, None),
     Key("klamm.history.retention.bytes", LONG, "1073741824", check=BetweenOr(0, None, -1)),
     Key("klamm.history.topic", STRING, None),
+    Key("klamm.metrics.host", STRING, None),
     Key("klamm.metrics.port", INT, None, check=Between(0, 65535)),
     Key("klamm.zookeeper.sasl.jaas.config", PASSWORD, None),
     Key("klamm.roles", LIST, "broker,controller", check=OneOf(("broker", "controller"))),

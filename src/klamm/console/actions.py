@@ -14,10 +14,10 @@ from klamm.client.configs import ConfigResource
 from klamm.client.elections import ElectionType
 from klamm.client.offset_reset import OffsetTarget
 from klamm.client.topics import NewTopic
-from klamm.console.api import route
 from klamm.console.lessons import Lessons
 from klamm.console.plans import prepare
 from klamm.console.reading import read_sizes
+from klamm.console.requests import number_in, route, settings_in, text_in
 from klamm.console.session import Session
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError
@@ -30,13 +30,13 @@ _EFFECTS_SHOWN: Final = 500
 
 def create_topic(session: Session, request: Request, body: Any) -> Any:
     admin, watch = session.online()
-    name = _text(body, "topic")
+    name = text_in(body, "topic")
     topic = NewTopic(
         name,
-        _number(body, "partitions", -1),
-        _number(body, "replication_factor", -1),
+        number_in(body, "partitions", -1),
+        number_in(body, "replication_factor", -1),
         (),
-        _settings(body.get("configs") or {}),
+        settings_in(body.get("configs") or {}),
     )
     made = topics.create(admin, topic)
     topics.wait_until_known(admin, name, made)
@@ -46,7 +46,7 @@ def create_topic(session: Session, request: Request, body: Any) -> Any:
 
 def delete_topic(session: Session, request: Request, body: Any) -> Any:
     admin, watch = session.online()
-    name = _text(body, "topic")
+    name = text_in(body, "topic")
     topics.delete(admin, name)
     topics.wait_until_known(admin, name, None)
     watch.fresh()
@@ -55,7 +55,7 @@ def delete_topic(session: Session, request: Request, body: Any) -> Any:
 
 def add_partitions(session: Session, request: Request, body: Any) -> Any:
     admin, _ = session.online()
-    name, total = _text(body, "topic"), _number(body, "partitions")
+    name, total = text_in(body, "topic"), number_in(body, "partitions")
     topics.add_partitions(admin, name, total)
     topics.wait_until_known(admin, name, total)
     return {"topic": name, "partitions": total}
@@ -64,10 +64,10 @@ def add_partitions(session: Session, request: Request, body: Any) -> Any:
 def alter_settings(session: Session, request: Request, body: Any) -> Any:
     admin, watch = session.online()
     if "topic" in body:
-        resource = ConfigResource.topic(_text(body, "topic"))
+        resource = ConfigResource.topic(text_in(body, "topic"))
     else:
-        resource = ConfigResource.broker(_number(body, "broker"))
-    changes = _settings(body.get("set") or {})
+        resource = ConfigResource.broker(number_in(body, "broker"))
+    changes = settings_in(body.get("set") or {})
     removals = [str(name) for name in body.get("remove") or ()]
     if not changes and not removals:
         raise ConfigError('Say what to change: {"set": {"retention.ms": "1000"}, "remove": []}.')
@@ -95,7 +95,7 @@ def reset_group(session: Session, request: Request, body: Any) -> Any:
 
 def delete_group(session: Session, request: Request, body: Any) -> Any:
     admin, _ = session.online()
-    groups.delete(admin, _text(body, "group"))
+    groups.delete(admin, text_in(body, "group"))
     return {"group": body["group"]}
 
 
@@ -109,17 +109,17 @@ def _reset(body: Any) -> tuple[str, list[str], OffsetTarget | int]:
     if isinstance(to, str) and to in goals:
         goal: OffsetTarget | int = goals[to]
     elif isinstance(to, dict) and set(to) == {"offset"}:
-        goal = offset_reset.to_offset(_number(to, "offset"))
+        goal = offset_reset.to_offset(number_in(to, "offset"))
     elif isinstance(to, dict) and set(to) == {"shift"} and isinstance(to["shift"], int):
         goal = offset_reset.shift_by(to["shift"])
     elif isinstance(to, dict) and set(to) == {"time_ms"}:
-        goal = _number(to, "time_ms")
+        goal = number_in(to, "time_ms")
     else:
         raise ConfigError(
             'Say where to: {"to": "earliest"}, "latest", "current", {"offset": 5}, {"shift": -5} '
             'or {"time_ms": 1700000000000}.'
         )
-    return _text(body, "group"), [str(each) for each in body.get("topics") or ()], goal
+    return text_in(body, "group"), [str(each) for each in body.get("topics") or ()], goal
 
 
 # Elections
@@ -160,7 +160,8 @@ def preview_election(session: Session, request: Request, body: Any) -> Any:
                 "loses_records": loses,
             }
         )
-    return {"count": len(rows), "partitions": rows[:_EFFECTS_SHOWN]}
+    losing = sum(bool(row["loses_records"]) for row in rows)
+    return {"count": len(rows), "losing": losing, "partitions": rows[:_EFFECTS_SHOWN]}
 
 
 def elect(session: Session, request: Request, body: Any) -> Any:
@@ -208,8 +209,8 @@ def moves(session: Session, request: Request, _: Any) -> Any:
 def run_plan(session: Session, request: Request, body: Any) -> Any:
     assert session.mover is not None
     throttle = body.get("throttle")
-    limit = None if throttle is None else _number(body, "throttle")
-    return session.mover.run(_text(body, "plan"), limit)
+    limit = None if throttle is None else number_in(body, "throttle")
+    return session.mover.run(text_in(body, "plan"), limit)
 
 
 def steer(session: Session, request: Request, body: Any) -> Any:
@@ -234,41 +235,18 @@ def lessons(session: Session, request: Request, _: Any) -> Any:
 
 def start_lesson(session: Session, request: Request, body: Any) -> Any:
     found = _lessons(session)
-    found.start(_text(body, "lesson"))
+    found.start(text_in(body, "lesson"))
     return found.describe()
 
 
 def do_to_broker(session: Session, request: Request, body: Any) -> Any:
-    return _lessons(session).act(_text(body, "do"), _number(body, "broker"))
+    return _lessons(session).act(text_in(body, "do"), number_in(body, "broker"))
 
 
 def _lessons(session: Session) -> Lessons:
     if session.lessons is None:
         raise ConfigError("Lessons need a cluster of their own: `klamm up` starts one.")
     return session.lessons
-
-
-# What bodies hold
-
-
-def _text(body: Any, name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} is missing.")
-    return value
-
-
-def _number(body: Any, name: str, default: int | None = None) -> int:
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} is not a number: {value!r}.")
-    return value
-
-
-def _settings(given: Any) -> dict[str, str]:
-    if not isinstance(given, dict):
-        raise ConfigError('Settings are like {"retention.ms": "3600000"}.')
-    return {str(key): str(value) for key, value in given.items()}
 
 
 _ask = partial(route, method="POST")

@@ -1,11 +1,8 @@
 """The API: questions about the cluster and its history, answered as the command line answers."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import orjson
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,91 +11,13 @@ from klamm.client.configs import ConfigResource
 from klamm.console import views
 from klamm.console.columns import encode_columns
 from klamm.console.failures import find_worst, play_failure
+from klamm.console.requests import failure, route
 from klamm.console.samples import time_left
 from klamm.console.session import Session
 from klamm.console.streams import parse_key, stream_changes, stream_events
-from klamm.errors import ConfigError, KlammError, UnavailableError
-from klamm.protocol.codes import ErrorCode, KafkaError
+from klamm.errors import ConfigError, KlammError
 
-_BODY_BYTES_MAX: Final = 4 << 20
 _ACTIONS_SHOWN: Final = 100
-_NOT_FOUND: Final = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.GROUP_ID_NOT_FOUND,
-        ErrorCode.BROKER_NOT_AVAILABLE,
-    }
-)
-
-Answer = Callable[[Session, Request, Any], Any]
-
-
-class Json(Response):
-    """A value as JSON; times are UTC."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS)
-
-
-class ForbiddenError(KlammError):
-    """The console was not started with what this needs."""
-
-
-def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = False) -> Route:
-    """A question (or a change) whose answer is made in a thread, since it may have to wait."""
-
-    async def endpoint(request: Request) -> Response:
-        session: Session = request.app.state.session
-        try:
-            if changes and not session.settings.allow_changes:
-                raise ForbiddenError(
-                    "This console only looks: start it with --allow-changes to change the cluster."
-                )
-            body = await _body(request) if method == "POST" else None
-        except KlammError as error:
-            return failure(error)
-        refusal: KlammError | None = None
-        try:
-            found = await run_in_threadpool(answer, session, request, body)
-        except KlammError as error:
-            found, refusal = failure(error), error
-        if changes and session.journal is not None:
-            action = request.url.path.removeprefix("/api/")
-            said = None if refusal is None else str(refusal)
-            await run_in_threadpool(session.journal.note, action, body or {}, said)
-        return found if isinstance(found, Response) else Json(found)
-
-    return Route(path, endpoint, methods=[method])
-
-
-async def _body(request: Request) -> Any:
-    if int(request.headers.get("content-length") or 0) > _BODY_BYTES_MAX:
-        raise ConfigError(f"A request has at most {_BODY_BYTES_MAX:,} bytes.")
-    try:
-        value = orjson.loads(await request.body() or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"The request is not JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ConfigError("The request has to be a JSON object.")
-    return value
-
-
-def failure(error: KlammError) -> Json:
-    """An error in the words of the command line, with the status that fits it."""
-    match error:
-        case KafkaError():
-            status = 404 if error.code in _NOT_FOUND else 409
-            return Json({"error": error.code.name, "message": str(error)}, status)
-        case ForbiddenError():
-            return Json({"error": "FORBIDDEN", "message": str(error)}, 403)
-        case ConfigError():
-            return Json({"error": "BAD_REQUEST", "message": str(error)}, 400)
-        case UnavailableError():
-            return Json({"error": "UNAVAILABLE", "message": str(error)}, 503)
-        case _:
-            return Json({"error": "NOT_FOUND", "message": str(error)}, 404)
 
 
 # The cluster
@@ -114,9 +33,14 @@ def cluster(session: Session, request: Request, _: Any) -> dict[str, Any]:
         "allow_changes": session.settings.allow_changes,
         "lessons": session.lessons is not None,
         "bootstrap_servers": session.bootstrap_servers,
-        "spools": [str(each) for each in session.settings.spools],
+        "command_config": _text_or_none(session.settings.command_config),
+        "spools": [str(each) for each in session.settings.spools if each.is_dir()],
         "user": session.user,
     }
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def map_now(session: Session, request: Request, _: Any) -> Response:
@@ -153,6 +77,17 @@ def group(session: Session, request: Request, _: Any) -> Any:
     return views.group_details(session.online()[0], request.path_params["name"])
 
 
+def lags(session: Session, request: Request, _: Any) -> Any:
+    """The lag of every group that is sampled, and how long it lasts."""
+    session.online()
+    assert session.lags is not None
+    sampled = {
+        group: {"lag": series["lag"][-1], "seconds_left": time_left(series)}
+        for group, series in session.lags.all().items()
+    }
+    return {"groups": sampled, "left_out": session.lags.left_out}
+
+
 def lag(session: Session, request: Request, _: Any) -> Any:
     """The lag of a group over time, and how long it lasts."""
     session.online()
@@ -162,10 +97,17 @@ def lag(session: Session, request: Request, _: Any) -> Any:
 
 
 def rates(session: Session, request: Request, _: Any) -> Any:
-    """What a broker holds and how fast it answers, over time."""
+    """The numbers of a broker over time: its own metrics, or what can be seen from outside."""
     session.online()
     assert session.rates is not None
     return session.rates.series(request.path_params["id"])
+
+
+def denials(session: Session, request: Request, _: Any) -> Any:
+    """What brokers have refused for want of a right, as their metrics say."""
+    _, watch = session.online()
+    assert session.metrics is not None
+    return session.metrics.denials(watch.moment().columns.live.tolist())
 
 
 def brokers(session: Session, request: Request, _: Any) -> Any:
@@ -190,9 +132,7 @@ def actions(session: Session, request: Request, _: Any) -> Any:
 
 
 def story(session: Session, request: Request, _: Any) -> Any:
-    if not len(session.ledger):
-        raise KlammError(session.how_to_get_history())
-    return session.ledger.story(request.path_params["name"])
+    return session.story(request.path_params["name"])
 
 
 def history(session: Session, request: Request, _: Any) -> Any:
@@ -276,7 +216,9 @@ ROUTES: Final = [
     _get("/api/partitions", partitions),
     _get("/api/groups", groups),
     _get("/api/groups/{name:path}", group),
+    _get("/api/lag", lags),
     _get("/api/lag/{name:path}", lag),
+    _get("/api/denials", denials),
     _get("/api/brokers", brokers),
     _get("/api/rates/{id:int}", rates),
     _get("/api/brokers/{id:int}", broker),

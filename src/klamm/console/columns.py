@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, count
+from klamm.names import TopicPartition
 
 _SMALL: Final = 1 << 8
 _LARGE: Final = 1 << 16
@@ -82,6 +83,16 @@ class ClusterColumns:
 
     def name(self, row: int) -> str:
         return f"{self.topics[self.topic_of[row]]}-{self.partition[row]}"
+
+    def led_by(self, broker: int) -> list[TopicPartition]:
+        """The partitions that a broker leads."""
+        rows = np.flatnonzero(self.leader == broker)
+        return [
+            TopicPartition(self.topics[topic], number)
+            for topic, number in zip(
+                self.topic_of[rows].tolist(), self.partition[rows].tolist(), strict=True
+            )
+        ]
 
     def racks(self) -> dict[int, str | None]:
         """The live brokers with their racks."""

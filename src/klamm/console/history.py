@@ -14,8 +14,15 @@ import pyarrow as pa
 
 from klamm.errors import ConfigError, KlammError
 from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.broker_story import read_broker_rows, requests_about
 from klamm.history.spool import read_file, spool_files
-from klamm.history.story import DEFAULT_TOPIC, event_sentence, story_rows
+from klamm.history.story import (
+    DEFAULT_TOPIC,
+    event_sentence,
+    split_name,
+    story_rows,
+    with_requests,
+)
 
 __all__ = [
     "DEFAULT_TOPIC",
@@ -24,7 +31,9 @@ __all__ = [
     "event_sentence",
     "follow_spools",
     "follow_topic",
+    "read_broker_rows",
     "story_rows",
+    "tell_requests",
 ]
 
 log = logging.getLogger("klamm.console")
@@ -43,6 +52,13 @@ def check_spools(spools: Sequence[Path], *, may_come: bool) -> None:
             raise ConfigError(
                 f"There is no spool {directory}; klamm.history.dir says where each node has its own"
             )
+
+
+def tell_requests(
+    story: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]], name: str
+) -> list[dict[str, Any]]:
+    """The story of TOPIC-PARTITION with the administrative requests about its topic."""
+    return with_requests(story, requests_about(map(dict, rows), split_name(name)[0]))
 
 
 def follow_spools(spools: Sequence[Path], on_batches: OnBatches, stopping: threading.Event) -> None:

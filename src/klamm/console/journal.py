@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import orjson
 
-#: What a record holds is not written down, only that one was produced.
-_NOT_KEPT: Final = frozenset({"value", "key", "headers"})
+#: What a record holds is not written down, only that one was produced; nor is a password.
+_NOT_KEPT: Final = frozenset({"value", "key", "headers", "password"})
 
 
 class Journal:

@@ -7,11 +7,13 @@ how it was when the exercise began; what the controller decided meanwhile is tol
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.client import topics
+from klamm.client import elections, topics
+from klamm.client.elections import ElectionType
 from klamm.client.topics import NewTopic
 from klamm.console.columns import ClusterColumns
 from klamm.console.ledger import HistoryEvent, Key
@@ -28,10 +30,14 @@ VERBS: Final = {
     "start": "Start broker {} again.",
     "pause": "Let broker {} stand still (SIGSTOP), as in a long pause of its machine.",
     "resume": "Let broker {} go on (SIGCONT).",
-    "cut": "Part broker {} from ZooKeeper; clients still reach it.",
+    "cut": "Part broker {} from ZooKeeper; clients still reach it. The first time, it is "
+    "restarted in order, to put a switch between the two.",
     "rejoin": "Let broker {} reach ZooKeeper again.",
 }
 _EXPLAINED_MAX: Final = 40
+#: How long a broker that was restarted may take until it is in sync.
+_IN_SYNC_S: Final = 20.0
+_LOOK_INTERVAL_S: Final = 0.1
 
 
 class Control:
@@ -191,7 +197,8 @@ LESSONS: Final = (
     Lesson(
         "cut",
         "Cut off from ZooKeeper",
-        "A broker can be well and yet be out of reach of ZooKeeper. Clients still reach it.",
+        "A broker can be well and yet be out of reach of ZooKeeper. Clients still reach it. (The "
+        "broker is restarted once when the exercise begins, to put a switch between the two.)",
         _other_than_controller,
         (
             LessonStep(
@@ -234,6 +241,12 @@ LESSONS: Final = (
 )
 
 
+def _lacks(columns: ClusterColumns, broker: int) -> bool:
+    """Whether a broker is missing from the ISR of a partition of the topic that it has to hold."""
+    rows = [columns.row_of[TOPIC, number] for number in range(3)]
+    return any(broker in columns.replicas[row] and broker not in columns.isr[row] for row in rows)
+
+
 @dataclass(slots=True)
 class _Running:
     lesson: Lesson
@@ -269,11 +282,27 @@ class Lessons:
             made = topics.create(admin, NewTopic(TOPIC, 3, min(3, len(columns.live))))
             topics.wait_until_known(admin, TOPIC, made)
             columns = watch.fresh().columns
+        running = self._begin(lesson, columns)
+        if any(step.verb == "cut" for step in lesson.steps):
+            self._prepare_cut(running.chosen)
+            running = replace(self._begin(lesson, watch.fresh().columns), chosen=running.chosen)
+        self._running = running
+
+    def _begin(self, lesson: Lesson, columns: ClusterColumns) -> _Running:
         recent = self._session.ledger.recent(1)
         running = _Running(lesson, columns, recent[-1].key if recent else (0, 0))
         running.done = [False] * len(lesson.steps)
         running.chosen = lesson.choose(self._situation(running))
-        self._running = running
+        return running
+
+    def _prepare_cut(self, broker: int) -> None:
+        """Put the switch between a broker and ZooKeeper; it leads again what it led before."""
+        self._control.ask(do="prepare_cut", broker=broker)
+        admin, watch = self._session.online()
+        deadline = time.monotonic() + _IN_SYNC_S
+        while _lacks(watch.fresh().columns, broker) and time.monotonic() < deadline:
+            time.sleep(_LOOK_INTERVAL_S)
+        elections.elect(admin, ElectionType.PREFERRED, [(TOPIC, n) for n in range(3)])
 
     def describe(self) -> dict[str, Any]:
         """All exercises, the brokers' processes, and the steps of the one that is being done."""

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from klamm.client import groups, topics
 from klamm.client.admin import Admin
-from klamm.console.api import failure, route
 from klamm.console.filters import Filter, compile_filter
+from klamm.console.requests import failure, parse_number, route
 from klamm.console.session import Session
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.names import EARLIEST, LATEST, TopicPartition
@@ -63,12 +63,12 @@ def parse_scan(session: Session, request: Request, limit: int, limit_max: int) -
     known = [each.partition for each in found.partitions]
     chosen = known
     if query.get("partition"):
-        chosen = [_number(query["partition"], "partition")]
+        chosen = [parse_number(query["partition"], "partition")]
         if chosen[0] not in known:
             raise ConfigError(f"Topic {topic} has partitions 0 to {known[-1]}, not {chosen[0]}.")
     names = [TopicPartition(topic, number) for number in chosen]
     wanted = compile_filter(query.get("filter", ""))
-    asked = min(_number(query.get("limit") or str(limit), "limit"), limit_max)
+    asked = min(parse_number(query.get("limit") or str(limit), "limit"), limit_max)
     last = groups.offsets_at(admin, names, LATEST)
     if query.get("tail"):
         return RecordScan(topic, last, {}, wanted, asked, is_tail=True)
@@ -87,11 +87,11 @@ def find_starts(
         return first
     last = groups.offsets_at(admin, names, LATEST)
     if where.startswith("@"):
-        return groups.offsets_at(admin, names, _number(where[1:], "from"))
+        return groups.offsets_at(admin, names, parse_number(where[1:], "from"))
     if where.startswith("-"):
-        back = _number(where[1:], "from")
+        back = parse_number(where[1:], "from")
         return {name: max(first[name], last[name] - back) for name in first if name in last}
-    number = _number(where, "from")
+    number = parse_number(where, "from")
     return {name: max(first[name], number) for name in first}
 
 
@@ -312,7 +312,7 @@ def produce(session: Session, request: Request, body: Any) -> Any:
         topic,
         _bytes(body, "value"),
         _bytes(body, "key"),
-        -1 if partition in (None, "") else _number(str(partition), "partition"),
+        -1 if partition in (None, "") else parse_number(str(partition), "partition"),
         on_delivery=lambda error, message: told.append((error, message)),
         headers=pairs,
     )
@@ -328,12 +328,6 @@ def produce(session: Session, request: Request, body: Any) -> Any:
 def _bytes(body: Any, name: str) -> bytes | None:
     value = body.get(name)
     return None if value is None else str(value).encode()
-
-
-def _number(text: str, name: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{name} is not a number: {text!r}.")
-    return int(text)
 
 
 ROUTES: Final = [

@@ -16,14 +16,17 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from klamm.console import actions, api, records
+from klamm.console import access, actions, api, records, transactions
 from klamm.console.link import link
 from klamm.console.safety import ConsoleGuard, content_security_policy
 from klamm.console.session import ConsoleSettings, Session
 from klamm.pipeline.render.page import design
 
 STATIC: Final = Path(__file__).parent / "static"
-PAGES: Final = ("/", "/time", "/whatif", "/moves", "/topics", "/groups", "/brokers", "/lessons")
+PAGES: Final = (
+    *("/", "/time", "/whatif", "/moves", "/topics", "/groups", "/brokers"),
+    *("/transactions", "/users", "/acls", "/quotas", "/lessons"),
+)
 _IMPORT_MAP_BEGIN: Final = '<script type="importmap">'
 _CLOSE_WITHIN_S: Final = 2
 
@@ -50,10 +53,13 @@ def make_app(session: Session, token: str, port: int) -> Any:
         routes=[
             *actions.ROUTES,
             *records.ROUTES,
+            *transactions.ROUTES,
+            *access.ROUTES,
             *api.ROUTES,
             *(Route(path, page) for path in PAGES),
             Route("/topics/{name}", page),
             Route("/groups/{name:path}", page),
+            Route("/transactions/{id:path}", page),
             Route("/brokers/{id:int}", page),
             Route("/static/design.css", style),
             Mount("/static", StaticFiles(directory=STATIC)),

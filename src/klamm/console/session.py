@@ -11,17 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from klamm.client import reassignments
+from klamm.client import groups, reassignments
 from klamm.client.admin import Admin
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.console.columns import ClusterColumns
 from klamm.console.health import judge_health
-from klamm.console.history import DEFAULT_TOPIC, check_spools, follow_spools, follow_topic
+from klamm.console.history import (
+    DEFAULT_TOPIC,
+    check_spools,
+    follow_spools,
+    follow_topic,
+    read_broker_rows,
+    tell_requests,
+)
 from klamm.console.journal import Journal
 from klamm.console.ledger import HistoryEvent, Ledger
 from klamm.console.lessons import Control, Lessons
+from klamm.console.metrics import BrokerMetrics
 from klamm.console.moves import Mover
-from klamm.console.samples import Sampler, sample_broker, sample_group
+from klamm.console.samples import Sampler, sample_lags
 from klamm.console.watch import ClusterWatch, Moment, describe_health
 from klamm.core.columns import NO_BROKER
 from klamm.errors import ConfigError, KlammError
@@ -29,6 +37,9 @@ from klamm.net.librdkafka import librdkafka_settings
 
 _CAUGHT_UP_S: Final = 10.0
 _REASSIGNMENTS_S: Final = 3.0
+#: Lag is sampled for so many groups, those that somebody looks at among them.
+_GROUPS_SAMPLED: Final = 200
+_BROKERS_SAMPLED: Final = 12
 #: A burst of more decisions than this is read from the brokers rather than folded in.
 _FOLDED_MAX: Final = 20_000
 
@@ -46,6 +57,8 @@ class ConsoleSettings:
     #: The socket over which `klamm up` is asked to kill, pause or start its brokers.
     control_fd: int | None = None
     security: ClientSecurity = PLAINTEXT
+    #: The file that `security` comes from, which pages name in their commands.
+    command_config: Path | None = None
 
 
 class Session:
@@ -74,6 +87,7 @@ class Session:
         self.lessons: Lessons | None = None
         self.lags: Sampler | None = None
         self.rates: Sampler | None = None
+        self.metrics: BrokerMetrics | None = None
         if bootstrap is not None:
             # The controller writes the client's name into the history, as the cause of an event.
             self.admin = Admin(
@@ -83,8 +97,11 @@ class Session:
                 security=settings.security,
             )
             self.watch = ClusterWatch(self.admin)
-            self.lags = Sampler(partial(sample_group, self.admin))
-            self.rates = Sampler(partial(sample_broker, self.admin))
+            self.metrics = BrokerMetrics(self.admin)
+            self.lags = Sampler(
+                partial(sample_lags, self.admin), self._groups, keys_max=_GROUPS_SAMPLED
+            )
+            self.rates = Sampler(self._sample_brokers, self._brokers, keys_max=_BROKERS_SAMPLED)
             if settings.control_fd is not None:
                 self.lessons = Lessons(Control(settings.control_fd), self)
             if settings.allow_changes:
@@ -113,8 +130,9 @@ class Session:
     def start(self) -> None:
         if self.watch is not None:
             self.watch.start()
-        if self.mover is not None:
-            self.mover.start()
+        for each in (self.mover, self.lags, self.rates):
+            if each is not None:
+                each.start()
         if self.settings.spools:
             self._follow(follow_spools, list(self.settings.spools))
         elif self.bootstrap_servers is not None:
@@ -143,6 +161,22 @@ class Session:
         fresh = self.ledger.add(batches, is_all)
         if fresh and was_caught_up and self.watch is not None:
             self.watch.on_history([event.row for event in fresh], _decided(fresh))
+
+    # What is sampled
+
+    def _groups(self) -> list[str]:
+        admin, _ = self.online()
+        return [each.group for each in groups.list_groups(admin)]
+
+    def _brokers(self) -> list[int]:
+        _, watch = self.online()
+        return [int(each) for each in watch.moment().columns.live]
+
+    def _sample_brokers(self, ids: list[int]) -> dict[int, dict[str, float]]:
+        assert self.metrics is not None
+        _, watch = self.online()
+        columns = watch.moment().columns
+        return self.metrics.sample_all({broker: columns.led_by(broker) for broker in ids})
 
     def client_settings(self) -> dict[str, Any]:
         """What librdkafka has to know to reach the cluster."""
@@ -202,6 +236,19 @@ class Session:
             self._reassigned = [asdict(each) for each in reassignments.list_reassignments(admin)]
             self._reassigned_at = time.monotonic()
         return self._reassigned
+
+    def story(self, name: str) -> list[dict[str, Any]]:
+        """The story of TOPIC-PARTITION, as `klamm story --json` tells it."""
+        if not len(self.ledger):
+            raise KlammError(self.how_to_get_history())
+        told = self.ledger.story(name)
+        rows = read_broker_rows(
+            [each for each in self.settings.spools if each.is_dir()],
+            self.bootstrap_servers or "",
+            self.settings.history_topic,
+            self.settings.security,
+        )
+        return tell_requests(told, rows, name)
 
     def controller_since(self, columns: ClusterColumns) -> str | None:
         """When the controller took office, if the history has it."""

@@ -167,6 +167,11 @@ def read_broker_spool(directory: Path) -> Iterator[BrokerRow]:
         yield from read_lines(path.read_bytes())
 
 
+def has_broker_records(directory: Path) -> bool:
+    """Whether a broker has written records beside a node's spool."""
+    return bool(spool_files(directory / DIRECTORY, SUFFIX))
+
+
 def in_order(rows: Iterable[BrokerRow]) -> list[BrokerRow]:
     """Without duplicates, in the order of time."""
     found = {(row["broker"], row["run"], row["seq"]): row for row in rows}

@@ -147,7 +147,7 @@ def run(
     elif name is None:
         entries = requests_about(rows)
     else:
-        entries = _merged(events, requests_about(rows, split_name(name)[0]))
+        entries = with_requests(events, requests_about(rows, split_name(name)[0]))
     _show(entries, as_json, write)
 
 
@@ -159,7 +159,9 @@ def _show(entries: Sequence[dict[str, Any]], as_json: bool, write: Callable[[str
         write(entry["text"])
 
 
-def _merged(events: list[dict[str, Any]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_requests(
+    events: list[dict[str, Any]], asked: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """The events in their order, with each request before the first event that came after it."""
     merged: list[dict[str, Any]] = []
     requests = deque(asked)

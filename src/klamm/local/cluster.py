@@ -44,6 +44,7 @@ class Cluster:
     `racks` are assigned in turn, or by id. `config` holds for all brokers; its values are
     converted to text. With `data_dir`, data is kept and used by the next start; without it, data
     is temporary. Without `base_port`, brokers get free ports.
+    With `metrics`, each broker serves its metrics on a port of loopback.
     `security` is `ssl`, `sasl_plaintext` or `sasl_ssl`; `client_config` then gives clients what
     they need.
     """
@@ -59,9 +60,10 @@ class Cluster:
         zookeeper: str | None = None,
         can_be_cut: bool = True,
         security: str | None = None,
+        metrics: bool = False,
     ) -> None:
         self._options = ClusterOptions.checked(
-            brokers, racks, config, base_port, data_dir, zookeeper, can_be_cut, security
+            brokers, racks, config, base_port, data_dir, zookeeper, can_be_cut, security, metrics
         )
         self._lock = threading.RLock()
         self._running: RunningCluster | None = None
@@ -262,6 +264,17 @@ class Cluster:
     def rejoin_zookeeper(self, broker: int) -> None:
         """Reconnect a broker to ZooKeeper."""
         self._live.loop_thread.call(self._proxy(broker).restore())
+
+    def put_behind_proxy(self, broker: int, *, timeout_s: float = 60.0) -> None:
+        """Restart a broker of a cluster with `can_be_cut=False` so that it can be cut off."""
+        process, live = self._broker(broker), self._live
+        with live.lock:
+            if broker in live.proxies:
+                return
+            process.config["zookeeper.connect"] = live.start_proxy(broker)
+        if process.is_alive:
+            process.stop(timeout_s)
+            self.start(broker, timeout_s=timeout_s)
 
     def inject(
         self,
@@ -517,5 +530,5 @@ class Cluster:
     def _proxy(self, broker: int) -> Proxy:
         self._broker(broker)
         if broker not in self._live.proxies:
-            raise KlammError("This cluster was made with can_be_cut=False.")
+            raise KlammError("This cluster was made with can_be_cut=False: see put_behind_proxy.")
         return self._live.proxies[broker]

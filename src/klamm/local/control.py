@@ -15,7 +15,7 @@ from klamm.local.cluster import Cluster
 
 log = logging.getLogger("klamm.local")
 
-VERBS: Final = ("kill", "stop", "start", "pause", "resume", "cut", "rejoin")
+VERBS: Final = ("kill", "stop", "start", "pause", "resume", "prepare_cut", "cut", "rejoin")
 
 
 class ClusterControl:
@@ -46,7 +46,10 @@ class ClusterControl:
         if verb in VERBS:
             broker = int(asked["broker"])
             match verb:
+                case "prepare_cut":
+                    self._cluster.put_behind_proxy(broker)
                 case "cut":
+                    self._cluster.put_behind_proxy(broker)
                     self._cluster.cut_from_zookeeper(broker)
                     self._cut.add(broker)
                 case "rejoin":

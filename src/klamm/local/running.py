@@ -38,6 +38,8 @@ REPLICATION_MAX: Final = 3
 #: Settings for small clusters in which failures have to be noticed soon.
 _DEFAULTS: Final = {
     "zookeeper.session.timeout.ms": "3000",
+    # ZooKeeper starts beside the brokers, and on a busy machine it takes its time.
+    "zookeeper.connection.timeout.ms": "30000",
     "controlled.shutdown.retry.backoff.ms": "500",
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "5",
@@ -60,6 +62,7 @@ class ClusterOptions:
     zookeeper: str | None
     can_be_cut: bool
     security: str | None
+    metrics: bool
 
     @classmethod
     def checked(
@@ -72,6 +75,7 @@ class ClusterOptions:
         zookeeper: str | None,
         can_be_cut: bool,
         security: str | None,
+        metrics: bool,
     ) -> Self:
         """The options, if a cluster can have them; otherwise a ConfigError."""
         if isinstance(racks, str):
@@ -91,6 +95,7 @@ class ClusterOptions:
             zookeeper,
             can_be_cut,
             security,
+            metrics,
         )
 
     def rack_of(self, broker: int) -> str | None:
@@ -255,6 +260,7 @@ class RunningCluster:
             "transaction.state.log.replication.factor": replication,
             "transaction.state.log.min.isr": str(min(_TRANSACTIONS_MIN_ISR, count)),
             **_DEFAULTS,
+            **(_metrics_settings() if self.options.metrics else {}),
             **({"broker.rack": rack} if rack is not None else {}),
             **self.options.config,
             **(config or {}),
@@ -263,8 +269,10 @@ class RunningCluster:
 
     def _zookeeper_for(self, broker: int) -> str:
         """The address of ZooKeeper for a broker: of its own proxy, if it can be cut off."""
-        if not self.options.can_be_cut:
-            return self.zookeeper
+        return self.start_proxy(broker) if self.options.can_be_cut else self.zookeeper
+
+    def start_proxy(self, broker: int) -> str:
+        """Stand between a broker and ZooKeeper; the address of ZooKeeper for the broker."""
         hosts, chroot = split_connect_string(self.zookeeper)
         host, _, port = hosts.partition(",")[0].rpartition(":")
         proxy = self.proxies[broker] = Proxy(host, int(port))
@@ -317,6 +325,10 @@ class RunningCluster:
 
     def _open_admin(self, servers: str, **options: Any) -> Admin:
         return Admin(servers, client_id=CLUSTER_CLIENT_ID, security=self.admin_security, **options)
+
+
+def _metrics_settings() -> dict[str, str]:
+    return {"klamm.metrics.host": HOST, "klamm.metrics.port": str(free_ports(1)[0])}
 
 
 def wait_for(

@@ -39,12 +39,15 @@ class MetricsEndpoint:
         self._candidate = candidate
         self._server: asyncio.Server | None = None
 
-    async def listen(self, port: int) -> None:
-        """Serve on all addresses of the machine."""
+    async def listen(self, host: str | None, port: int) -> None:
+        """Serve on one address of the machine, or (None) on all."""
         try:
-            self._server = await asyncio.start_server(self._serve, port=port)
+            self._server = await asyncio.start_server(self._serve, host, port)
         except OSError as error:
-            raise ConfigError(f"klamm.metrics.port={port} cannot be opened: {error}") from error
+            where = "" if host is None else f" on klamm.metrics.host={host}"
+            raise ConfigError(
+                f"klamm.metrics.port={port} cannot be opened{where}: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Stop serving."""

@@ -129,7 +129,7 @@ class Node:
         self._broker.start()
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
         if config.klamm_metrics_port is not None:
-            await self._metrics.listen(config.klamm_metrics_port)
+            await self._metrics.listen(config.klamm_metrics_host, config.klamm_metrics_port)
 
     async def _handlers(self) -> Mapping[ApiKey, Handler]:
         """The broker's handlers, behind injected faults if a local cluster may inject some."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from klamm.protocol.acls import (
     ANY_HOST,
@@ -110,6 +110,15 @@ class Explanation:
     deciding: tuple[AclBinding, ...] = ()
     #: Every ACL on a pattern that covers the resource, for all principals.
     considered: tuple[AclBinding, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """As `klamm acls explain --json`."""
+        return {
+            "allowed": self.is_allowed,
+            "reason": self.reason,
+            "deciding": [str(each) for each in self.deciding],
+            "considered": [str(each) for each in self.considered],
+        }
 
 
 class AclAuthorizer:
@@ -290,11 +299,29 @@ class AclAuthorizer:
             return Explanation(True, f"an ACL allows it{how}: {allowing[0]}", allowing, considered)
         return Explanation(
             False,
-            f"{len(considered)} ACLs cover {type_.word} {name}, and none of them allows"
-            f" {operation.word} to {principal} from {host}",
+            f"no ACL that covers {type_.word} {name} allows {operation.word} to {principal} from"
+            f" {host}",
             (),
             considered,
         )
+
+
+def explain_access(
+    bindings: Iterable[AclBinding],
+    principal: str,
+    host: str,
+    operation: AclOperation,
+    type_: ResourceType,
+    name: str,
+) -> Explanation:
+    """The decision about somebody who is no super user, from these ACLs alone."""
+    by_pattern: dict[ResourcePattern, set[AccessControlEntry]] = {}
+    for binding in bindings:
+        by_pattern.setdefault(binding.pattern, set()).add(binding.entry)
+    authorizer = AclAuthorizer()
+    for pattern, entries in by_pattern.items():
+        authorizer.put(pattern, entries)
+    return authorizer.explain(principal, host, operation, type_, name)
 
 
 def _implied(held: AclOperation, asked: AclOperation) -> str:

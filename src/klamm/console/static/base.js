@@ -158,11 +158,16 @@ export function Figures({ items }) {
   </ul>`;
 }
 
+// A command with its values quoted, so that a name with a blank or a semicolon stays one word.
+const quoted = (value) => (/^[\w@%+=:,./-]+$/.test(value) ? String(value) : `'${String(value).replaceAll("'", "'\\''")}'`);
+export const sh = (parts, ...values) => parts.reduce((text, part, n) => text + part + (n < values.length ? quoted(values[n]) : ""), "");
+
 // The command that gives the same answer, to be copied.
 export function Cli({ command, cluster }) {
   const [copied, setCopied] = useState(false);
   const server = cluster && cluster.bootstrap_servers && cluster.bootstrap_servers.split(",")[0];
-  const text = server && !command.includes("--spool") ? `${command} --bootstrap-server ${server}` : command;
+  const secured = cluster && cluster.command_config ? sh` --command-config ${cluster.command_config}` : "";
+  const text = server && !command.includes("--spool") ? `${command}${sh` --bootstrap-server ${server}`}${secured}` : command;
   const copy = async () => {
     await navigator.clipboard.writeText(text);
     setCopied(true);
@@ -199,6 +204,11 @@ export function Confirm({ title, children, action = "Do it", danger = false, onC
       <button class=${danger ? "danger" : "primary"} onClick=${confirm} disabled=${busy} id="confirm">${busy ? "Working…" : action}</button>
     </div>
   </dialog>`;
+}
+
+// Views of one page, each with its link.
+export function Tabs({ items, chosen, label }) {
+  return html`<nav class="row tabs" aria-label=${label}>${items.map(([id, title, to]) => html`<${Link} to=${to} key=${id} id=${`tab-${id}`} class="button" aria-current=${id === chosen ? "page" : undefined}>${title}<//>`)}</nav>`;
 }
 
 // Why an action is not offered.

@@ -1,5 +1,5 @@
 // Groups: who reads, how far behind, for how long, and where a group shall go on.
-import { Cli, Confirm, Failure, Figures, html, Link, number, post, ReadOnly, Rows, seconds, useApi, useLocation, useState } from "./base.js";
+import { Cli, Confirm, counted, Failure, Figures, html, Link, number, post, ReadOnly, Rows, seconds, sh, useApi, useLocation, useState } from "./base.js";
 import { Chart } from "./chart.js";
 
 export function Groups({ cluster }) {
@@ -8,17 +8,24 @@ export function Groups({ cluster }) {
   return name === null ? html`<${GroupList} cluster=${cluster} />` : html`<${Group} key=${name} name=${name} cluster=${cluster} />`;
 }
 
+const left = (lag, value) => (lag === 0 ? "none" : value !== null ? seconds(value) : "not shrinking");
+
 function GroupList({ cluster }) {
   const { data, error } = useApi("/api/groups", { every: 3000 });
+  const { data: lags } = useApi("/api/lag", { every: 5000 });
+  const known = (each) => lags && lags.groups[each.group];
   return html`<div>
     <div class="head"><h1>Groups</h1></div>
     <${Failure} error=${error} />
     <section class="card" aria-label="Groups"><${Rows} items=${(data || []).map((each) => ({ ...each, key: each.group }))} empty=${data ? "There are no groups." : "Reading…"} columns=${[
       ["group", (each) => html`<${Link} to=${`/groups/${encodeURIComponent(each.group)}`}>${each.group || "(empty name)"}<//>`, "name"],
       ["state", (each) => html`<span class="tag ${each.state === "Stable" ? "good" : ""}">${each.state || "unknown"}</span>`],
+      ["behind", (each) => (known(each) ? number(known(each).lag) : "–"), "num"],
+      ["time left", (each) => (known(each) ? left(known(each).lag, known(each).seconds_left) : "–")],
       ["protocol", (each) => each.protocol_type],
       ["coordinator", (each) => each.coordinator, "num"],
     ]} /></section>
+    ${lags && lags.left_out ? html`<p class="soft small">The lag of ${counted(lags.left_out, "group")} is not sampled, since there are so many; opening a group has it sampled.</p>` : null}
     <${Cli} command="klamm groups list --json" cluster=${cluster} />
   </div>`;
 }
@@ -34,8 +41,8 @@ function Group({ name, cluster }) {
       ${changes ? html`<button onClick=${() => setAction("reset")} id="reset">Reset offsets</button><button class="danger" onClick=${() => setAction("delete")}>Delete</button>` : null}</div>
     <${Failure} error=${error} />
     ${data ? html`<div class="stack">
-      <${Figures} items=${[["state", data.state], ["members", number(data.members.length)], ["records behind", number(total)], ["time left at this pace", total === 0 ? "none" : lag && lag.seconds_left !== null ? seconds(lag.seconds_left) : "not shrinking"]]} />
-      <section class="card" aria-label="Lag over time"><h2>Lag over time</h2>${lag && lag.at.length > 1 ? html`<${Chart} at=${lag.at} lines=${[["records behind", lag.lag, number]]} />` : html`<p class="soft">Samples are taken every five seconds while somebody looks.</p>`}</section>
+      <${Figures} items=${[["state", data.state], ["members", number(data.members.length)], ["records behind", number(total)], ["time left at this pace", lag && lag.at.length > 1 ? left(total, lag.seconds_left) : "…"]]} />
+      <section class="card" aria-label="Lag over time"><h2>Lag over time</h2>${lag && lag.at.length > 1 ? html`<${Chart} at=${lag.at} lines=${[["records behind", lag.lag, number]]} />` : html`<p class="soft">Samples are taken every five seconds from the console's start; the line begins with the second.</p>`}</section>
       <section class="card" aria-label="Positions"><h2>Positions</h2><${Rows} items=${data.positions.map((each) => ({ ...each, key: `${each.topic}-${each.partition}` }))} empty="It has committed nothing." columns=${[
         ["partition", (each) => html`<${Link} to=${`/topics/${encodeURIComponent(each.topic)}`}>${each.topic}<//>-${each.partition}`, "name"],
         ["offset", (each) => (each.offset < 0 ? "–" : number(each.offset)), "num"],
@@ -52,7 +59,7 @@ function Group({ name, cluster }) {
     ${action === "delete" ? html`<${Confirm} title=${`Delete group ${name}`} action="Delete it" danger onClose=${() => { setAction(null); reload(); }} onConfirm=${() => post("/api/groups/delete", { group: name })}>
       <p>Its committed offsets are gone for good: whoever joins it again begins anew. A group with members is refused.</p><//>` : null}
     <${ReadOnly} cluster=${cluster} />
-    <${Cli} command=${`klamm groups describe ${name} --json`} cluster=${cluster} />
+    <${Cli} command=${sh`klamm groups describe ${name} --json`} cluster=${cluster} />
   </div>`;
 }
 

@@ -9,7 +9,12 @@ export function Lessons({ cluster }) {
   const { data, error, reload } = useApi("/api/lessons", { every: 700 });
   const [asking, setAsking] = useState(null);
   const [problem, setProblem] = useState(null);
-  const start = (id) => post("/api/lessons", { lesson: id }).then(() => { setProblem(null); reload(); }, setProblem);
+  const [starting, setStarting] = useState(null);
+  const start = async (id) => {
+    setStarting(id);
+    await post("/api/lessons", { lesson: id }).then(() => { setProblem(null); reload(); }, setProblem);
+    setStarting(null);
+  };
   const running = data && data.running;
   const next = running ? running.steps.findIndex((step) => !step.done) : -1;
   return html`<div>
@@ -24,7 +29,7 @@ export function Lessons({ cluster }) {
           ${running.learned ? html`<p class="note good" id="learned">${running.learned}</p>` : null}
         </section>` : null}
         <section class="card" aria-label="Exercises"><h2>Exercises</h2><div class="halves">${data.lessons.map((lesson) => html`<div><h3>${lesson.title}</h3><p class="small">${lesson.about}</p>
-          <button onClick=${() => start(lesson.id)} data-start=${lesson.id} class="small-button">${running && running.id === lesson.id ? "Begin again" : "Begin"}</button></div>`)}</div></section>
+          <button onClick=${() => start(lesson.id)} data-start=${lesson.id} class="small-button" disabled=${starting !== null}>${starting === lesson.id ? "Preparing…" : running && running.id === lesson.id ? "Begin again" : "Begin"}</button></div>`)}</div></section>
         <section class="card" aria-label="Brokers"><h2>Brokers</h2><div class="wide"><table><thead><tr><th scope="col">broker</th><th scope="col">process</th><th scope="col">what can happen to it</th></tr></thead><tbody>
           ${data.brokers.map((broker) => html`<tr key=${broker.id}><td>${broker.id}</td><td><span class="tag ${broker.state === "running" ? "good" : broker.state === "paused" ? "warn" : "bad"}">${broker.state}</span>${broker.cut ? html` <span class="tag warn">cut off</span>` : ""}</td>
             <td><div class="row">${[...OFFERED[broker.state], ...(data.can_be_cut ? [broker.cut ? "rejoin" : "cut"] : [])].map((verb) => html`<button class="small-button" data-do=${`${verb}-${broker.id}`} onClick=${() => setAsking({ verb, broker: broker.id })}>${verb}</button>`)}</div></td></tr>`)}

@@ -8,6 +8,8 @@ import { Moves } from "./moves.js";
 import { Topics } from "./topics.js";
 import { Groups } from "./groups.js";
 import { BrokerPages } from "./brokers.js";
+import { Transactions } from "./transactions.js";
+import { Access } from "./access.js";
 import { Lessons } from "./lessons.js";
 
 // The token came with the link and is a cookie now: it need not stay where it is seen.
@@ -25,11 +27,13 @@ const PAGES = [
   ["/topics", "Topics", Topics, "M4 6h16M4 12h16M4 18h10"],
   ["/groups", "Groups", Groups, "M9 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-6 8a6 6 0 0 1 12 0m1-8a3 3 0 1 0-1-5.8M21 19a6 6 0 0 0-4-5.6"],
   ["/brokers", "Brokers", BrokerPages, "M4 5h16v5H4zM4 14h16v5H4zM8 7.5v.1M8 16.5v.1"],
+  ["/transactions", "Transactions", Transactions, "M4 7h11a5 5 0 0 1 0 10H4m4-4-4 4 4 4M9 3 4 7l5 4"],
+  ["/acls", "Access", Access, "M7 11V8a5 5 0 0 1 10 0v3M5 11h14v9H5zM12 15v2", null, ["/users", "/quotas"]],
   ["/lessons", "Lessons", Lessons, "M2 9l10-5 10 5-10 5zM6 11.5V17c3 3 9 3 12 0v-5.5", "lessons"],
 ];
 
 function pageOf(path) {
-  const found = PAGES.find(([to]) => (to === "/" ? path === "/" : path === to || path.startsWith(`${to}/`)));
+  const found = PAGES.find(([to, , , , , others]) => (to === "/" ? path === "/" : path === to || path.startsWith(`${to}/`) || (others && others.includes(path))));
   return found || PAGES[0];
 }
 

@@ -1,5 +1,5 @@
 // Moves: a plan is previewed with what it costs, run wave by wave, paused, cancelled. Elections, too.
-import { bytes, Cli, Confirm, counted, Failure, Figures, html, moment, number, post, ReadOnly, Rows, seconds, useApi, useState } from "./base.js";
+import { bytes, Cli, Confirm, counted, Failure, Figures, html, moment, number, post, ReadOnly, Rows, seconds, setQuery, sh, useApi, useEffect, useLocation, useState } from "./base.js";
 
 const GOALS = { balance: "Balance and repair racks", remove: "Drain brokers", add: "Use new brokers", factor: "Change a replication factor" };
 const ENDS = { done: ["good", "All of it has arrived."], cancelled: ["warn", "It was cancelled; what had arrived stays."], failed: ["bad", "It has failed."] };
@@ -54,7 +54,8 @@ function Job({ job, cluster, reload }) {
 }
 
 function Plan({ cluster, reload, running }) {
-  const [form, setForm] = useState({ goal: "balance", brokers: "", factor: "3", topics: "", pin: "", throttle: "", wave: "" });
+  const { query } = useLocation();
+  const [form, setForm] = useState({ goal: GOALS[query.get("goal")] ? query.get("goal") : "balance", brokers: query.get("brokers") || "", factor: query.get("factor") || "3", topics: query.get("topics") || "", pin: query.get("pin") || "", throttle: "", wave: query.get("wave") || "" });
   const [plan, setPlan] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -71,6 +72,8 @@ function Plan({ cluster, reload, running }) {
   };
   const preview = async () => {
     setBusy(true);
+    const isFactor = form.goal === "factor";
+    setQuery({ goal: form.goal, brokers: form.goal === "remove" || form.goal === "add" ? form.brokers : null, factor: isFactor ? form.factor : null, topics: isFactor ? form.topics : null, pin: form.pin, wave: form.wave });
     try {
       setPlan(await post("/api/plans", body()));
       setError(null);
@@ -80,9 +83,14 @@ function Plan({ cluster, reload, running }) {
     }
     setBusy(false);
   };
+  useEffect(() => {
+    if (query.get("goal")) preview(); // the link of a preview
+  }, []);
   const rate = form.throttle ? Math.round(Number(form.throttle) * 1e6) : null;
   const summary = plan && plan.summary;
-  const flags = { balance: "", remove: ` --remove-brokers ${form.brokers}`, add: ` --add-brokers ${form.brokers}`, factor: ` --set-rf ${form.factor}${form.topics ? ` --topics '${form.topics}'` : ""}` }[form.goal];
+  const brokers = form.brokers.replaceAll(" ", "");
+  const goal = { balance: "", remove: sh` --remove-brokers ${brokers}`, add: sh` --add-brokers ${brokers}`, factor: `${sh` --set-rf ${form.factor}`}${form.topics ? sh` --topics ${form.topics}` : ""}` }[form.goal];
+  const flags = `${goal}${form.pin ? sh` --pin ${form.pin}` : ""}${form.wave ? sh` --wave-moves ${form.wave}` : ""}`;
   return html`<section class="card" aria-label="Plan">
     <h2>Plan</h2>
     <div class="form">
@@ -115,20 +123,28 @@ function Plan({ cluster, reload, running }) {
     </div>` : null}
     ${confirming && plan ? html`<${Confirm} title="Run the plan" action="Run it" onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/moves", { plan: plan.id, throttle: rate }); setConfirming(false); setPlan(null); reload(); }}>
       <p>${counted(summary.partitions_changed, "partition")} in ${counted(plan.waves.length, "wave")}, ${summary.bytes_moved === null ? "an unknown number of bytes" : bytes(summary.bytes_moved)} to copy, ${rate ? `at most ${bytes(rate)} a second` : "as fast as it goes"}. The history says that you did it.</p><//>` : null}
-    <${Cli} command=${`klamm plan --snapshot snapshot${flags} --out plan.json`} cluster=${null} />
+    <${Cli} command="klamm snapshot --out snapshot" cluster=${cluster} />
+    <${Cli} command=${`klamm plan --snapshot snapshot${flags} --out plan.json --json`} cluster=${null} />
   </section>`;
 }
 
 function Elections({ cluster }) {
-  const [kind, setKind] = useState("preferred");
+  const { query } = useLocation();
+  const [kind, setKind] = useState(query.get("elect") === "unclean" ? "unclean" : "preferred");
   const [effect, setEffect] = useState(null);
   const [error, setError] = useState(null);
   const [confirming, setConfirming] = useState(false);
   const look = (what) => {
     setKind(what);
+    setQuery({ elect: what });
     post("/api/elections/preview", { kind: what }).then((found) => { setEffect(found); setError(null); }, setError);
   };
-  const lost = effect ? effect.partitions.filter((each) => each.loses_records).length : 0;
+  useEffect(() => {
+    if (query.get("elect")) look(kind);
+  }, []);
+  const lost = effect ? effect.losing : 0;
+  // Names are sent as they were shown; of more than are shown, all.
+  const names = () => (effect.count > effect.partitions.length ? null : effect.partitions.map(({ topic, partition }) => ({ topic, partition })));
   return html`<section class="card" aria-label="Elections"><h2>Elections</h2>
     <div class="row"><button onClick=${() => look("preferred")} id="preferred">What would preferred leaders change?</button><button onClick=${() => look("unclean")} id="unclean">What would unclean elections save?</button></div>
     <${Failure} error=${error} />
@@ -137,7 +153,8 @@ function Elections({ cluster }) {
         <${Rows} max="20rem" items=${effect.partitions.map((each) => ({ ...each, key: `${each.topic}-${each.partition}` }))} columns=${[["partition", (each) => each.key, "name"], ["leader", (each) => (each.leader < 0 ? "none" : each.leader), "num"], ["then", (each) => html`<b>${each.new_leader}</b>`, "num"], ["", (each) => (each.loses_records ? html`<span class="tag bad">loses records</span>` : "")]]} />
         ${cluster && cluster.allow_changes ? html`<button class=${kind === "unclean" ? "danger" : "primary"} onClick=${() => setConfirming(true)} id="elect" style=${{ marginTop: ".6rem" }}>Elect</button>` : null}` : html`<p class="note good">Nothing: ${kind === "preferred" ? "every partition is led by its preferred replica, or that is not in sync" : "every partition has a leader, or no replica of it is alive"}.</p>`}
     </div>` : null}
-    ${confirming && effect ? html`<${Confirm} title=${`Elect ${kind} leaders`} action="Elect" danger=${kind === "unclean"} onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/elections", { kind, partitions: effect.partitions.map(({ topic, partition }) => ({ topic, partition })) }); setConfirming(false); setEffect(null); }}>
+    ${confirming && effect ? html`<${Confirm} title=${`Elect ${kind} leaders`} action="Elect" danger=${kind === "unclean"} onClose=${() => setConfirming(false)} onConfirm=${async () => { await post("/api/elections", { kind, partitions: names() }); setConfirming(false); setEffect(null); }}>
       <p>${counted(effect.count, "partition")} get another leader; clients follow by themselves.${lost ? " Records that only lost replicas have are given up." : ""}</p><//>` : null}
+    <${Cli} command=${sh`klamm elect ${kind} --all --json`} cluster=${cluster} />
   </section>`;
 }

@@ -1,7 +1,7 @@
 // Now: how the cluster is, who leads and follows, and what is being decided.
 import { Cli, counted, Failure, getBytes, html, Link, moment, number, time, useEffect, useRef, useState } from "./base.js";
 import { applyChange, decodeMap, MapView } from "./map.js";
-import { Story } from "./story.js";
+import { Story, useStory } from "./story.js";
 
 const SHOWN = 150;
 
@@ -116,7 +116,7 @@ export function Now({ cluster }) {
   const { map, error } = useMap();
   const events = useDecisions();
   const [all, setAll] = useState(false);
-  const [story, setStory] = useState(null);
+  const [story, setStory] = useStory();
   const shown = (all ? events : events.filter((event) => event.tells)).slice().reverse();
   const controller = map && map.controller >= 0 ? map.controller : null;
   return html`<div>
@@ -136,7 +136,7 @@ export function Now({ cluster }) {
           : html`<p class="soft">${cluster && cluster.history_hint ? cluster.history_hint : "Nothing was decided yet."}</p>`}
       </section>
     </div>
-    ${story ? html`<${Story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
-    <${Cli} command="klamm topics describe" cluster=${cluster} />
+    ${story ? html`<${Story} key=${story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
+    <${Cli} command="klamm topics describe --json" cluster=${cluster} />
   </div>`;
 }

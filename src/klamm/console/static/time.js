@@ -1,7 +1,7 @@
 // Time: the cluster as it was after any event of the history, and how that event went.
-import { Cli, Failure, getBytes, getJson, html, micros, moment, number, setQuery, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
+import { Cli, Failure, getBytes, getJson, html, micros, moment, number, setQuery, sh, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
 import { decodeMap, MapView } from "./map.js";
-import { Story } from "./story.js";
+import { Story, useStory } from "./story.js";
 
 const PHASES = [["queued", "queued"], ["reading", "read"], ["deciding", "decided"], ["writing", "written"], ["announcing", "announced"]];
 const PLAY_MS = 700;
@@ -26,7 +26,7 @@ export function Time({ cluster }) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
   const [playing, setPlaying] = useState(false);
-  const [story, setStory] = useState(null);
+  const [story, setStory] = useStory();
   const asking = useRef(null);
   const asked = query.get("at");
 
@@ -126,7 +126,7 @@ export function Time({ cluster }) {
         </section>
       </div>
     </div>` : null}
-    ${story ? html`<${Story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
-    ${cluster ? html`<${Cli} command=${cluster.spools.length ? `klamm history --spool ${cluster.spools.join(" ")} --out history` : "klamm history --out history"} cluster=${cluster} />` : null}
+    ${story ? html`<${Story} key=${story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
+    ${cluster ? html`<${Cli} command=${cluster.spools.length ? `klamm history --out history --json --spool${cluster.spools.map((each) => sh` ${each}`).join("")}` : "klamm history --out history --json"} cluster=${cluster} />` : null}
   </div>`;
 }

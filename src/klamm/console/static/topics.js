@@ -1,7 +1,7 @@
 // Topics: the list, and one topic with its partitions, settings and deletion.
-import { Cli, Confirm, Failure, html, Link, number, post, ReadOnly, Rows, setQuery, go, useApi, useLocation, useState } from "./base.js";
+import { Cli, Confirm, Failure, html, Link, number, post, ReadOnly, Rows, setQuery, sh, go, useApi, useLocation, useState } from "./base.js";
 import { Records } from "./records.js";
-import { Story } from "./story.js";
+import { Story, useStory } from "./story.js";
 
 export function Topics({ cluster }) {
   const { path } = useLocation();
@@ -61,12 +61,19 @@ function CreateTopic({ onClose }) {
   <//>`;
 }
 
+// The command that prints these records; a filter is the console's own.
+function consuming(name, query) {
+  const from = query.get("from") || "-50";
+  const partition = query.get("partition");
+  return `${sh`klamm consume ${name} --offset=${/^\d{4}-/.test(from) ? `@${from}` : from}`}${partition ? sh` --partition ${partition}` : ""} --exit --json`;
+}
+
 function Topic({ name, cluster }) {
   const { query } = useLocation();
   const tab = query.get("show") || "partitions";
   const address = `/api/topics/${encodeURIComponent(name)}`;
   const { data, error } = useApi(address, { every: 2000 });
-  const [story, setStory] = useState(null);
+  const [story, setStory] = useStory();
   const [action, setAction] = useState(null);
   const topic = data && data[0];
   const changes = cluster && cluster.allow_changes;
@@ -92,8 +99,8 @@ function Topic({ name, cluster }) {
     ${action === "delete" ? html`<${Confirm} title=${`Delete ${name}`} action="Delete it" danger onClose=${() => setAction(null)} onConfirm=${async () => { await post("/api/topics/delete", { topic: name }); go("/topics"); }}>
       <p>The topic and all records of its ${number(topic.partitions.length)} partitions are gone for good.</p><//>` : null}
     ${action === "expand" ? html`<${Expand} name=${name} now=${topic.partitions.length} onClose=${() => setAction(null)} />` : null}
-    ${story ? html`<${Story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
-    <${Cli} command=${tab === "records" ? `klamm consume ${name} --offset -50 --exit --json` : tab === "settings" ? `klamm configs describe --topic ${name}` : `klamm topics describe ${name} --json`} cluster=${cluster} />
+    ${story ? html`<${Story} key=${story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
+    <${Cli} command=${tab === "records" ? consuming(name, query) : tab === "settings" ? sh`klamm configs describe --topic ${name} --json` : sh`klamm topics describe ${name} --json`} cluster=${cluster} />
   </div>`;
 }
 

@@ -1,5 +1,5 @@
 // What if: brokers or racks fail, and the controller's own kernels say what would become of it all.
-import { Cli, counted, Failure, Figures, getJson, html, number, post, Rows, setQuery, useEffect, useLocation, useState } from "./base.js";
+import { Cli, counted, Failure, Figures, getJson, html, number, post, Rows, setQuery, sh, useEffect, useLocation, useState } from "./base.js";
 import { Brokers } from "./map.js";
 import { useMap } from "./now.js";
 
@@ -100,6 +100,6 @@ export function WhatIf({ cluster }) {
       </section>
     </div>` : null}
     <${Cli} command=${`klamm snapshot --out snapshot`} cluster=${cluster} />
-    <${Cli} command=${`klamm whatif --snapshot snapshot --set ${kind}:${asked || "1,2"} --out whatif`} cluster=${null} />
+    <${Cli} command=${sh`klamm whatif --snapshot snapshot --set ${`${kind}:${asked || "1,2"}`} --out whatif --json`} cluster=${null} />
   </div>`;
 }

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError, KlammError
 from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.broker_history import has_broker_records
 from klamm.history.spool import SUFFIX, read_file, spool_files
 from klamm.pipeline.session import are_little
 
@@ -87,8 +88,14 @@ def decode_messages(messages: DataFrame) -> DataFrame:
 
 
 def check_spools(directories: Sequence[Path]) -> list[Path]:
-    """The files of these spools; ConfigError if one is missing or is no history."""
-    return [path for directory in directories for path in _checked_files(directory)]
+    """The files of these spools; ConfigError if one is missing or is no history.
+
+    A node that was never controller has only its broker's records, which are not read here.
+    """
+    files = [path for directory in directories for path in _checked_files(directory)]
+    if directories and not files:
+        raise ConfigError(_no_history(directories[0]))
+    return files
 
 
 def _checked_files(directory: Path) -> list[Path]:
@@ -97,14 +104,18 @@ def _checked_files(directory: Path) -> list[Path]:
             f"There is no spool {directory}; klamm.history.dir says where each node has its own"
         )
     files = spool_files(directory)
-    if not files:
-        raise ConfigError(
-            f"{directory} holds no history: there are no *{SUFFIX} files, which a node writes to "
-            "klamm.history.dir once it is controller"
-        )
+    if not files and not has_broker_records(directory):
+        raise ConfigError(_no_history(directory))
     for path in files:
         _check_file(path)
     return files
+
+
+def _no_history(directory: Path) -> str:
+    return (
+        f"{directory} holds no history: there are no *{SUFFIX} files, which a node writes to "
+        "klamm.history.dir once it is controller"
+    )
 
 
 def _check_file(path: Path) -> None:

@@ -56,6 +56,8 @@ class Page:
         self._last_id = 0
         self._session: str | None = None
         self.complaints: list[str] = []
+        self.warnings: list[str] = []
+        self.not_loaded: list[str] = []
         self.requests: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         attached = self.ask("Target.attachToTarget", targetId=target, flatten=True)
@@ -99,6 +101,10 @@ class Page:
                 thrown = details["exceptionDetails"]
                 said = thrown.get("exception", {}).get("description", "")
                 self.complaints.append(f"{thrown['text']} {said}")
+            case "Network.loadingFailed":
+                self.not_loaded.append(details["errorText"])
+            case "Log.entryAdded" if details["entry"]["level"] == "warning":
+                self.warnings.append(details["entry"]["text"])
             case "Log.entryAdded" if details["entry"]["level"] == "error":
                 entry = details["entry"]
                 # That a broker does not answer is shown on the page, and passes.
@@ -111,13 +117,13 @@ class Page:
         self.ask("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
-    def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    def resize(self, width: int, height: int, *, mobile: bool = False, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
 
-    def theme(self, name: str) -> None:
+    def theme(self, name: str, *, media: str = "screen") -> None:
         features = [{"name": "prefers-color-scheme", "value": name}]
-        self.ask("Emulation.setEmulatedMedia", features=features)
+        self.ask("Emulation.setEmulatedMedia", media=media, features=features)
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
@@ -179,12 +185,17 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def size(self) -> tuple[int, int]:
+        """Width and height of all that the page shows."""
+        found = self.ask("Page.getLayoutMetrics")["cssContentSize"]
+        return int(found["width"]), int(found["height"])
+
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         more: dict[str, Any] = {}
         if whole:
-            size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+            width, height = self.size()
+            clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
             more = {"clip": clip, "captureBeyondViewport": True}
         shot = self.ask("Page.captureScreenshot", **more)
         path.write_bytes(base64.b64decode(shot["data"]))
