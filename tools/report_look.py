@@ -123,7 +123,7 @@ def make_pages() -> list[Path]:
         planned = make_plan(snapshot.partitions, RACKS, demands)
         waves = make_waves(planned, default_limit(planned))
         plan = output_folder(spark, f"{folder}/plan/plan.json")
-        write_plan(plan, snapshot.partitions, planned, waves)
+        write_plan(plan, snapshot.partitions, planned, waves, throttle=1_000_000)
         shutil.copyfile(Path(folder, "plan", "summary.html"), pages[2])
     return pages
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from klamm.cli.options import CommandConfig, broker_ids, require_extra, security_of, settings
-from klamm.cli.render import say, show_json, stdout, table
+from klamm.cli.render import say, show_json, stdout, table, waiting
+from klamm.errors import ConfigError
 
 Master = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The Spark master; local[*] unless submitted to another."),
 ]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, as for spark-submit."),
+]
 SnapshotDir = Annotated[
     str, typer.Option("--snapshot", metavar="DIR", help="The folder of the snapshot.")
 ]
-_SHOWN = 10
+_SHOWN: Final = 10
+#: 50 MB/s: half of what a link of 1 Gbit/s carries.
+_THROTTLE: Final = 50_000_000
 
 
 def snapshot(
@@ -34,6 +41,7 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     command_config: CommandConfig = None,
     master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Write a cluster's metadata as Parquet tables; also of Apache Kafka, with or without KRaft.
 
@@ -44,20 +52,30 @@ def snapshot(
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
     require_extra("spark", "snapshot")
-    from klamm.pipeline.output import output_folder
-    from klamm.pipeline.session import LITTLE_BYTES, spark_session
-    from klamm.pipeline.snapshot.admin import snapshot_from_brokers
-    from klamm.pipeline.snapshot.snapshot import write_snapshot
-    from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
+    security = security_of(command_config)
+    spark_settings = settings(conf, "--conf")
+    from klamm.pipeline.session import starting_session
 
-    if zookeeper is not None:
-        taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
-    else:
-        assert bootstrap_server is not None
-        taken = snapshot_from_brokers(
-            bootstrap_server, with_sizes=sizes, tell=say, security=security_of(command_config)
-        )
-    with spark_session(master, little=taken.partitions.nbytes <= LITTLE_BYTES) as spark:
+    with (
+        starting_session(master, settings=spark_settings, little=True) as started,
+        waiting() as wait_for,
+    ):
+        from klamm.pipeline.output import output_folder
+        from klamm.pipeline.snapshot.admin import snapshot_from_brokers
+        from klamm.pipeline.snapshot.snapshot import write_snapshot
+        from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
+
+        wait_for("reading the cluster")
+        if zookeeper is not None:
+            taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
+        else:
+            assert bootstrap_server is not None
+            taken = snapshot_from_brokers(
+                bootstrap_server, with_sizes=sizes, tell=say, security=security
+            )
+        wait_for("starting Spark")
+        spark = started()
+        wait_for("writing the tables")
         write_snapshot(spark, taken, str(output_folder(spark, out)))
     if as_json:
         show_json(taken.summary() | {"out": out})
@@ -81,6 +99,7 @@ def whatif(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scenarios as JSON.")] = False,
     master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Simulate failures on a snapshot: which partitions lose their leader, and who leads then.
 
@@ -100,15 +119,25 @@ def whatif(
         broker_ids(what, option)
     require_extra("report", "whatif")
 
-    from klamm.pipeline.output import output_folder
-    from klamm.pipeline.session import are_little, spark_session
-    from klamm.pipeline.snapshot.snapshot import read_snapshot
-    from klamm.pipeline.whatif.frames import play_through, write_answer
-    from klamm.pipeline.whatif.report import render_report
-    from klamm.pipeline.whatif.whatif import broker_failures, named_failure, rack_failures
+    spark_settings = settings(conf, "--conf")
+    check_snapshot(snapshot)
+    from klamm.pipeline.session import are_little, starting_session
 
-    with spark_session(master, little=are_little([Path(snapshot)])) as spark:
+    little = are_little([Path(snapshot)])
+    with (
+        starting_session(master, settings=spark_settings, little=little) as started,
+        waiting() as wait_for,
+    ):
+        wait_for("starting Spark")
+        from klamm.pipeline.output import output_folder
+        from klamm.pipeline.snapshot.snapshot import read_snapshot
+        from klamm.pipeline.whatif.frames import play_through, write_answer
+        from klamm.pipeline.whatif.report import render_report
+        from klamm.pipeline.whatif.whatif import broker_failures, named_failure, rack_failures
+
+        spark = started()
         folder = output_folder(spark, out)
+        wait_for("reading the snapshot")
         frames = read_snapshot(spark, snapshot)
         racks = frames.racks
         if set_ is not None:
@@ -123,17 +152,19 @@ def whatif(
             warnings.append(f"Brokers without a rack fail with none: {', '.join(without)}.")
         for warning in warnings:
             say(warning)
+        wait_for(f"playing through {len(failures):,} failures")
         answer = play_through(frames, failures)
+        wait_for("writing the tables")
         written = write_answer(answer, str(folder))
+        wait_for("writing report.html")
         (folder / "report.html").write(render_report(written, warnings).encode())
-        ranked = written.scenarios.orderBy("rank")
-        if as_json:
-            show_json([row.asDict() for row in ranked.collect()])
-        else:
-            rows = ranked.limit(_SHOWN).collect()
-            shown = ("scenario", "leaderless", "unclean", "below_min_isr", "leaders_moved")
-            stdout().print(table(rows, {name: itemgetter(name) for name in shown}))
-            say(f"{len(failures):,} scenarios are in {out}, the worst first in report.html.")
+    if as_json:
+        show_json(written.ranked.drop_columns("key").to_pylist())
+        return
+    rows = written.worst.slice(0, _SHOWN).to_pylist()
+    shown = ("scenario", "leaderless", "unclean", "below_min_isr", "leaders_moved")
+    stdout().print(table(rows, {name: itemgetter(name) for name in shown}))
+    say(f"{len(failures):,} scenarios are in {out}, the worst first in report.html.")
 
 
 def plan(
@@ -173,11 +204,18 @@ def plan(
         int | None,
         typer.Option(help="Moves of a broker in one wave (default: 5% of its replicas).", min=1),
     ] = None,
+    throttle: Annotated[
+        int,
+        typer.Option(
+            metavar="BYTES", help="Bytes a second of a broker, for the times in the page.", min=1
+        ),
+    ] = _THROTTLE,
     seed: Annotated[
         int, typer.Option(help="Another seed gives another plan of the same quality.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Plan a reassignment that repairs racks, balances, and does what the options ask for.
 
@@ -186,18 +224,8 @@ def plan(
     Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
     """
     require_extra("report", "plan")
-    from klamm.pipeline.output import output_folder
-    from klamm.pipeline.planner.frames import (
-        ordered_partitions,
-        read_capacities,
-        read_sizes,
-        with_sizes,
-    )
-    from klamm.pipeline.planner.output import summarise, write_plan
-    from klamm.pipeline.planner.planner import Demands, make_plan
-    from klamm.pipeline.planner.waves import default_limit, make_waves
-    from klamm.pipeline.session import are_little, spark_session
-    from klamm.pipeline.snapshot.snapshot import read_snapshot
+    from klamm.pipeline.planner.frames import read_capacities, read_sizes
+    from klamm.pipeline.planner.planner import Demands
 
     demands = Demands(
         add=broker_ids(add_brokers, "--add-brokers") if add_brokers else (),
@@ -213,16 +241,36 @@ def plan(
         seed=seed,
     )
     given_sizes = None if sizes is None else read_sizes(sizes)
-    with spark_session(master, little=are_little([Path(snapshot)])) as spark:
+    demands.check()
+    spark_settings = settings(conf, "--conf")
+    check_snapshot(snapshot)
+    from klamm.pipeline.session import are_little, starting_session
+
+    little = are_little([Path(snapshot)])
+    with (
+        starting_session(master, settings=spark_settings, little=little) as started,
+        waiting() as wait_for,
+    ):
+        wait_for("starting Spark")
+        from klamm.pipeline.output import output_folder
+        from klamm.pipeline.planner.frames import ordered_partitions, with_sizes
+        from klamm.pipeline.planner.output import summarise, write_plan
+        from klamm.pipeline.planner.planner import make_plan
+        from klamm.pipeline.planner.waves import default_limit, make_waves
+        from klamm.pipeline.snapshot.snapshot import read_snapshot
+
+        spark = started()
         file = output_folder(spark, out)
+        wait_for("reading the snapshot")
         frames = read_snapshot(spark, snapshot)
-        racks = frames.racks
         partitions = ordered_partitions(frames)
         if given_sizes is not None:
             partitions = with_sizes(partitions, given_sizes)
-        planned = make_plan(partitions, racks, demands)
+        wait_for(f"planning {partitions.num_rows:,} partitions")
+        planned = make_plan(partitions, frames.racks, demands)
         waves = make_waves(planned, wave_moves or default_limit(planned))
-        write_plan(file, partitions, planned, waves)
+        wait_for("writing the plan")
+        write_plan(file, partitions, planned, waves, facts=frames.facts, throttle=throttle)
     for note in planned.notes:
         say(note)
     summary = summarise(planned, len(waves))
@@ -234,3 +282,17 @@ def plan(
             typer.echo(f"{what} moved: {moved:,} (at least {summary[f'lower_bound_{what}']:,})")
     typer.echo(f"at least that much, because {planned.bound.reason}")
     say(f"{len(planned.changed):,} partitions in {len(waves)} waves are in {out} and beside it.")
+
+
+def check_snapshot(snapshot: str) -> None:
+    """Refuse a folder of this machine that is not there, before Spark starts.
+
+    An address of another file system is for Spark to look at, and so is a relative path where the
+    default file system is another.
+    """
+    folder = Path(snapshot)
+    if folder.is_absolute() and not folder.is_dir():
+        raise ConfigError(
+            f"{snapshot} is not a snapshot: there is no such folder. Take one with "
+            "`klamm snapshot`."
+        )

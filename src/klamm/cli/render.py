@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -42,6 +44,18 @@ def stderr() -> Console:
 def say(text: str) -> None:
     """Print one sentence to stderr."""
     stderr().print(Text(text))
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what a person waits for, and how long; gone at the end.
+
+    The yielded function says what comes next.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda what: progress.update(task, description=what)
 
 
 def show_json(value: Any) -> None:

@@ -7,7 +7,7 @@ executor would resolve it against a working directory of its own.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import path as os_path
@@ -77,7 +77,7 @@ class OutputFolder:
             finally:
                 stream.close()
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes | Iterable[bytes]) -> None:
         """Write the file at this address; readers see the old content or the new one."""
         with self._explained("written"):
             if self.uri.partition(":")[0] in _OBJECT_STORES:
@@ -109,11 +109,12 @@ class OutputFolder:
     def _path(self) -> Any:
         return self._gateway.jvm.org.apache.hadoop.fs.Path(self.uri)
 
-    def _write_to(self, path: Any, content: bytes) -> None:
+    def _write_to(self, path: Any, content: bytes | Iterable[bytes]) -> None:
         stream = self._files.create(path, True)
         try:
-            for start in range(0, len(content), _PORTION_BYTES):
-                stream.write(content[start : start + _PORTION_BYTES])
+            for piece in [content] if isinstance(content, bytes) else content:
+                for start in range(0, len(piece), _PORTION_BYTES):
+                    stream.write(piece[start : start + _PORTION_BYTES])
         finally:
             stream.close()
 

@@ -8,15 +8,18 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from klamm.errors import ConfigError, UnavailableError
+from klamm.pipeline.jvm import ClassArchive, log_options, run_last, without_chatter
 
 DEFAULT_MASTER: Final = "local[*]"
 #: What the address of a Spark Connect server begins with.
@@ -35,7 +38,6 @@ _SETTINGS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Readers other than Spark then see times in UTC.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.log.level": "ERROR",
     # Otherwise every column expression costs five more calls of the JVM and a walk of the stack,
     # only so that Spark's errors name the Python line.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -60,10 +62,73 @@ _LITTLE_SETTINGS: Final = {
 }
 #: Without the second compiler of the JVM; settings of the user take precedence.
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_LITTLE_JVMS: Final = {
-    "spark.driver.defaultJavaOptions": _ONE_COMPILER,
-    "spark.executor.defaultJavaOptions": _ONE_COMPILER,
-}
+_DRIVER_JVM: Final = "spark.driver.defaultJavaOptions"
+_EXECUTOR_JVM: Final = "spark.executor.defaultJavaOptions"
+
+
+class StartingSession:
+    """A session that starts while the caller does something else."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+        # At the end of the program nobody waits for it, and the JVM ends with the program.
+        self._thread = threading.Thread(target=self._run, daemon=True, name="spark")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._session = self._start()
+        except BaseException as error:
+            self._error = error
+
+    def abandon(self) -> None:
+        """Stop the session if it has started, and do not wait for it otherwise."""
+        if self._session is not None:
+            self._session.stop()
+
+    def wait(self) -> SparkSession:
+        """The session, as soon as it is there."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._session is not None
+        return self._session
+
+
+@contextlib.contextmanager
+def starting_session(
+    master: str | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    little: bool = False,
+) -> Iterator[Callable[[], SparkSession]]:
+    """Start a session, and yield the function that waits for it; it is stopped at the end.
+
+    The default master is that of `spark-submit`, or else all cores of this machine. An active
+    session is used and kept. `little` chooses settings for little data.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield lambda: active
+        return
+    archive = ClassArchive.find() if _starts_a_jvm(master) else None
+    starting = StartingSession(
+        lambda: open_session(
+            master, settings=settings, progress=False, little=little, archive=archive
+        )
+    )
+    try:
+        yield starting.wait
+    except BaseException:
+        starting.abandon()
+        raise
+    session = starting.wait()
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    session.stop()
+    if archive is not None and archive.is_new and process is not None:
+        run_last(process.pid)
 
 
 @contextlib.contextmanager
@@ -89,6 +154,12 @@ def spark_session(
         yield session
     finally:
         session.stop()
+
+
+def _starts_a_jvm(master: str | None) -> bool:
+    """Whether a session here starts a JVM, rather than using that of `spark-submit` or another."""
+    is_local = master is None or master.startswith("local")
+    return is_local and _SUBMITTED not in os.environ and SparkContext._gateway is None
 
 
 @contextlib.contextmanager
@@ -131,8 +202,12 @@ def open_session(
     settings: Mapping[str, str] | None = None,
     progress: bool = True,
     little: bool = False,
+    archive: ClassArchive | None = None,
 ) -> SparkSession:
-    """Start a session that the caller stops; the arguments are those of `spark_session`."""
+    """Start a session that the caller stops; the arguments are those of `spark_session`.
+
+    `archive` has the classes that the JVM loads.
+    """
     # By default Spark starts the python3 of the PATH, which may not have klamm.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -142,15 +217,25 @@ def open_session(
     if master is not None and master.startswith("local"):
         chosen |= _LOCAL_SETTINGS
     if little:
-        chosen |= _LITTLE_SETTINGS | _LITTLE_JVMS
+        chosen |= _LITTLE_SETTINGS | {_EXECUTOR_JVM: _ONE_COMPILER}
     if master is not None and master.startswith(CONNECT):
         return _connect(master, chosen | {**(settings or {})})
+    if _SUBMITTED in os.environ:
+        chosen["spark.log.level"] = "ERROR"  # the JVM runs already, with a log of its own
+    else:
+        of_driver = (
+            _ONE_COMPILER if little else "",
+            log_options(),
+            "" if archive is None else archive.options(),
+        )
+        chosen[_DRIVER_JVM] = " ".join(filter(None, of_driver))
     chosen["spark.ui.showConsoleProgress"] = str(progress).lower()
     builder = SparkSession.builder.appName("klamm").config(map=chosen | {**(settings or {})})
     if master is not None:
         builder = builder.master(master)
     try:
-        return builder.getOrCreate()
+        with without_chatter():
+            return builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != _NO_JAVA:
             raise

@@ -285,7 +285,9 @@ def test_the_files_are_what_kafkas_tool_takes(spark, tmp_path: Path):
     stale = tmp_path / "waves" / "999.json"
     stale.parent.mkdir()
     stale.write_text("{}")
-    write_plan(output_folder(spark, str(tmp_path / "plan.json")), table, planned, waves)
+    write_plan(
+        output_folder(spark, str(tmp_path / "plan.json")), table, planned, waves, throttle=1_000_000
+    )
     whole = decode_plan((tmp_path / "plan.json").read_bytes(), "plan")
     assert len(whole) == len(planned.changed)
     in_waves = [plan for _, plan in read_waves(tmp_path / "waves")]
@@ -296,6 +298,9 @@ def test_the_files_are_what_kafkas_tool_takes(spark, tmp_path: Path):
     assert summary["balance"]["after"]["replicas"]["min"] > 300
     page = (tmp_path / "summary.html").read_text()
     assert "Reassignment plan" in page
+    assert "Wave 001: " in page
+    assert "klamm reassign execute waves --throttle 1000000" in page
+    assert "at 1 MB/s for each broker" in page
     assert planned.bound.reason in Page(page).text
     assert network_references(page) == []
 

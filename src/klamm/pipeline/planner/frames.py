@@ -51,8 +51,12 @@ def plan_moves(
 
 
 def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
-    """The partitions sorted, so that a plan does not depend on how they are stored."""
-    return snapshot.partitions.orderBy("topic", "partition").toArrow()
+    """The partitions sorted, so that a plan does not depend on how they are stored.
+
+    The driver gets only the columns that a plan looks at.
+    """
+    wanted = snapshot.partitions.select("topic", "partition", "replicas", "leader", "bytes")
+    return wanted.orderBy("topic", "partition").toArrow()
 
 
 def read_capacities(path: Path) -> dict[int, Capacity]:

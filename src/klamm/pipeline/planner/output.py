@@ -1,7 +1,7 @@
 """Write a plan: reassignments in Kafka's JSON, and a summary as JSON and HTML."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -10,13 +10,24 @@ import pyarrow as pa
 from klamm.core.columns import I32, I64, NO_BROKER
 from klamm.pipeline.output import OutputFolder
 from klamm.pipeline.planner.planner import Planned
-from klamm.pipeline.planner.report import render_summary
+from klamm.pipeline.planner.report import PlannedWaves, render_summary
+
+_MOVES_AT_A_TIME: Final = 20_000
 
 
 def write_plan(
-    out: OutputFolder, partitions: pa.Table, planned: Planned, waves: Sequence[I64]
+    out: OutputFolder,
+    partitions: pa.Table,
+    planned: Planned,
+    waves: Sequence[I64],
+    *,
+    facts: Mapping[str, str] | None = None,
+    throttle: int,
 ) -> None:
-    """Write the plan to `out`, and `waves/`, `summary.json` and `summary.html` beside it."""
+    """Write the plan to `out`, and `waves/`, `summary.json` and `summary.html` beside it.
+
+    The page says how long copying takes at the throttle, in bytes a second for each broker.
+    """
     summary = summarise(planned, len(waves))
     beside = out.parent
     out.write(encode_moves(partitions, planned, planned.changed))
@@ -25,25 +36,37 @@ def write_plan(
     (beside / "waves").make()
     for number, rows in enumerate(waves, 1):
         (beside / "waves" / f"{number:03}.json").write(encode_moves(partitions, planned, rows))
+    held = frozenset(np.unique(planned.before).tolist())
+    moves = PlannedWaves(
+        partitions,
+        planned,
+        waves,
+        planned.racks,
+        frozenset(planned.brokers.tolist()) - held,
+        out.name,
+        throttle,
+    )
     (beside / "summary.json").write(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    (beside / "summary.html").write(render_summary(summary).encode())
+    (beside / "summary.html").write(render_summary(summary, moves, facts or {}).encode())
 
 
-def encode_moves(partitions: pa.Table, planned: Planned, rows: I64) -> bytes:
-    """Some rows of a plan, in the form of kafka-reassign-partitions."""
-    some = partitions.select(["topic", "partition"]).take(pa.array(rows))
-    moves = sorted(
-        zip(
+def encode_moves(partitions: pa.Table, planned: Planned, rows: I64) -> Iterator[bytes]:
+    """Some rows of a plan, in the form of kafka-reassign-partitions and in the order of the table.
+
+    In portions: a million moves as Python objects would be most of the driver's memory.
+    """
+    yield b'{"version":1,"partitions":['
+    for start in range(0, len(rows), _MOVES_AT_A_TIME):
+        portion = rows[start : start + _MOVES_AT_A_TIME]
+        some = partitions.select(["topic", "partition"]).take(pa.array(portion))
+        moves = zip(
             some["topic"].to_pylist(),
             some["partition"].to_pylist(),
-            planned.after[rows].tolist(),
+            planned.after[portion].tolist(),
             strict=True,
         )
-    )
-    return orjson.dumps(
-        {
-            "version": 1,
-            "partitions": [
+        listed = orjson.dumps(
+            [
                 {
                     "topic": topic,
                     "partition": partition,
@@ -51,9 +74,10 @@ def encode_moves(partitions: pa.Table, planned: Planned, rows: I64) -> bytes:
                     "log_dirs": ["any"] * len(replicas),
                 }
                 for topic, partition, row in moves
-            ],
-        }
-    )
+            ]
+        )
+        yield b"," * (start > 0) + listed[1:-1]
+    yield b"]}"
 
 
 def summarise(planned: Planned, waves: int) -> dict[str, Any]:

@@ -59,6 +59,15 @@ class Demands:
     capacities: Mapping[int, Capacity] = field(default_factory=dict)
     seed: int = 0
 
+    def check(self) -> None:
+        """Refuse what no snapshot could make sense of."""
+        if both := sorted(set(self.add) & set(self.remove)):
+            raise ConfigError(f"Broker {both[0]} cannot be both added and removed.")
+        if self.replication_factor is not None and self.replication_factor < 1:
+            raise ConfigError("A replication factor is at least 1.")
+        for pattern in filter(None, (self.topics, self.pin)):
+            _compiled(pattern)
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -80,6 +89,7 @@ class Planned:
     weight: F64 | None  # bytes of one replica; None where no size is known
     bound: Bound
     notes: tuple[str, ...]
+    racks: Mapping[int, str | None]  # of brokers that were alive, or are to be added
 
     @property
     def added(self) -> Mask:
@@ -108,6 +118,7 @@ def make_plan(
 ) -> Planned:
     """Plan for the partitions and live brokers of a snapshot."""
     demands = demands or Demands()
+    demands.check()
     staying = staying_brokers(racks, demands)
     ids = np.array(sorted(staying), np.int32)
     before = rows_from_arrow(partitions["replicas"])
@@ -161,6 +172,7 @@ def make_plan(
         weight,
         bound,
         tuple(notes),
+        {**racks, **staying},
     )
     pinned = _Loads.of(state, fixed)
     measures = [
@@ -185,8 +197,6 @@ def make_plan(
 
 def staying_brokers(racks: Mapping[int, str | None], demands: Demands) -> dict[int, str | None]:
     """The brokers that replicas may be on, with their racks: all of them have one, or none."""
-    if both := sorted(set(demands.add) & set(demands.remove)):
-        raise ConfigError(f"Broker {both[0]} cannot be both added and removed.")
     staying = {broker: rack for broker, rack in racks.items() if broker not in demands.remove}
     for broker in demands.add:
         staying.setdefault(broker, demands.racks.get(broker))
@@ -210,16 +220,20 @@ def _matching(topic: pa.ChunkedArray, pattern: str | None) -> Mask:
     """The rows whose topic matches the whole pattern."""
     if pattern is None:
         return np.zeros(len(topic), np.bool_)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{pattern!r} is not a regular expression: {error}.") from None
+    compiled = _compiled(pattern)
     encoded = topic.combine_chunks().dictionary_encode()
     names = encoded.dictionary.to_pylist()
     matches = np.array([compiled.fullmatch(name) is not None for name in names], np.bool_)
     if not len(names):
         return np.zeros(0, np.bool_)
     return np.asarray(matches[encoded.indices.to_numpy()])
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} is not a regular expression: {error}.") from None
 
 
 def _check_pins(topic: pa.ChunkedArray, bad: Mask, before: I32, demands: Demands) -> None:
@@ -236,8 +250,6 @@ def _check_pins(topic: pa.ChunkedArray, bad: Mask, before: I32, demands: Demands
 
 def _check_factor(wanted: I64, brokers: int, demands: Demands) -> None:
     highest = int(wanted.max(initial=0))
-    if demands.replication_factor is not None and demands.replication_factor < 1:
-        raise ConfigError("A replication factor is at least 1.")
     if highest > brokers:
         missing = highest - brokers
         keep_some = f"keep {missing} of the brokers to be removed, " if demands.remove else ""

@@ -75,7 +75,7 @@ def broker_color(broker: int) -> str:
 
 
 def broker_chip(broker: int, mark: str = "") -> Html:
-    """A broker in its colour; `mark` is a class such as `new` or `gone`."""
+    """A broker in its colour; `mark` has classes: `new`, `gone` (replicas), `fresh` (brokers)."""
     return Html(
         f'<span class="broker {mark}" style="--broker: {broker_color(broker)}">{broker}</span>'
     )

@@ -25,7 +25,7 @@ from klamm.pipeline.whatif.frames import WhatIf
 _SCENARIOS_SHOWN: Final = 25
 _STORIES: Final = 10
 _TOPICS_SHOWN: Final = 40
-_NUMBERS_SHOWN: Final = 12
+_NUMBERS_SHOWN: Final = 6
 _HEAT_UNITS: Final = 40
 #: outcome: its name for people.
 _OUTCOMES: Final = {
