@@ -7,6 +7,9 @@ import pytest
 
 from klamm.errors import ConfigError
 from klamm.pipeline.output import output_folder
+from klamm.pipeline.snapshot.snapshot import write_snapshot
+from tests.pipeline.whatif.test_frames import make_snapshot
+from tests.support.command_line import run_here
 
 
 @pytest.fixture
@@ -78,3 +81,20 @@ def test_what_cannot_be_written_is_said(spark, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"file/report\.html cannot be written"):
         (output_folder(spark, str(tmp_path / "file")) / "report.html").write(b"")
+
+
+def test_commands_put_tables_and_pages_there(spark, mounted: tuple[str, Path]):
+    address, behind = mounted
+    write_snapshot(spark, make_snapshot(60), f"{address}/taken")
+    taken = ("--snapshot", f"{address}/taken")
+    run_here("whatif", *taken, "--fail", "racks:1", "--out", f"{address}/whatif").ok()
+    assert {"brokers", "partitions", "scenarios", "report.html"} <= {
+        each.name for each in (behind / "whatif").iterdir()
+    }
+    plan = ("--remove-brokers", "5", "--explore", "2", "--out", f"{address}/plan/plan.json")
+    told = run_here("plan", *taken, *plan, "--json").json()
+    assert [row["options"] for row in told["explore"]] == ["as asked", "--seed 1"]
+    found = {each.name for each in (behind / "plan").iterdir() if not each.name.startswith(".")}
+    assert found == {
+        *("plan.json", "waves", "summary.json", "summary.html", "explore", "explore.html"),
+    }

@@ -139,7 +139,7 @@ def whatif(
         folder = output_folder(spark, out)
         wait_for("reading the snapshot")
         frames = read_snapshot(spark, snapshot)
-        racks = frames.racks
+        racks = frames.racks()
         if set_ is not None:
             failures = named_failure(racks, kind, [name.strip() for name in what.split(",")])
         elif kind == "brokers":
@@ -210,6 +210,12 @@ def plan(
             metavar="BYTES", help="Bytes a second of a broker, for the times in the page.", min=1
         ),
     ] = _THROTTLE,
+    explore: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Try N variants too, and show those that no other beats."
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Another seed gives another plan of the same quality.")
     ] = 0,
@@ -253,6 +259,8 @@ def plan(
     ):
         wait_for("starting Spark")
         from klamm.pipeline.output import output_folder
+        from klamm.pipeline.planner.explore import explore as try_variants
+        from klamm.pipeline.planner.explore import write_explored
         from klamm.pipeline.planner.frames import ordered_partitions, with_sizes
         from klamm.pipeline.planner.output import summarise, write_plan
         from klamm.pipeline.planner.planner import make_plan
@@ -267,20 +275,30 @@ def plan(
         if given_sizes is not None:
             partitions = with_sizes(partitions, given_sizes)
         wait_for(f"planning {partitions.num_rows:,} partitions")
-        planned = make_plan(partitions, frames.racks, demands)
+        planned = make_plan(partitions, frames.racks(), demands)
         waves = make_waves(planned, wave_moves or default_limit(planned))
         wait_for("writing the plan")
         write_plan(file, partitions, planned, waves, facts=frames.facts, throttle=throttle)
+        explored = None
+        if explore is not None:
+            wait_for(f"trying {explore:,} variants")
+            explored = try_variants(spark, partitions, frames.racks(), demands, explore)
+            write_explored(file.parent, spark, explored, frames.facts)
     for note in planned.notes:
         say(note)
     summary = summarise(planned, len(waves))
     if as_json:
-        show_json(summary)
+        show_json(summary if explored is None else summary | {"explore": explored.to_pylist()})
         return
     for what in ("replicas", "bytes"):
         if (moved := summary[f"{what}_moved"]) is not None:
             typer.echo(f"{what} moved: {moved:,} (at least {summary[f'lower_bound_{what}']:,})")
     typer.echo(f"at least that much, because {planned.bound.reason}")
+    if explored is not None:
+        best = [row for row in explored.to_pylist() if row["is_best"]]
+        shown = ("options", "replicas_moved", "bytes_moved", "deviation_percent", "lost_at_worst")
+        stdout().print(table(best, {name: itemgetter(name) for name in shown}))
+        say("These variants are beaten by no other; all are in explore/ and explore.html.")
     say(f"{len(planned.changed):,} partitions in {len(waves)} waves are in {out} and beside it.")
 
 

@@ -44,7 +44,7 @@ def written(spark, tmp_path):
 
 def test_what_is_written_is_read_again(spark, written):
     found = read_snapshot(spark, str(written))
-    assert found.racks == {1: "a", 2: None}
+    assert found.racks() == {1: "a", 2: None}
     assert [row.asDict() for row in found.partitions.collect()] == [PARTITION]
 
 

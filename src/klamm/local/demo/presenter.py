@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from rich.console import Console
@@ -37,6 +37,10 @@ class Presenter:
         begun = time.perf_counter()
         yield
         self._console.print(f"   [dim]{time.perf_counter() - begun:.1f} s[/dim]")
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Show on a terminal what the step waits for; gone afterwards."""
+        return self._console.status(f"[dim]{what}[/dim]")
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line."""

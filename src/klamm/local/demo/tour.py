@@ -233,10 +233,11 @@ class Tour:
     def compare(self, reader: SparkJob, found: dict[int, list[int]]) -> None:
         with self.presenter.step("A Spark job has read the topic through it all"):
             count = sum(map(len, found.values()))
-            self._wait_for(
-                lambda: not reader.is_alive or sum(map(len, reader.read().values())) >= count,
-                "the Spark job",
-            )
+            with self.presenter.waiting("the Spark job reads the last records"):
+                self._wait_for(
+                    lambda: not reader.is_alive or sum(map(len, reader.read().values())) >= count,
+                    "the Spark job",
+                )
             if not reader.is_alive:
                 raise KlammError(f"The Spark job ended: {reader.last_words()}")
             self.presenter.check(
@@ -260,7 +261,8 @@ class Tour:
             )
             lost = next(each.leader for each in self._partitions())
             self.cluster.kill(lost)
-            said, complaint = ingestion.communicate()
+            with self.presenter.waiting("Spark starts, and ingests the topic"):
+                said, complaint = ingestion.communicate()
             if ingestion.returncode:
                 raise KlammError(f"The table was not made: {complaint.strip()}")
             self.presenter.check(
@@ -275,12 +277,13 @@ class Tour:
     def report(self, out: Path) -> None:
         with self.presenter.step("What the controllers did, as a report"):
             spools = [str(spool) for spool in self.cluster.spools]
-            done = subprocess.run(
-                tied_klamm("history", "--out", str(out), "--json", "--spool", *spools),
-                capture_output=True,
-                check=False,
-                text=True,
-            )
+            with self.presenter.waiting("Spark starts, and makes tables of the history"):
+                done = subprocess.run(
+                    tied_klamm("history", "--out", str(out), "--json", "--spool", *spools),
+                    capture_output=True,
+                    check=False,
+                    text=True,
+                )
             if done.returncode:
                 raise KlammError(f"The report was not made: {done.stderr.strip()}")
             made = json.loads(done.stdout)

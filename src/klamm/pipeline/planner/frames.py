@@ -33,7 +33,7 @@ def plan_moves(
 ) -> DataFrame:
     """The partitions that a plan changes, from which replicas to which, and in which wave."""
     partitions = ordered_partitions(snapshot)
-    planned = make_plan(partitions, snapshot.racks, demands)
+    planned = make_plan(partitions, snapshot.racks(), demands)
     waves = make_waves(planned, wave_moves or default_limit(planned))
     rows = np.concatenate([np.empty(0, np.int64), *waves])
     number = np.repeat(np.arange(1, len(waves) + 1), [len(wave) for wave in waves])
@@ -55,7 +55,9 @@ def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
 
     The driver gets only the columns that a plan looks at.
     """
-    wanted = snapshot.partitions.select("topic", "partition", "replicas", "leader", "bytes")
+    wanted = snapshot.partitions.select(
+        "topic", "partition", "replicas", "leader", "min_isr", "bytes"
+    )
     return wanted.orderBy("topic", "partition").toArrow()
 
 

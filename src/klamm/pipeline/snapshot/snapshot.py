@@ -86,8 +86,12 @@ class SnapshotFrames:
     brokers: DataFrame
     topics: DataFrame
     partitions: DataFrame
-    racks: Mapping[int, str | None]  # of the brokers that were alive
+    alive: Mapping[int, str | None]  # brokers with their racks
     facts: Mapping[str, str]  # for reports: which cluster, and when
+
+    def racks(self) -> dict[int, str | None]:
+        """The brokers that were alive, with their racks."""
+        return dict(self.alive)
 
 
 def now() -> datetime:
