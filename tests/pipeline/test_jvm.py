@@ -69,7 +69,8 @@ from klamm.pipeline.jvm import without_chatter
 talk = "import sys; sys.stderr.write('WARNING: Using incubator modules: x\\\\nit fails\\\\n')"
 with without_chatter():
     subprocess.run([sys.executable, "-c", talk])
-next(each for each in threading.enumerate() if each.name == "stderr").join()
+for each in threading.enumerate():
+    each.name == "stderr" and each.join()
 sys.stderr.write("the end\\n")
 """
     done = subprocess.run(
