@@ -27,6 +27,7 @@ from klamm.core.events import (
     StopReplicaResponseReceived,
     UpdateMetadataResponseReceived,
 )
+from klamm.names import TopicPartition
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import RequestHeader
@@ -143,7 +144,7 @@ class RequestBatchSender:
             for failed in outcome.failed:
                 name = failed.topic if isinstance(failed.topic, str) else names.get(failed.topic)
                 if name is not None:
-                    errors[name, failed.partition] = failed.error_code
+                    errors[TopicPartition(name, failed.partition)] = failed.error_code
             return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
 
         become_leader = np.count_nonzero(states.leader == broker)
@@ -221,7 +222,7 @@ class RequestBatchSender:
         def on_response(header: RequestHeader, frame: memoryview) -> Event | None:
             response = decode_response(header, frame)
             errors = {
-                (str(each.topic_name), int(each.partition_index)): int(each.error_code)
+                TopicPartition(each.topic_name, each.partition_index): int(each.error_code)
                 for each in response.partition_errors
                 if (each.topic_name, each.partition_index) in deleted
             }

@@ -22,6 +22,7 @@ from klamm.core.context import Context, LoggerName
 from klamm.core.effects import Procedure, StatesRead, TopicRead, UnreadableConfig, WriteOutcome
 from klamm.core.events import Event, QueuedEvent
 from klamm.errors import MalformedZnodeError
+from klamm.names import TopicPartition
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     ANY_VERSION,
@@ -376,7 +377,7 @@ class Interpreter:
             return _ABSENT
 
     async def _read_isr_notifications(self, effect: effects.ReadIsrNotifications) -> Any:
-        partitions: set[tuple[str, int]] = set()
+        partitions: set[TopicPartition] = set()
         names = await self._store.children(znodes.ISR_CHANGES, watch=True)
         async for path, data in self._read_children(znodes.ISR_CHANGES, names):
             try:

@@ -30,14 +30,13 @@ from klamm.core.columns import (
 from klamm.core.elections import RECOVERED
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
+from klamm.names import TopicPartition
 
 NO_TOPIC: Final = -1
 NO_EPOCH: Final = -1
 #: Leader and leader epoch of a partition whose topic is being deleted, as brokers are told.
 LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2
-
-TopicPartition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +363,7 @@ class ClusterState:
 
     def name(self, row: int) -> TopicPartition:
         """Topic and partition number of a row, for responses and messages."""
-        return self.topic(row).name, int(self.partition[row])
+        return TopicPartition(self.topic(row).name, int(self.partition[row]))
 
     def describe(self, row: int) -> str:
         """A partition with its leadership, for logs."""

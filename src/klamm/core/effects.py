@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from klamm.core.cluster import LeaderAndIsrs, RegisteredBroker, TopicPartition
+from klamm.core.cluster import LeaderAndIsrs, RegisteredBroker
 from klamm.core.cluster import TopicRead as TopicRead
 from klamm.core.columns import I8, I32, Mask
 from klamm.core.reassignment import Assignment
+from klamm.names import TopicPartition
 
 T = TypeVar("T")
 #: A procedure that yields effects and returns a T.

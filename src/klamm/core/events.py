@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from klamm.core.cluster import TopicPartition
+from klamm.names import TopicPartition
 
 
 class ControllerState(IntEnum):

@@ -11,11 +11,12 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import orjson
 
 from klamm.errors import MalformedZnodeError
+from klamm.names import TopicPartition
 from klamm.zookeeper.fields import (
     Json,
     brokers,
@@ -121,9 +122,6 @@ def flaw(path: str, data: bytes | None) -> MalformedZnodeError | None:
     except MalformedZnodeError as error:
         return error
     return None
-
-
-Partition: TypeAlias = tuple[str, int]
 
 
 # --- the controller -------------------------------------------------------------------------------
@@ -357,14 +355,6 @@ class StateZnode(NamedTuple):
     recovery: int = 0  # 1 after an unclean election, until the leader confirms
 
 
-def encode_state(
-    leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int, recovery: int = 0
-) -> bytes:
-    """A partition's state (ZK-16)."""
-    (data,) = encode_states([leader], [leader_epoch], [tuple(isr)], [recovery], controller_epoch)
-    return data
-
-
 def encode_states(
     leaders: Iterable[int],
     leader_epochs: Iterable[int],
@@ -469,35 +459,28 @@ def _decode_states_one_by_one(paths: Sequence[str], data: Sequence[bytes | None]
 # --- notifications and requests through znodes ----------------------------------------------------
 
 
-def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """A list of partitions: an ISR change notification, or a request for preferred leaders."""
-    return orjson.dumps(
-        {"version": 1, "partitions": [{"topic": t, "partition": p} for t, p in partitions]}
-    )
-
-
-def decode_partitions(path: str, data: bytes | None) -> list[Partition]:
+def decode_partitions(path: str, data: bytes | None) -> list[TopicPartition]:
     """A list of partitions: an ISR change notification, or a request for preferred leaders."""
     return [
-        (text_at(path, row, "topic"), integer_at(path, row, "partition"))
+        TopicPartition(text_at(path, row, "topic"), integer_at(path, row, "partition"))
         for row in _partition_rows(path, json_object(path, data))
     ]
 
 
-def encode_reassignment(targets: Mapping[Partition, Sequence[int]]) -> bytes:
+def encode_reassignment(targets: Mapping[TopicPartition, Sequence[int]]) -> bytes:
     """The pending reassignments by znode."""
     rows = [{"topic": t, "partition": p, "replicas": r} for (t, p), r in targets.items()]
     return orjson.dumps({"version": 1, "partitions": rows})
 
 
-def decode_reassignment(data: bytes | None) -> dict[Partition, list[int]]:
+def decode_reassignment(data: bytes | None) -> dict[TopicPartition, list[int]]:
     """The requested reassignments; none if the data is not JSON (REASG-1)."""
     path = REASSIGN_PARTITIONS
     json = object_if_json(path, data)
     if json is None:
         return {}
     return {
-        (text_at(path, row, "topic"), integer_at(path, row, "partition")): brokers(
+        TopicPartition(text_at(path, row, "topic"), integer_at(path, row, "partition")): brokers(
             path, row.get("replicas"), "replicas"
         )
         for row in _partition_rows(path, json)

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from klamm.controller.loop import Controller
 from klamm.controller.requests.topics import TopicAdmin
-from klamm.core.cluster import TopicPartition
 from klamm.core.elections import RECOVERED, RECOVERING
 from klamm.core.events import (
     AlterPartition,
@@ -32,6 +31,7 @@ from klamm.core.events import (
     UpgradeType,
 )
 from klamm.errors import KlammError, SessionLostError
+from klamm.names import TopicPartition
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
 from klamm.protocol.codec.frames import Request, decode_request, encode_response
@@ -216,7 +216,7 @@ class ControllerRequests:
         wanted = None
         if body.topic_partitions is not None:
             wanted = [
-                (str(topic.topic), int(partition))
+                TopicPartition(topic.topic, partition)
                 for topic in body.topic_partitions
                 for partition in topic.partitions
             ]
@@ -256,7 +256,7 @@ class ControllerRequests:
 
     async def _reassign(self, request: Request) -> Body:
         targets = {
-            (str(topic.name), int(partition.partition_index)): (
+            TopicPartition(topic.name, partition.partition_index): (
                 None if partition.replicas is None else [int(b) for b in partition.replicas]
             )
             for topic in request.body.topics
@@ -286,7 +286,7 @@ class ControllerRequests:
         wanted = None
         if request.body.topics is not None:
             wanted = [
-                (str(topic.name), int(partition))
+                TopicPartition(topic.name, partition)
                 for topic in request.body.topics
                 for partition in topic.partition_indexes
             ]
@@ -372,4 +372,4 @@ def _by_name(
 ) -> Iterable[tuple[str, list[tuple[int, Any]]]]:
     """Results by partition, grouped by topic and in order."""
     for topic, group in itertools.groupby(sorted(results), key=lambda tp: tp[0]):
-        yield topic, [(partition, results[topic, partition]) for _, partition in group]
+        yield topic, [(tp.partition, results[tp]) for tp in group]

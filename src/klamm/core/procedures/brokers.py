@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.cluster import RegisteredBroker, TopicPartition
+from klamm.core.cluster import RegisteredBroker
 from klamm.core.columns import I32, count
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -30,6 +30,7 @@ from klamm.core.procedures.reassignment import resume_reassignments
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.errors import FencedError
+from klamm.names import TopicPartition
 
 _NO_ROWS = np.empty(0, np.int32)
 

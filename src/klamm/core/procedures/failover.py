@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.cluster import RegisteredBroker, TopicPartition, TopicRead
+from klamm.core.cluster import RegisteredBroker, TopicRead
 from klamm.core.columns import NO_BROKER
 from klamm.core.context import FIRST_REBALANCE_DELAY_S, Context, Level, LoggerName
 from klamm.core.effects import (
@@ -38,6 +38,7 @@ from klamm.core.procedures.reassignment import (
 from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
+from klamm.names import TopicPartition
 
 #: Topics read at a time, to bound the memory for what was read and not yet put into columns.
 _TOPICS_AT_A_TIME: Final = 500

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.cluster import LeaderAndIsrs, TopicPartition
+from klamm.core.cluster import LeaderAndIsrs
 from klamm.core.columns import padded, unpad
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -22,6 +22,7 @@ from klamm.core.elections import RECOVERING
 from klamm.core.events import AlterPartition, ControllerError, PartitionProposal, ProposalResult
 from klamm.core.procedures.reassignment import complete_reassignments
 from klamm.errors import FencedError
+from klamm.names import TopicPartition
 
 
 def on_alter_partition(ctx: Context, event: AlterPartition) -> Procedure[None]:

@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 
 from klamm.core.balance import needs_preferred_election
-from klamm.core.cluster import TopicPartition
 from klamm.core.columns import I32, Mask, is_one_of
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -32,6 +31,7 @@ from klamm.core.procedures.partitions import (
 )
 from klamm.core.transitions import PartitionState
 from klamm.errors import FencedError
+from klamm.names import TopicPartition
 
 #: The result of a request about one partition: Kafka's code, a message if it has its own, and
 #: the new leader or -1.

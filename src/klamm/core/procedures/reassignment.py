@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.cluster import ClusterState, TopicPartition
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -48,6 +48,7 @@ from klamm.core.procedures.partitions import Strategy, change_partition_states
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
+from klamm.names import TopicPartition
 
 #: The result of a request about one partition: Kafka's code, and a message if it has its own.
 Verdict = tuple[int, str | None]
