@@ -1,113 +1,63 @@
-"""How long the controller's own broker keeps a client waiting while it takes over a large cluster.
+"""How long one client waits while another sends the largest requests there are.
 
-    python -m bench.stalls [--topics 1000] [--partitions 100]
+    python -m bench.stalls [--megabytes 1] [API]...
 
-A node on a populated ZooKeeper loses and regains the role; meanwhile one client asks it for its
-versions again and again on one connection. Prints the longest and the 99th percentile of the waits.
+For every API, or those that are named, and every array in its newest version: a request of that
+size, its items once repeated and once numbered, is sent to a broker of its own, and meanwhile a
+second client asks for its versions on another connection. Prints that client's longest wait and
+the 99th percentile; the aim is 50 ms on a machine at rest.
 """
 
 import argparse
-import os
-import shutil
-import signal
-import socket
-import statistics
-import struct
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-from bench.side_by_side.cluster import ZooKeeper, free_ports, wait_port
-from bench.side_by_side.controller import Stubs, populate
+from klamm.protocol.apis import APIS, ApiKey
+from klamm.zookeeper.server import ZooKeeperServer
+from tests.support.cluster import RealCluster
+from tests.support.large_requests import Existing, LargeRequest, large_requests
+from tests.support.pings import Pings
+from tests.support.raw import Raw
 
-API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+PATIENCE_S = 120
 
 
-class Client:
-    """Asks without pause and notes how long each answer took."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on)
-        self.waits_ms: list[float] = []
-
-    def __enter__(self) -> "Client":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _ask_on(self) -> None:
-        with socket.create_connection(("127.0.0.1", self._port)) as connection:
-            stream = connection.makefile("rb")
-            while not self._stop.is_set():
-                begun = time.perf_counter()
-                connection.sendall(API_VERSIONS)
-                stream.read(struct.unpack(">i", stream.read(4))[0])
-                self.waits_ms.append((time.perf_counter() - begun) * 1000)
-                self._stop.wait(0.002)
-
-    def report(self, name: str) -> None:
-        waits = self.waits_ms
-        late = statistics.quantiles(waits, n=100)[98]
-        print(f"{name:10} longest {max(waits):7.1f} ms   p99 {late:6.1f} ms   of {len(waits)}")
+def measure(port: int, request: LargeRequest) -> str:
+    with Pings(port) as pings, Raw(port, timeout_s=PATIENCE_S) as raw:
+        begun = time.perf_counter()
+        try:
+            raw.socket.sendall(request.frame)
+            outcome = f"{len(raw.receive()):9} bytes"
+        except OSError as error:
+            outcome = str(error)
+        took = time.perf_counter() - begun
+    waits = sorted(pings.waits_ms)
+    late = waits[int(len(waits) * 0.99)]
+    return (
+        f"{request!s:62} {request.items:8} items, answered in {took:6.2f} s: {outcome};"
+        f" longest {waits[-1]:7.1f} ms, p99 {late:6.1f} ms"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--topics", type=int, default=1000)
-    parser.add_argument("--partitions", type=int, default=100)
+    parser.add_argument("--megabytes", type=float, default=1)
+    parser.add_argument("api", nargs="*", metavar="API", type=lambda name: ApiKey[name])
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="stalls-"))
-    zookeeper = ZooKeeper(directory / "zk", heap="2g")
-    admin = zookeeper.client()
-    brokers = list(range(1, 11))
-    (base,) = free_ports(1)
-    node = None
-    try:
-        for path in ("/brokers/ids", "/brokers/topics", "/config/topics"):
-            admin.ensure_path(path)
-        populate(zookeeper.port, options.topics, options.partitions, brokers, 3)
-        stubs = Stubs(zookeeper.address, brokers, base)
-        (port,) = free_ports(1)
-        file = directory / "server.properties"
-        file.write_text(
-            f"broker.id=101\nlisteners=PLAINTEXT://127.0.0.1:{port}\n"
-            f"zookeeper.connect={zookeeper.address}\nzookeeper.session.timeout.ms=30000\n"
-            f"log.dirs={directory}/logs\nauto.leader.rebalance.enable=false\n"
-            "controlled.shutdown.enable=false\n"
-        )
-        command = [str(Path(sys.executable).parent / "klamm"), "broker", str(file)]
-        with (directory / "log").open("w") as log:
-            node = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        wait_port(port, 60)
-        stubs.quiet(seconds=3)
-        with Client(port) as client:
-            time.sleep(3)
-        client.report("at rest")
-        for name, cause in (
-            ("failover", lambda: admin.delete("/controller")),
-            ("failure", lambda: stubs.say("kill 1")),
-            ("return", lambda: stubs.say("start 1")),
-        ):
-            stubs.say("reset")  # or it would be quiet before anything has happened
-            with Client(port) as client:
-                cause()
-                stubs.quiet(seconds=3)
-            client.report(name)
-        stubs.stop()
-    finally:
-        if node is not None:
-            os.killpg(node.pid, signal.SIGKILL)
-        admin.stop()
-        zookeeper.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+    size = int(options.megabytes * (1 << 20)) - 1024
+    with (
+        ZooKeeperServer() as zookeeper,
+        tempfile.TemporaryDirectory() as directory,
+        RealCluster(zookeeper, Path(directory), brokers=1) as cluster,
+    ):
+        cluster.create("t", assignment=[[1]] * 4)
+        port = cluster[1].port
+        with Raw(port) as raw:
+            existing = Existing("t", raw.topic_id("t"), cluster.znode("/controller_epoch"))
+        for key in options.api or map(ApiKey, APIS):
+            for request in large_requests(key, size, existing):
+                print(measure(port, request), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ added to histograms by the thousand, and quantiles are computed when the page is
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from time import perf_counter_ns
 from typing import Any, Final, TypeAlias
@@ -56,9 +56,9 @@ class RequestMeter:
         if len(self._fresh) >= RECENT_MAX:
             self.settle()
 
-    def count_errors(self, codes: Iterable[int]) -> None:
-        """Count the error codes of a response."""
-        self.errors.update(map(int, codes))
+    def count_errors(self, codes: Iterable[int] | Mapping[int, int]) -> None:
+        """Count the error codes of a response, or add what was counted already."""
+        self.errors.update(codes if isinstance(codes, Mapping) else map(int, codes))
 
     def settle(self) -> None:
         """Add the rows that were put aside to the sums."""

@@ -15,6 +15,7 @@ from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import Reader, ReadView
+from klamm.broker.slices import Steps
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import (
@@ -73,7 +74,7 @@ class FetchReader:
 
     def read(
         self, params: FetchParams, partitions: Iterable[RequestedPartition], *, is_first: bool
-    ) -> FetchResult:
+    ) -> Steps[FetchResult]:
         """Read all partitions; on the first read of a request, record a follower's progress."""
         fetched: Fetched = []
         size, left, is_urgent = 0, params.max_bytes, False
@@ -86,6 +87,7 @@ class FetchReader:
             elif entry.error_code or entry.diverging_epoch or entry.preferred_read_replica >= 0:
                 is_urgent = True
             fetched.append((requested, entry))
+            yield None
         return FetchResult(fetched, size, is_urgent)
 
     def count(self, params: FetchParams, fetched: Fetched) -> None:

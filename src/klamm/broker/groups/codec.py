@@ -5,11 +5,12 @@
 that the version carries. These are plain functions, so that they can be tested without a broker.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from klamm.broker.groups.coordinator import GROUP_TYPE
+from klamm.broker.groups.group import GroupState
 from klamm.broker.groups.messages import (
     NO_GENERATION,
     NO_LEADER_EPOCH,
@@ -53,6 +54,7 @@ FIRST_FETCH_WITH_TOP_LEVEL_ERROR: Final = 2
 FIRST_FETCH_OF_SEVERAL_GROUPS: Final = 8
 FIRST_FIND_OF_SEVERAL_KEYS: Final = 4
 
+_STATES: Final = frozenset(state.value.lower() for state in GroupState)
 #: Whether the metadata cache knows a partition.
 Exists = Callable[[TopicPartition], bool]
 
@@ -218,9 +220,11 @@ def offset_fetch_requests(header: RequestHeader, body: Any) -> list[OffsetFetchR
             partitions=None
             if group.topics is None
             else tuple(
-                TopicPartition(topic.name, index)
-                for topic in group.topics
-                for index in topic.partition_indexes
+                dict.fromkeys(
+                    TopicPartition(topic.name, index)
+                    for topic in group.topics
+                    for index in topic.partition_indexes
+                )
             ),
             require_stable=require_stable,
         )
@@ -246,7 +250,7 @@ def offset_fetch_body(
 
 
 def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
-    named = (
+    named = dict.fromkeys(
         TopicPartition(topic.name, each.partition_index)
         for topic in body.topics
         for each in topic.partitions
@@ -299,8 +303,23 @@ def describe_groups_body(
 
 
 def list_groups_filters(body: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """The states and types to filter by; empty means all."""
-    return getattr(body, "states_filter", ()), getattr(body, "types_filter", ())
+    """The states and types to filter by, in lower case and each once; empty means all."""
+    return (
+        _names(getattr(body, "states_filter", ()), _STATES),
+        _names(getattr(body, "types_filter", ()), {GROUP_TYPE}),
+    )
+
+
+def _names(given: Iterable[str], known: Set[str]) -> Sequence[str]:
+    names: set[str] = set()
+    unknown = None
+    for name in map(str.lower, given):
+        if name in known:
+            names.add(name)
+        else:
+            # One that is not known stands for all of them: it matches nothing.
+            unknown = name
+    return sorted(names) if unknown is None else [*sorted(names), unknown]
 
 
 def list_groups_body(listed: GroupList) -> Values:

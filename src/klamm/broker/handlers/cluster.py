@@ -13,7 +13,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from klamm.broker.handlers.dispatch import Body, Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import (
+    Body,
+    Call,
+    EncodedResponse,
+    Handler,
+    Result,
+    in_slices,
+    translated,
+)
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
     ClusterSnapshot,
@@ -23,6 +31,7 @@ from klamm.broker.metadata.cache import (
 )
 from klamm.broker.metadata.response import Operations, encode_all_topics
 from klamm.broker.security.access import Access
+from klamm.broker.slices import LargeBody, Steps, aside, each
 from klamm.errors import SessionLostError
 from klamm.names import is_internal, is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
@@ -43,8 +52,6 @@ CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 _BROKER_ENDPOINTS: Final = 1
 #: A response about more partitions than this is encoded in another thread.
 _MANY_PARTITIONS: Final = 10_000
-#: With more than this, named topics are described in slices.
-_MANY_NAMES: Final = 500
 
 
 class AutoCreate(Protocol):
@@ -105,42 +112,34 @@ class ClusterHandlers:
         wanted = body.topics
         if wanted is None or (version == 0 and not wanted):
             if call.access is not None:
-                return asyncio.to_thread(self._describe_allowed, call, snapshot, call.access)
+                return aside(self._describe_allowed, call, snapshot, call.access)
             if snapshot.partition_count > _MANY_PARTITIONS:
                 return self._encode_elsewhere(call, snapshot)
             return self._encode_all(call, snapshot)
         if 10 <= version < 12 and any(t.topic_id is not None or t.name is None for t in wanted):
-            names = [_unknown_topic(t.name or "", ErrorCode.INVALID_REQUEST) for t in wanted]
-            return self._metadata_body(call, snapshot, names)
+            return self._refuse_ids(call, snapshot, wanted)
         may_create = self._auto_create is not None and getattr(
             body, "allow_auto_topic_creation", True
         )
-        # Like Kafka, describe each topic once, however often it is named.
-        distinct = {(getattr(each, "topic_id", None), each.name): each for each in wanted}
-        if len(distinct) > _MANY_NAMES:
-            return self._describe_in_slices(call, snapshot, list(distinct.values()), may_create)
-        responses = self._describe_named(call, snapshot, distinct.values(), may_create)
-        if any(asyncio.iscoroutine(response) for response in responses):
-            return self._metadata_after_creation(call, snapshot, responses)
-        return self._metadata_body(call, snapshot, responses)
+        return self._describe_named(call, snapshot, wanted, may_create)
 
-    async def _describe_in_slices(
-        self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any], may_create: bool
-    ) -> Result:
-        """Describe many topics, and let other requests in between."""
-        responses: list[Any] = []
-        for start in range(0, len(wanted), _MANY_NAMES):
-            part = wanted[start : start + _MANY_NAMES]
-            responses += self._describe_named(call, snapshot, part, may_create)
-            await asyncio.sleep(0)
-        return await self._metadata_after_creation(call, snapshot, responses)
+    @in_slices
+    def _refuse_ids(
+        self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any]
+    ) -> Steps[Body]:
+        topics = yield from each(
+            lambda topic: _unknown_topic(topic.name or "", ErrorCode.INVALID_REQUEST), wanted
+        )
+        return self._metadata_body(call, snapshot, topics)
 
+    @in_slices
     def _describe_named(
-        self, call: Call, snapshot: ClusterSnapshot, wanted: Iterable[Any], may_create: bool
-    ) -> list[Any]:
-        """The descriptions of topics; a coroutine for each that has to be created first."""
-        responses: list[Any] = []
-        for topic in wanted:
+        self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any], may_create: bool
+    ) -> Steps[Body]:
+        """Describe topics, and create those that have to be created first."""
+        responses: list[Body] = []
+        for topic in (yield from translated(call, _distinct, wanted)):
+            yield None
             found = self._lookup(call, snapshot, topic)
             is_creatable = (
                 may_create
@@ -152,8 +151,11 @@ class ClusterHandlers:
                 if denied is not None:
                     responses.append(denied)
                     continue
-            responses.append(self._create(found["name"]) if is_creatable else found)
-        return responses
+            if is_creatable and self._auto_create is not None:
+                error: ErrorCode = yield self._auto_create(found["name"])
+                found = _unknown_topic(found["name"], error)
+            responses.append(found)
+        return self._metadata_body(call, snapshot, responses)
 
     def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         asks_topic = getattr(call.body, "include_topic_authorized_operations", False)
@@ -175,23 +177,11 @@ class ClusterHandlers:
             for topic in snapshot.topics()
             if may_describe(topic.name)
         ]
-        return self._metadata_body(call, snapshot, topics)
+        return LargeBody(self._metadata_body(call, snapshot, topics))
 
     async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
         """Encode in another thread, which is safe because a snapshot does not change."""
-        return await asyncio.to_thread(self._encode_all, call, snapshot)
-
-    async def _metadata_after_creation(
-        self, call: Call, snapshot: ClusterSnapshot, responses: list[Any]
-    ) -> Body:
-        topics = [
-            await response if asyncio.iscoroutine(response) else response for response in responses
-        ]
-        return self._metadata_body(call, snapshot, topics)
-
-    async def _create(self, name: str) -> Body:
-        assert self._auto_create is not None
-        return _unknown_topic(name, await self._auto_create(name))
+        return await aside(self._encode_all, call, snapshot)
 
     def _metadata_body(self, call: Call, snapshot: ClusterSnapshot, topics: list[Body]) -> Body:
         asks = getattr(call.body, "include_cluster_authorized_operations", False)
@@ -263,6 +253,11 @@ class ClusterHandlers:
             )
             response |= {"error_code": code, "error_message": code.message, "brokers": []}
         return response
+
+
+def _distinct(wanted: Iterable[Any]) -> list[Any]:
+    """Each topic once, however often it is named, as Kafka does."""
+    return list({(getattr(each, "topic_id", None), each.name): each for each in wanted}.values())
 
 
 def _topic_operations(call: Call, topic: str) -> int:

@@ -5,11 +5,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from klamm.broker.handlers.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler, in_slices
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.security.password_encoder import decode_settings, encode_settings
+from klamm.broker.slices import Steps, aside, counted, finish, paced
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
@@ -36,6 +37,8 @@ _BROKER_LOGGER: Final = 8
 _LOGGER_SOURCE: Final = 6
 
 _UNKNOWN_TYPE: Final = 0
+#: As many settings as nobody has.
+_MANY: Final = 500
 
 _ROOT_LOGGER: Final = "root"
 _LOGGERS: Final = "klamm"
@@ -48,6 +51,9 @@ _LEVELS: Final[Mapping[str, int]] = {
     "FATAL": logging.CRITICAL,
 }
 _LEVEL_NAMES: Final = {level: name for name, level in _LEVELS.items()}
+
+
+T = TypeVar("T")
 
 
 class _Refused(Exception):
@@ -97,18 +103,36 @@ class ConfigHandlers:
 
     # DescribeConfigs
 
-    async def _describe_configs(self, call: Call) -> Body:
-        return {"results": [await self._describe(call.body, each) for each in call.body.resources]}
+    @in_slices
+    def _describe_configs(self, call: Call) -> Steps[Body]:
+        # A resource that is named again is described in the same way.
+        described: dict[_Resource, Body] = {}
+        results = []
+        for wanted in call.body.resources:
+            resource = _Resource(wanted.resource_type, wanted.resource_name)
+            if resource not in described:
+                described[resource] = yield from self._describe(call.body, resource)
+            response = described[resource]
+            if wanted.configuration_keys and response["configs"]:
+                names = yield from counted(wanted.configuration_keys)
+                shown = [each for each in response["configs"] if each["name"] in names]
+                response = {**response, "configs": shown}
+            results.append(response)
+            yield None
+        return {"results": results}
 
-    async def _describe(self, body: Any, wanted: Any) -> Body:
-        resource = _Resource(wanted.resource_type, wanted.resource_name)
+    def _describe(self, body: Any, resource: _Resource) -> Steps[Body]:
         response = {"resource_type": resource.type, "resource_name": resource.name}
         try:
             if resource.type == _BROKER_LOGGER:
                 self._check_own(resource)
                 configs = _loggers()
+            elif self._needs_no_store(resource):
+                configs = [_entry(each, body.include_synonyms) for each in self._own(resource)]
             else:
-                entries = await self._entries(resource)
+                overrides = yield read_config(self._store, f"topics/{resource.name}")
+                known = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
+                entries = describe_topic(known, self._config())
                 configs = [_entry(each, body.include_synonyms) for each in entries]
         except _Refused as refused:
             return {
@@ -117,22 +141,21 @@ class ConfigHandlers:
                 "error_message": refused.message,
                 "configs": [],
             }
-        names = wanted.configuration_keys
-        if names:
-            configs = [each for each in configs if each["name"] in names]
         return {**response, "error_code": ErrorCode.NONE, "error_message": "", "configs": configs}
 
-    async def _entries(self, resource: _Resource) -> Sequence[DescribedConfig]:
+    def _needs_no_store(self, resource: _Resource) -> bool:
+        """Whether this is not a topic that exists; refuse a topic that does not."""
+        if resource.type != _TOPIC:
+            return True
+        complaint = complaint_about(resource.name)
+        if complaint is not None:
+            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+        if not self._is_known(resource.name):
+            raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+        return False
+
+    def _own(self, resource: _Resource) -> Sequence[DescribedConfig]:
         config = self._config()
-        if resource.type == _TOPIC:
-            complaint = complaint_about(resource.name)
-            if complaint is not None:
-                raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
-            if not self._is_known(resource.name):
-                raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
-            overrides = await read_config(self._store, f"topics/{resource.name}")
-            known = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
-            return describe_topic(known, config)
         if resource.type == _BROKER:
             if not resource.name:
                 return describe_broker_defaults(config)
@@ -191,10 +214,12 @@ class ConfigHandlers:
         self, call: Call, change: Callable[[Any, dict[str, str]], dict[str, str]]
     ) -> Body:
         body = call.body
-        asked = Counter((each.resource_type, each.resource_name) for each in body.resources)
+        asked = await finish(
+            counted((each.resource_type, each.resource_name) for each in body.resources)
+        )
         responses = []
         async with self._turn:
-            for wanted in body.resources:
+            async for wanted in paced(body.resources):
                 resource = _Resource(wanted.resource_type, wanted.resource_name)
                 code, message = ErrorCode.NONE, None
                 try:
@@ -202,7 +227,7 @@ class ConfigHandlers:
                         raise _Refused(
                             ErrorCode.INVALID_REQUEST, "Each resource must appear at most once"
                         )
-                    _check_unique(wanted.configs)
+                    await _checked(wanted, lambda wanted: _check_unique(wanted.configs))
                     await self._change(resource, wanted, change, body.validate_only)
                 except _Refused as refused:
                     code, message = refused.code, refused.message
@@ -231,14 +256,18 @@ class ConfigHandlers:
             return
         entity_path = self._entity_path(resource)
         stored = await read_config(self._store, entity_path)
-        if resource.type == _TOPIC:
-            settings = change(wanted, stored)
-            validate_topic_config(settings)
-        else:
+
+        def settled(wanted: Any) -> dict[str, str]:
+            if resource.type == _TOPIC:
+                settings = change(wanted, stored)
+                validate_topic_config(settings)
+                return settings
             readable, _ = decode_settings(stored, self._config())
             settings = change(wanted, readable)
             self._validate_broker(resource, settings)
-            settings = encode_settings(settings, self._config())
+            return encode_settings(settings, self._config())
+
+        settings = await _checked(wanted, settled)
         if not validate_only:
             await write_config(self._store, entity_path, settings)
 
@@ -280,6 +309,11 @@ def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:
         where = f"ConfigResource(type=TOPIC, name='{resource.name}')"
         return ErrorCode.INVALID_CONFIG, f"Invalid config value for resource {where}: {error}"
     return ErrorCode.INVALID_CONFIG, str(error)
+
+
+async def _checked(wanted: Any, check: Callable[[Any], T]) -> T:
+    """What comes of checking a resource's settings; many of them are checked beside the loop."""
+    return check(wanted) if len(wanted.configs) < _MANY else await aside(check, wanted)
 
 
 def _check_unique(configs: Iterable[Any]) -> None:

@@ -11,11 +11,13 @@ from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
     BrokerEndpoint,
     CachedBroker,
+    ClusterSnapshot,
     MetadataCache,
     MetadataUpdate,
     SnapshotChange,
 )
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState
+from klamm.broker.slices import aside, paced
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -23,8 +25,6 @@ from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetada
 
 log = logging.getLogger("klamm.broker.control")
 
-#: The longest time to hold the event loop before other tasks get a turn.
-_SLICE_S: Final = 0.01
 #: More partitions than this are merged into the metadata in another thread.
 _MANY_PARTITIONS: Final = 2000
 
@@ -108,16 +108,14 @@ class ControlHandlers:
             error = await self._admit(request.controller_epoch, request.broker_epoch)
             if error:
                 return {"error_code": error}
-            update = MetadataUpdate(
-                request.controller_id,
-                [_live_broker(broker) for broker in request.live_brokers],
-                request.topics,
-            )
             snapshot = self._metadata.snapshot
-            if sum(len(topic.records) for topic in request.topics) > _MANY_PARTITIONS:
-                change = await asyncio.to_thread(snapshot.after, update)
+            if (
+                len(request.live_brokers) > _MANY_PARTITIONS
+                or sum(len(topic.records) for topic in request.topics) > _MANY_PARTITIONS
+            ):
+                change = await aside(_changed, snapshot, request)
             else:
-                change = snapshot.after(update)
+                change = _changed(snapshot, request)
             self._metadata.install(change)
             for listener in self._listeners:
                 listener.on_metadata(change)
@@ -130,9 +128,10 @@ class ControlHandlers:
         async with self._turn:
             error = await self._admit(request.controller_epoch, request.broker_epoch)
             if error:
-                return _refused(request, error)
-            await self._replicas.prepare([topic.topic_name for topic in request.topic_states])
-            topics = [await self._apply_topic(topic) for topic in request.topic_states]
+                return await aside(_refused, request, error)
+            names = {topic.topic_name for topic in request.topic_states}
+            await self._replicas.prepare(sorted(names))
+            topics = [await self._apply_topic(topic) async for topic in paced(request.topic_states)]
         refused = sum(bool(each["error_code"]) for t in topics for each in t["partition_errors"])
         log.info(
             "[Broker id=%s] LeaderAndIsr of controller %s, epoch %s: %s partitions, %s refused",
@@ -145,19 +144,14 @@ class ControlHandlers:
         return {"error_code": ErrorCode.NONE, "topics": topics}
 
     async def _apply_topic(self, topic: Any) -> Body:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         errors = []
-        for state in topic.partition_states:
+        async for state in paced(topic.partition_states):
             name = TopicPartition(topic.topic_name, state.partition_index)
             await self._replicas.settle(name)
             if self._clear_way is not None:
                 await self._clear_way(name, topic.topic_id)
             error = self._replicas.apply(name, topic.topic_id, _order(state))
             errors.append({"partition_index": name.partition, "error_code": error})
-            if loop.time() - began > _SLICE_S:
-                await asyncio.sleep(0)
-                began = loop.time()
         return {"topic_id": topic.topic_id, "partition_errors": errors}
 
     # StopReplica
@@ -168,7 +162,7 @@ class ControlHandlers:
             error = await self._admit(int(request.controller_epoch), int(request.broker_epoch))
             if error:
                 return {"error_code": error, "partition_errors": []}
-            errors = [await self._stop(*each) for each in _partitions_to_stop(request)]
+            errors = [await self._stop(*each) async for each in paced(_partitions_to_stop(request))]
         return {"error_code": ErrorCode.NONE, "partition_errors": errors}
 
     async def _stop(self, name: TopicPartition, leader_epoch: int, delete: bool) -> Body:
@@ -216,6 +210,11 @@ def _partitions_to_stop(request: Any) -> Iterator[tuple[TopicPartition, int, boo
         for state in topic.partition_states:
             name = TopicPartition(topic.topic_name, state.partition_index)
             yield name, state.leader_epoch, state.delete_partition
+
+
+def _changed(snapshot: ClusterSnapshot, request: UpdateMetadataRequest) -> SnapshotChange:
+    brokers = [_live_broker(broker) for broker in request.live_brokers]
+    return snapshot.after(MetadataUpdate(request.controller_id, brokers, request.topics))
 
 
 def _live_broker(broker: Any) -> CachedBroker:

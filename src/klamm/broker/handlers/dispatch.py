@@ -1,29 +1,41 @@
-"""The dispatcher: it decodes request frames, calls their handlers and encodes the responses."""
+"""The dispatcher: it decodes request frames, calls their handlers and encodes the responses.
 
-import asyncio
+A request that may name very much is decoded, and its response encoded, beside the event loop;
+handlers take their time in slices.
+"""
+
+import functools
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from klamm.broker.security.access import Access
+from klamm.broker.slices import LargeBody, Steps, aside, discard, run
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
 from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
-from klamm.protocol.codec.frames import decode_request, encode_response
+from klamm.protocol.codec.frames import (
+    decode_large_request,
+    decode_request,
+    encode_large_response,
+    encode_response,
+)
 from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.produce import ManyEntriesError
 
 log = logging.getLogger("klamm.broker.requests")
 
-#: The requests that are large because of the records they are about, and quickly decoded.
-_ABOUT_RECORDS: Final = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
-#: The size from which on other requests are decoded, and their responses encoded, in another
-#: thread: they may name every partition there is.
+#: The size from which on requests, but for Produce with its records, are decoded, and their
+#: responses encoded, in another thread: they may name every partition there is.
 _LARGE_BYTES: Final = 64 * 1024
+_PRODUCE: Final = ApiKey.PRODUCE.to_bytes(2, "big")
 #: Up to this many error codes of a response are counted lazily.
 _FEW: Final = 32
 
@@ -47,7 +59,7 @@ class EncodedResponse(NamedTuple):
     """A response that the handler has encoded, with the error codes in it that it knows of."""
 
     parts: Parts
-    errors: Sequence[int] = ()
+    errors: Sequence[int] | Mapping[int, int] = ()
 
 
 #: Nothing is sent: the result of a produce request with acks=0.
@@ -55,7 +67,22 @@ NO_RESPONSE: Final = EncodedResponse(None)
 
 Body: TypeAlias = Mapping[str, Any]
 Result: TypeAlias = Body | EncodedResponse
+P = ParamSpec("P")
+T = TypeVar("T")
 Handler: TypeAlias = Callable[[Call], Result | Awaitable[Result]]
+
+
+def in_slices(
+    handle: Callable[P, Steps[Result | Awaitable[Result]]],
+) -> Callable[P, Result | Awaitable[Result]]:
+    """Make a handler of a function whose work is cut into steps."""
+
+    @functools.wraps(handle)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> Result | Awaitable[Result]:
+        answering: Result | Awaitable[Result] = run(handle(*args, **kwargs))
+        return answering
+
+    return begin
 
 
 class Dispatcher:
@@ -74,17 +101,24 @@ class Dispatcher:
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
-        if len(frame) > _LARGE_BYTES and (frame[1] not in _ABOUT_RECORDS or frame[0]):
+        if len(frame) > _LARGE_BYTES and frame[:2] != _PRODUCE:
             return self._serve_large(connection, frame, arrived)
-        return self._serve(connection, frame, arrived, arrived, *decode_request(frame))
+        try:
+            request = decode_request(frame)
+        except ManyEntriesError:
+            return self._serve_large(connection, frame, arrived)
+        return self._serve(connection, frame, arrived, arrived, *request)
 
     async def _serve_large(
         self, connection: ServerConnection, frame: memoryview, arrived: int
     ) -> MeasuredResponse:
-        """Decode a request that may name very much in another thread, then serve it."""
-        request = await asyncio.to_thread(decode_request, frame)
-        response = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
-        return await response if inspect.isawaitable(response) else response
+        """Serve a request that may name very much, and take it apart afterwards."""
+        request = await aside(decode_large_request, frame)
+        try:
+            response = self._serve(connection, frame, arrived, perf_counter_ns(), *request)
+            return await response if inspect.isawaitable(response) else response
+        finally:
+            discard(dismantle, request.body)
 
     def _serve(
         self,
@@ -108,8 +142,6 @@ class Dispatcher:
             handled = perf_counter_ns()
             if inspect.isawaitable(result):
                 return self._await(call, result, handled)
-            if len(frame) > _LARGE_BYTES and not isinstance(result, EncodedResponse):
-                return self._respond_aside(call, result, handled)
             return _respond(call, result, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, perf_counter_ns())
@@ -118,16 +150,11 @@ class Dispatcher:
             return _failed(call, perf_counter_ns())
 
     @staticmethod
-    async def _respond_aside(call: Call, body: Body, handled: int) -> MeasuredResponse:
-        """Encode the response to a large request in another thread."""
-        return _respond(call, await asyncio.to_thread(_encode, call.header, body), handled)
-
-    @staticmethod
     async def _await(call: Call, result: Awaitable[Result], handled: int) -> MeasuredResponse:
         try:
             response = await result
-            if len(call.frame) > _LARGE_BYTES and not isinstance(response, EncodedResponse):
-                response = await asyncio.to_thread(_encode, call.header, response)
+            if is_large(call, response) and not isinstance(response, EncodedResponse):
+                response = await aside(_encode_large, call.header, response)
             return _respond(call, response, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, handled)
@@ -139,7 +166,7 @@ class Dispatcher:
 def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
     _, header, _, frame, meter, arrived, begun, _ = call
     parts, codes = result if isinstance(result, EncodedResponse) else _encode(header, result)
-    if len(codes) > _FEW:
+    if len(codes) > _FEW or isinstance(codes, Mapping):
         # Lazily counted codes stay in memory until they are counted.
         meter.count_errors(codes)
         codes = ()
@@ -149,6 +176,40 @@ def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
 
 def _encode(header: RequestHeader, body: Body) -> EncodedResponse:
     return EncodedResponse([encode_response(header, body)], list(error_codes(body)))
+
+
+def _encode_large(header: RequestHeader, body: Body) -> EncodedResponse:
+    codes = Counter(map(int, error_codes(body)))
+    encoded = EncodedResponse(encode_large_response(header, body), codes)
+    dismantle(body)
+    return encoded
+
+
+def is_large(call: Call, result: Result) -> bool:
+    """Whether a request or its response may take long to go through."""
+    return len(call.frame) > _LARGE_BYTES or isinstance(result, LargeBody)
+
+
+def translated(call: Call, function: Callable[P, T], *args: P.args, **kw: P.kwargs) -> Steps[T]:
+    """Steps that call a pure function: beside the event loop if the request is large."""
+    if len(call.frame) > _LARGE_BYTES:
+        result: T = yield aside(function, *args, **kw)
+        return result
+    return function(*args, **kw)
+
+
+def refused(call: Call, code: ErrorCode) -> Result | Awaitable[Result]:
+    """The response to a request of which all is refused with one error."""
+    if len(call.frame) > _LARGE_BYTES:
+        return aside(_refusal, call, code)
+    return _refusal(call, code)
+
+
+def _refusal(call: Call, code: ErrorCode) -> Body:
+    answer = failure(call.header, call.body, code)
+    if answer is None:
+        raise CloseConnection(f"{APIS[call.header.api_key].name}: {code.name}")
+    return answer
 
 
 def _note_closed(call: Call, handled: int) -> None:
@@ -162,9 +223,9 @@ def _failed(call: Call, handled: int) -> MeasuredResponse:
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)
     try:
-        body = failure(call.header, call.body, ErrorCode.UNKNOWN_SERVER_ERROR)
-        if body is not None:
-            return _respond(call, body, handled)
+        return _respond(call, _refusal(call, ErrorCode.UNKNOWN_SERVER_ERROR), handled)
+    except CloseConnection:
+        pass
     except Exception:
         log.exception("the error response for %s cannot be encoded", call.connection.peer)
     raise CloseConnection(f"{name} failed without a response")

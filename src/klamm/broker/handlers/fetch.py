@@ -1,5 +1,6 @@
 """Fetch, from consumers and from followers (sections 6.2, 6.8 and 6.9)."""
 
+import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Final, cast
@@ -18,11 +19,19 @@ from klamm.broker.fetch.sessions import (
     SessionResponse,
 )
 from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
-from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import (
+    Call,
+    EncodedResponse,
+    Handler,
+    Result,
+    in_slices,
+    translated,
+)
 from klamm.broker.log.results import Slice
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.access import Access
+from klamm.broker.slices import Steps, aside, finish
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.net.server import Part
@@ -40,6 +49,8 @@ from klamm.protocol.fast.fetch import (
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13
+#: The response about more partitions than this is encoded beside the event loop.
+_MANY: Final = 1000
 _READ_COMMITTED: Final = 1
 _RACK_AWARE_SELECTORS: Final = ("org.apache.kafka.common.replica.RackAwareReplicaSelector",)
 
@@ -70,16 +81,18 @@ class FetchHandlers:
         """The handlers by API key."""
         return {ApiKey.FETCH: self._fetch}
 
-    def _fetch(self, call: Call) -> Result | Awaitable[Result]:
+    @in_slices
+    def _fetch(self, call: Call) -> Steps[Result | Awaitable[Result]]:
         request: FetchRequest = call.body
         params = self._params(call, request)
-        context = self._sessions.open(
-            session_request(request, params.version, self._metadata.snapshot, _terms(call, params)),
-            self._clock.steady_ms(),
+        snapshot, terms = self._metadata.snapshot, _terms(call, params)
+        wanted = yield from translated(
+            call, session_request, request, params.version, snapshot, terms
         )
+        context = self._sessions.open(wanted, self._clock.steady_ms())
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
-        result = self._reader.read(params, context.partitions, is_first=True)
+        result = yield from self._reader.read(params, context.partitions, is_first=True)
         if (
             result.size >= params.min_bytes
             or result.is_urgent
@@ -112,8 +125,9 @@ class FetchHandlers:
         operation: DelayedFetch,
     ) -> Result:
         await operation.wait()
-        result = self._reader.read(params, context.partitions, is_first=False)
-        return self._respond(call, params, context, result.fetched)
+        result = await finish(self._reader.read(params, context.partitions, is_first=False))
+        answering = self._respond(call, params, context, result.fetched)
+        return await answering if inspect.isawaitable(answering) else answering
 
     def _params(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version
@@ -139,7 +153,7 @@ class FetchHandlers:
 
     def _respond(
         self, call: Call, params: FetchParams, context: FetchContext, fetched: Fetched
-    ) -> Result:
+    ) -> Result | Awaitable[Result]:
         size = sum(entry.records.size for _, entry in fetched if isinstance(entry.records, Slice))
         throttle_ms = self._quotas.fetch_ms(call, size)
         if throttle_ms:
@@ -148,13 +162,15 @@ class FetchHandlers:
             return _frame(call, empty)
         begin, shown = context.response(fetched, self._clock.steady_ms())
         self._reader.count(params, shown)
-        return _frame(call, self._response(call, begin, shown))
+        if len(shown) > _MANY:
+            return aside(self._encode, call, begin, shown)
+        return self._encode(call, begin, shown)
 
-    def _response(self, call: Call, begin: SessionResponse, shown: Fetched) -> FetchResponse:
+    def _encode(self, call: Call, begin: SessionResponse, shown: Fetched) -> EncodedResponse:
         hinted = {
             entry.current_leader.leader_id for _, entry in shown if entry.current_leader is not None
         }
-        return FetchResponse(
+        response = FetchResponse(
             response_topics(shown),
             begin.error,
             begin.session_id,
@@ -162,6 +178,7 @@ class FetchHandlers:
                 self._metadata.snapshot, hinted, call.connection.listener
             ),
         )
+        return _frame(call, response)
 
 
 def _may_read(access: Access, replica_id: int) -> Callable[[str], bool]:
@@ -189,25 +206,27 @@ def _frame(call: Call, response: FetchResponse) -> EncodedResponse:
 def session_request(
     request: FetchRequest, version: int, snapshot: ClusterSnapshot, terms: Hashable
 ) -> SessionRequest:
-    """The request's partitions and session, with the names of topic ids that are known."""
-    partitions = []
+    """The request's partitions and session, with the names of topic ids that are known.
+
+    As in Kafka, the last of several entries for a partition counts, in the place of the first.
+    """
+    partitions: dict[SessionKey, RequestedPartition] = {}
     for topic in request.topics:
         name, topic_id = topic.name, topic.topic_id
         if name is None and topic_id is not None:
             name = snapshot.topic_name(topic_id)
         for each in topic.partitions:
-            partitions.append(
-                RequestedPartition(
-                    None if name is None else TopicPartition(name, each.partition),
-                    topic_id,
-                    each.partition,
-                    FetchPosition(
-                        each.fetch_offset, each.current_leader_epoch, each.last_fetched_epoch
-                    ),
-                    each.partition_max_bytes,
-                    each.log_start_offset,
-                )
+            requested = RequestedPartition(
+                None if name is None else TopicPartition(name, each.partition),
+                topic_id,
+                each.partition,
+                FetchPosition(
+                    each.fetch_offset, each.current_leader_epoch, each.last_fetched_epoch
+                ),
+                each.partition_max_bytes,
+                each.log_start_offset,
             )
+            partitions[requested.key] = requested
     forgotten: list[SessionKey] = [
         (topic.topic_id or topic.name or "", index)
         for topic in request.forgotten_topics
@@ -216,7 +235,7 @@ def session_request(
     return SessionRequest(
         request.session_id,
         request.session_epoch,
-        partitions,
+        list(partitions.values()),
         forgotten,
         by_id=version >= _FIRST_BY_ID,
         is_follower=request.replica_id >= 0,

@@ -1,10 +1,12 @@
 """DescribeLogDirs (BADM-10)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.log.manager import DirectoryDescription, LogDescription, LogManager
+from klamm.broker.slices import LargeBody, aside
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -20,16 +22,17 @@ class LogDirHandlers:
         return {ApiKey.DESCRIBE_LOG_DIRS: self._describe_log_dirs}
 
     async def _describe_log_dirs(self, call: Call) -> Body:
-        wanted = None
-        if call.body.topics is not None:
-            wanted = {
-                (topic.topic, index) for topic in call.body.topics for index in topic.partitions
-            }
         described = await asyncio.to_thread(self._logs.describe)
-        return {
-            "error_code": ErrorCode.NONE,
-            "results": [_directory(each, wanted) for each in described],
-        }
+        return await aside(_body, call.body.topics, described)
+
+
+def _body(topics: Sequence[Any] | None, described: Iterable[DirectoryDescription]) -> Body:
+    wanted = None
+    if topics is not None:
+        wanted = {(topic.topic, index) for topic in topics for index in topic.partitions}
+    return LargeBody(
+        error_code=ErrorCode.NONE, results=[_directory(each, wanted) for each in described]
+    )
 
 
 def _directory(directory: DirectoryDescription, wanted: set[tuple[str, int]] | None) -> Body:

@@ -1,18 +1,19 @@
 """Handlers of ListOffsets, OffsetForLeaderEpoch and DeleteRecords (sections 6.3, 6.10, 11.4)."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from klamm.broker.handlers.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler, in_slices, translated
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.results import TimestampedOffset
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import CONSUMER, Reader
+from klamm.broker.slices import Steps, counted, each
 from klamm.names import EARLIEST, LATEST, TopicPartition, is_internal
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -63,32 +64,31 @@ class OffsetHandlers:
 
     # ListOffsets
 
-    async def _list_offsets(self, call: Call) -> Body:
+    @in_slices
+    def _list_offsets(self, call: Call) -> Steps[Body]:
         body = call.body
         reader = _OffsetReader(
             call.header.api_version, body.replica_id, getattr(body, "isolation_level", 0) == 1
         )
-        asked = Counter(
-            (topic.name, each.partition_index) for topic in body.topics for each in topic.partitions
+        asked = yield from counted(
+            (topic.name, wanted.partition_index)
+            for topic in body.topics
+            for wanted in topic.partitions
         )
-        return {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        await self._list(
-                            reader, TopicPartition(topic.name, each.partition_index), each
-                        )
-                        if asked[topic.name, each.partition_index] == 1
-                        else _no_offset(each.partition_index, ErrorCode.INVALID_REQUEST)
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in body.topics
-            ]
-        }
+        topics = []
+        for topic in body.topics:
+            partitions = []
+            for wanted in topic.partitions:
+                if asked[topic.name, wanted.partition_index] == 1:
+                    name = TopicPartition(topic.name, wanted.partition_index)
+                    partitions.append((yield from self._list(reader, name, wanted)))
+                else:
+                    partitions.append(_no_offset(wanted.partition_index, ErrorCode.INVALID_REQUEST))
+                yield None
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"topics": topics}
 
-    async def _list(self, reader: _OffsetReader, name: TopicPartition, wanted: Any) -> Body:
+    def _list(self, reader: _OffsetReader, name: TopicPartition, wanted: Any) -> Steps[Body]:
         timestamp = wanted.timestamp
         if timestamp < 0 and reader.version < _FIRST_VERSION.get(timestamp, 1 << 15):
             return _no_offset(name.partition, ErrorCode.UNSUPPORTED_VERSION)
@@ -102,7 +102,7 @@ class OffsetHandlers:
         if error:
             return _no_offset(name.partition, error)
         try:
-            found = await _look_up(partition, reader, timestamp)
+            found = yield from _look_up(partition, reader, timestamp)
         except StorageError:
             return _no_offset(name.partition, ErrorCode.KAFKA_STORAGE_ERROR)
         is_open_ended = timestamp == LATEST or found.offset < 0
@@ -123,21 +123,17 @@ class OffsetHandlers:
 
     # OffsetForLeaderEpoch
 
-    def _offset_for_leader_epoch(self, call: Call) -> Body:
-        return {
-            "topics": [
-                {
-                    "topic": topic.topic,
-                    "partitions": [
-                        self._end_of_epoch(TopicPartition(topic.topic, each.partition), each)
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in call.body.topics
-            ]
-        }
+    @in_slices
+    def _offset_for_leader_epoch(self, call: Call) -> Steps[Body]:
+        topics = []
+        for topic in call.body.topics:
+            ends = yield from each(partial(self._end_of_epoch, topic.topic), topic.partitions)
+            topics.append({"topic": topic.topic, "partitions": ends})
+            yield None
+        return {"topics": topics}
 
-    def _end_of_epoch(self, name: TopicPartition, wanted: Any) -> Body:
+    def _end_of_epoch(self, topic: str, wanted: Any) -> Body:
+        name = TopicPartition(topic, wanted.partition)
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
             return {"error_code": partition, "partition": name.partition}
@@ -151,17 +147,19 @@ class OffsetHandlers:
 
     # DeleteRecords
 
-    async def _delete_records(self, call: Call) -> Body:
+    @in_slices
+    def _delete_records(self, call: Call) -> Steps[Body]:
         body = call.body
         errors: dict[TopicPartition, ErrorCode] = {}
         targets: dict[TopicPartition, int] = {}
         for topic in body.topics:
-            for each in topic.partitions:
-                name = TopicPartition(topic.name, each.partition_index)
+            for wanted in topic.partitions:
+                yield None
+                name = TopicPartition(topic.name, wanted.partition_index)
                 if is_internal(topic.name):
                     errors[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
                     continue
-                error, target = self._replicas.delete_records(name, each.offset)
+                error, target = self._replicas.delete_records(name, wanted.offset)
                 if error:
                     errors[name] = error
                 else:
@@ -170,32 +168,40 @@ class OffsetHandlers:
         if targets:
             timeout_ms = body.timeout // _MILLISECOND
             operation = self._replicas.delay_delete_records(targets, timeout_ms)
-            await operation.wait()
+            yield operation.wait()
             errors.update(operation.errors)
             low_watermarks = operation.low_watermarks
-        return {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        {
-                            "partition_index": each.partition_index,
-                            "low_watermark": low_watermarks.get(
-                                TopicPartition(topic.name, each.partition_index), -1
-                            ),
-                            "error_code": errors[TopicPartition(topic.name, each.partition_index)],
-                        }
-                        for each in topic.partitions
-                    ],
-                }
-                for topic in body.topics
-            ]
-        }
+        return (yield from translated(call, _deleted_records, body, low_watermarks, errors))
 
 
-async def _look_up(
+def _deleted_records(
+    body: Any,
+    low_watermarks: Mapping[TopicPartition, int],
+    errors: Mapping[TopicPartition, ErrorCode],
+) -> Body:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": each.partition_index,
+                        "low_watermark": low_watermarks.get(
+                            TopicPartition(topic.name, each.partition_index), -1
+                        ),
+                        "error_code": errors[TopicPartition(topic.name, each.partition_index)],
+                    }
+                    for each in topic.partitions
+                ],
+            }
+            for topic in body.topics
+        ]
+    }
+
+
+def _look_up(
     partition: Partition, reader: _OffsetReader, timestamp: int
-) -> TimestampedOffset:
+) -> Steps[TimestampedOffset]:
     """The offset and timestamp for a requested timestamp (LIST-1..3); -1 and -1 if none."""
     replica = partition.log
     assert isinstance(replica, Log), "a partition that can be read has a log on disk"
@@ -215,9 +221,9 @@ async def _look_up(
     if timestamp == LATEST_TIERED:
         return _NOTHING
     if timestamp == MAX_TIMESTAMP:
-        found = await asyncio.to_thread(replica.offset_of_max_timestamp)
+        found: TimestampedOffset | None = yield asyncio.to_thread(replica.offset_of_max_timestamp)
         return found if found is not None and found.offset < end else _NOTHING
-    found = await asyncio.to_thread(replica.offset_for_timestamp, timestamp, end)
+    found = yield asyncio.to_thread(replica.offset_for_timestamp, timestamp, end)
     return found or _NOTHING
 
 

@@ -8,7 +8,14 @@ from typing import Final, NamedTuple, TypeAlias, cast
 from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
 from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
-from klamm.broker.handlers.dispatch import NO_RESPONSE, Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import (
+    NO_RESPONSE,
+    Call,
+    EncodedResponse,
+    Handler,
+    Result,
+    in_slices,
+)
 from klamm.broker.handlers.fetch import node_endpoints
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.producers import VerificationStateEntry
@@ -24,6 +31,7 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
+from klamm.broker.slices import Steps, aside, each
 from klamm.broker.transactions.verifier import Errors, TransactionVerifier
 from klamm.names import ACKS_ALL, TopicPartition, is_internal
 from klamm.net.server import CloseConnection
@@ -40,6 +48,8 @@ from klamm.protocol.fast.produce import (
 )
 from klamm.protocol.records import HEADER_SIZE, Batch, decode_batch_header
 
+#: The response about more partitions than this is encoded beside the event loop.
+_MANY: Final = 1000
 _NO_ACKS: Final = 0
 _LEADER_ACKS: Final = 1
 _ADMIN_CLIENT: Final = "__admin_client"
@@ -99,17 +109,22 @@ class ProduceHandlers:
         """The handlers by API key."""
         return {ApiKey.PRODUCE: self._produce}
 
-    def _produce(self, call: Call) -> Result | Awaitable[Result]:
+    @in_slices
+    def _produce(self, call: Call) -> Steps[Result | Awaitable[Result]]:
         # Of several entries for a partition, Kafka takes the last.
-        sent: dict[TopicPartition, Records] = {
-            TopicPartition(topic.name, index): records
-            for topic in call.body.topics
-            for index, records in topic.partitions
-        }
-        batches = cast("Collection[memoryview | None]", sent.values())
-        if any(map(is_garbage, batches)):
+        sent: dict[TopicPartition, Records] = {}
+        has_garbage = has_transactional = False
+        for topic in call.body.topics:
+            for index, records in topic.partitions:
+                sent[TopicPartition(topic.name, index)] = records
+                yield None
+        for records in cast("Collection[memoryview | None]", sent.values()):
+            has_garbage = has_garbage or is_garbage(records)
+            has_transactional = has_transactional or is_transactional(records)
+            yield None
+        if has_garbage:
             return self._refuse_all(call, sent, ErrorCode.CORRUPT_MESSAGE)
-        if not any(map(is_transactional, batches)):
+        if not has_transactional:
             return self._validate_and_append(call, sent, NOT_VERIFIED)
         verified = self._verify(call, sent)
         if isinstance(verified, ErrorCode):
@@ -175,7 +190,9 @@ class ProduceHandlers:
                     return self._validate_aside(call, sent, verified)
         return self._append_all(call, sent, verified)
 
-    def _refuse_all(self, call: Call, sent: Iterable[TopicPartition], error: ErrorCode) -> Result:
+    def _refuse_all(
+        self, call: Call, sent: Iterable[TopicPartition], error: ErrorCode
+    ) -> Result | Awaitable[Result]:
         """Refuse the whole request because of something in it (PROD-1, TXN-12)."""
         topics = _by_topic((name, ProducePartitionResponse(name.partition, error)) for name in sent)
         if call.body.acks == _NO_ACKS:
@@ -196,7 +213,7 @@ class ProduceHandlers:
             }
 
         async with self._validating:
-            validated = await asyncio.to_thread(validate)
+            validated = await aside(validate)
         result = self._append_all(call, validated, verified)
         return await result if inspect.isawaitable(result) else result
 
@@ -215,15 +232,18 @@ class ProduceHandlers:
         except AppendError as failure:
             return failure
 
+    @in_slices
     def _append_all(
         self, call: Call, sent: Mapping[TopicPartition, Records], verified: VerifiedBatches
-    ) -> Result | Awaitable[Result]:
+    ) -> Steps[Result | Awaitable[Result]]:
         request: ProduceRequest = call.body
         required: Required = {}
-        topics = _by_topic(
-            (name, self._append_or_refuse(call, name, records, required, verified))
-            for name, records in sent.items()
-        )
+        by_topic: dict[str, list[ProducePartitionResponse]] = {}
+        for name, records in sent.items():
+            entry = self._append_or_refuse(call, name, records, required, verified)
+            by_topic.setdefault(name.topic, []).append(entry)
+            yield None
+        topics = yield from each(lambda found: ProduceTopicResponse(*found), by_topic.items())
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
             self._quotas.produce_ms(call)
@@ -240,7 +260,8 @@ class ProduceHandlers:
         self, call: Call, topics: list[ProduceTopicResponse], operation: DelayedProduce
     ) -> Result:
         await operation.wait()
-        return self._respond(call, _with_errors(topics, operation.errors))
+        result = self._respond(call, _with_errors(topics, operation.errors))
+        return await result if inspect.isawaitable(result) else result
 
     def _append_or_refuse(
         self,
@@ -340,7 +361,17 @@ class ProduceHandlers:
                         f"{topic.name}-{entry.partition}: {code.name}, and acks is 0"
                     )
 
-    def _respond(self, call: Call, topics: list[ProduceTopicResponse]) -> Result:
+    def _respond(
+        self, call: Call, topics: list[ProduceTopicResponse]
+    ) -> Result | Awaitable[Result]:
+        throttle_ms = self._quotas.produce_ms(call)
+        if len(topics) > _MANY or sum(len(topic.partitions) for topic in topics) > _MANY:
+            return aside(self._encode, call, topics, throttle_ms)
+        return self._encode(call, topics, throttle_ms)
+
+    def _encode(
+        self, call: Call, topics: list[ProduceTopicResponse], throttle_ms: int
+    ) -> EncodedResponse:
         hinted, codes = set(), []
         for topic in topics:
             for entry in topic.partitions:
@@ -352,7 +383,7 @@ class ProduceHandlers:
             if hinted
             else ()
         )
-        response = ProduceResponse(topics, self._quotas.produce_ms(call), endpoints)
+        response = ProduceResponse(topics, throttle_ms, endpoints)
         return EncodedResponse([encode_produce_response(call.header, response)], codes)
 
 

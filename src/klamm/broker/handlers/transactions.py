@@ -4,16 +4,18 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from klamm.broker.groups import codec as groups_codec
 from klamm.broker.groups.coordinator import group_partition
 from klamm.broker.groups.messages import OffsetCommitResponse, TransactionalProducer
 from klamm.broker.groups.service import GroupService
-from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices, translated
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.slices import Steps, each
 from klamm.broker.transactions import codec
 from klamm.broker.transactions.codec import Addition
 from klamm.broker.transactions.effects import Effect
@@ -31,6 +33,8 @@ from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
 
+#: So many descriptions are kept for those who name the same again.
+_REMEMBERED: Final = 1000
 Errors = Mapping[TopicPartition, ErrorCode]
 
 
@@ -81,23 +85,35 @@ class TransactionHandlers:
             lambda response: codec.init_body(header, response),
         )
 
-    async def _add_partitions(self, call: Call) -> Body:
-        additions = codec.additions(call.header, call.body, self._exists, self._requester(call))
-        errors = await asyncio.gather(*map(self._add, additions))
-        ids = (each.request.transactional_id for each in additions)
-        return codec.additions_body(call.header, zip(ids, errors, strict=True))
+    @in_slices
+    def _add_partitions(self, call: Call) -> Steps[Body]:
+        knows = self._metadata.snapshot.knows
+        additions = yield from translated(
+            call, codec.additions, call.header, call.body, knows, self._requester(call)
+        )
+        # All are submitted before the first is waited for: they go to the log together.
+        begun = yield from each(self._add, additions)
+        results = []
+        for addition, outcome in zip(additions, begun, strict=True):
+            request = addition.request
+            if isinstance(outcome, asyncio.Future):
+                response: AddResponse = yield outcome
+                outcome = dict.fromkeys(request.partitions, response.error)
+            results.append((request.transactional_id, outcome))
+            yield None
+        return (yield from translated(call, codec.additions_body, call.header, results))
 
-    async def _add(self, addition: Addition) -> Errors:
+    def _add(self, addition: Addition) -> "Errors | asyncio.Future[Any]":
+        """The errors by partition, or the future of the coordinator's response."""
         request, coordinator = addition.request, self._service.coordinator
         if addition.refused:
             return addition.refused
         if addition.verify_only:
             verdict = coordinator.verify_partitions(request)
             return verdict.errors or dict.fromkeys(request.partitions, verdict.error)
-        response: AddResponse = await self._service.submit(
+        return self._service.submit(
             lambda ticket, now_ms: coordinator.add_partitions(ticket, request, now_ms)
         )
-        return dict.fromkeys(request.partitions, response.error)
 
     def _add_offsets(self, call: Call) -> Result | Awaitable[Result]:
         index = group_partition(call.body.group_id, self._offsets_partitions())
@@ -127,12 +143,15 @@ class TransactionHandlers:
             respond,
         )
 
-    def _describe(self, call: Call) -> Body:
-        found = map(self._service.coordinator.describe, call.body.transactional_ids)
-        return codec.descriptions_body(found)
+    @in_slices
+    def _describe(self, call: Call) -> Steps[Body]:
+        describe = lru_cache(_REMEMBERED)(self._service.coordinator.describe)
+        found = yield from each(describe, call.body.transactional_ids)
+        return (yield from translated(call, codec.descriptions_body, found))
 
-    def _list(self, call: Call) -> Body:
-        request = codec.list_request(call.body)
+    @in_slices
+    def _list(self, call: Call) -> Steps[Body]:
+        request = yield from translated(call, codec.list_request, call.body)
         return codec.list_body(
             self._service.coordinator.list_transactions(request, self._service.now_ms)
         )
@@ -148,9 +167,6 @@ class TransactionHandlers:
             header.client_id,
             APIS[header.api_key].name,
         )
-
-    def _exists(self, name: TopicPartition) -> bool:
-        return self._metadata.snapshot.knows(name)
 
     def _submit(
         self, ask: Callable[[int, int], list[Effect]], respond: Callable[[Any], Result]
@@ -188,31 +204,38 @@ class TransactionalDataHandlers:
             ApiKey.DESCRIBE_PRODUCERS: self._describe_producers,
         }
 
-    async def _write_markers(self, call: Call) -> Body:
-        return codec.markers_body(await self._markers.write(codec.markers(call.body)))
+    @in_slices
+    def _write_markers(self, call: Call) -> Steps[Body]:
+        markers = yield from translated(call, codec.markers, call.body)
+        written = yield from self._markers.write(markers)
+        return (yield from translated(call, codec.markers_body, written))
 
     # TxnOffsetCommit
 
-    async def _commit_offsets(self, call: Call) -> Body:
+    @in_slices
+    def _commit_offsets(self, call: Call) -> Steps[Body]:
         """Verify the transaction, then commit as part of it (TXN-10, TXN-12)."""
         body, header = call.body, call.header
         snapshot = self._metadata.snapshot
-        request = groups_codec.txn_offset_commit_request(body, snapshot.knows)
+        request = yield from translated(
+            call, groups_codec.txn_offset_commit_request, body, snapshot.knows
+        )
         errors: Errors = {}
         if request.offsets:
-            error, producer = await self._verify(body)
+            error, producer = yield self._verify(body)
             if error:
                 errors = dict.fromkeys(request.offsets, error)
             else:
                 request = replace(request, producer=producer)
-                response: OffsetCommitResponse = await self._groups.submit(
+                response: OffsetCommitResponse = yield self._groups.submit(
                     lambda ticket, now_ms: self._groups.coordinator.commit_offsets(
                         ticket, request, now_ms
                     )
                 )
                 errors = response.errors
         told = {each: codec.offset_commit_error(header, error) for each, error in errors.items()}
-        return groups_codec.offset_commit_body(body, OffsetCommitResponse(errors=told))
+        response = OffsetCommitResponse(errors=told)
+        return (yield from translated(call, groups_codec.offset_commit_body, body, response))
 
     async def _verify(self, body: Any) -> tuple[ErrorCode, TransactionalProducer]:
         producer_id, epoch = body.producer_id, body.producer_epoch
@@ -228,19 +251,16 @@ class TransactionalDataHandlers:
 
     # DescribeProducers
 
-    def _describe_producers(self, call: Call) -> Body:
-        return {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "partitions": [
-                        self._producers_of(TopicPartition(topic.name, index))
-                        for index in topic.partition_indexes
-                    ],
-                }
-                for topic in call.body.topics
-            ]
-        }
+    @in_slices
+    def _describe_producers(self, call: Call) -> Steps[Body]:
+        topics = []
+        # A partition that is named again is described in the same way.
+        describe = lru_cache(_REMEMBERED)(self._producers_of)
+        for topic in call.body.topics:
+            names = (TopicPartition(topic.name, index) for index in topic.partition_indexes)
+            topics.append({"name": topic.name, "partitions": (yield from each(describe, names))})
+            yield None
+        return {"topics": topics}
 
     def _producers_of(self, name: TopicPartition) -> Body:
         complaint = complaint_about(name.topic)

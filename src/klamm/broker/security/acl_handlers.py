@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, refused
 from klamm.broker.security.acl_store import AclStore, Entries
 from klamm.broker.security.principals import Principal
+from klamm.broker.slices import paced
 from klamm.errors import ConfigError, KlammError
 from klamm.protocol.acls import (
     CLUSTER_NAME,
@@ -22,7 +23,6 @@ from klamm.protocol.acls import (
     ResourceType,
 )
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.failures import failure
 from klamm.protocol.codes import ErrorCode
 
 _E = TypeVar("_E", ResourceType, PatternType, AclOperation, AclPermission)
@@ -41,9 +41,9 @@ class AclHandlers:
             ApiKey.DELETE_ACLS: self._delete,
         }
 
-    def _describe(self, call: Call) -> Body:
+    def _describe(self, call: Call) -> Result | Awaitable[Result]:
         if self._acls is None:
-            return _disabled(call)
+            return refused(call, ErrorCode.SECURITY_DISABLED)
         try:
             wanted = _filter(call.body)
         except ConfigError as error:
@@ -63,13 +63,16 @@ class AclHandlers:
             ],
         }
 
-    async def _create(self, call: Call) -> Result:
+    def _create(self, call: Call) -> Result | Awaitable[Result]:
         if self._acls is None:
-            return _disabled(call)
+            return refused(call, ErrorCode.SECURITY_DISABLED)
+        return self._create_all(call)
+
+    async def _create_all(self, call: Call) -> Result:
         results: list[tuple[ErrorCode, str | None]] = []
         wanted: dict[ResourcePattern, set[AccessControlEntry]] = {}
         patterns: list[ResourcePattern | None] = []
-        for creation in call.body.creations:
+        async for creation in paced(call.body.creations):
             try:
                 binding = _binding(creation)
             except ConfigError as error:
@@ -87,14 +90,17 @@ class AclHandlers:
             "results": [{"error_code": code, "error_message": message} for code, message in results]
         }
 
-    async def _delete(self, call: Call) -> Result:
+    def _delete(self, call: Call) -> Result | Awaitable[Result]:
         if self._acls is None:
-            return _disabled(call)
+            return refused(call, ErrorCode.SECURITY_DISABLED)
+        return self._delete_all(call, self._acls)
+
+    async def _delete_all(self, call: Call, acls: AclStore) -> Result:
         found: list[Sequence[AclBinding] | str] = []
         unwanted: dict[ResourcePattern, set[AccessControlEntry]] = {}
-        for each in call.body.filters:
+        async for each in paced(call.body.filters):
             try:
-                matching = self._acls.authorizer.find(_filter(each))
+                matching = acls.authorizer.find(_filter(each))
             except ConfigError as error:
                 found.append(str(error))
                 continue
@@ -122,12 +128,6 @@ class AclHandlers:
 
 def _changed(held: Entries, *, added: Entries, removed: Entries) -> Entries:
     return (held | added) - removed
-
-
-def _disabled(call: Call) -> Body:
-    answer = failure(call.header, call.body, ErrorCode.SECURITY_DISABLED)
-    assert answer is not None
-    return answer
 
 
 def _filter_result(found: Sequence[AclBinding] | str, failed: set[ResourcePattern]) -> Body:

@@ -13,10 +13,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from klamm.broker.handlers.dispatch import Body, Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import (
+    Body,
+    Call,
+    EncodedResponse,
+    Handler,
+    Result,
+    in_slices,
+    is_large,
+    translated,
+)
+from klamm.broker.handlers.dispatch import refused as refuse_all
 from klamm.broker.security.access import Access
 from klamm.broker.security.authorizer import AclAuthorizer
 from klamm.broker.security.requirements import REQUIREMENTS, Need, Scope
+from klamm.broker.slices import LargeBody, Steps, aside, each
 from klamm.errors import LocalProtocolError
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
@@ -87,9 +98,14 @@ class Guard:
                 "topic_names", lambda name: access.may(_O.DELETE, _T.TOPIC, name), "responses"
             )
             return judge(call, _denied(call, ErrorCode.TOPIC_AUTHORIZATION_FAILED), handler)
+        return self._judge_topics(call, access, handler)
+
+    @in_slices
+    def _judge_topics(self, call: Call, access: Access, handler: Handler) -> Steps[Answering]:
         refused: list[dict[str, Any]] = []
         allowed = []
         for topic in call.body.topics:
+            yield None
             name = topic.name
             if name is None:
                 name = self._topic_name(topic.topic_id)
@@ -113,9 +129,10 @@ class Guard:
             return handler(call)
         if not allowed:
             return {"responses": refused}
+        narrowed = yield from translated(call, with_body, call, topics=tuple(allowed))
         return _finish(
             call,
-            handler(with_body(call, topics=tuple(allowed))),
+            handler(narrowed),
             lambda answer: {**answer, "responses": [*answer["responses"], *refused]},
         )
 
@@ -176,20 +193,25 @@ def _each(
 ) -> Callable[[Call, Callable[[Any], Body], Handler], Answering]:
     """Serve the allowed items of a list and add the denied ones to the answer."""
 
-    def judge(call: Call, denied: Callable[[Any], Body], handler: Handler) -> Answering:
-        items = getattr(call.body, field)
-        refused = tuple(item for item in items if not may(item))
+    @in_slices
+    def judge(call: Call, denied: Callable[[Any], Body], handler: Handler) -> Steps[Answering]:
+        refused: list[Any] = []
+        allowed: list[Any] = []
+        for item in getattr(call.body, field):
+            (allowed if may(item) else refused).append(item)
+            yield None
         if not refused:
             return handler(call)
-        allowed = tuple(item for item in items if may(item))
-        told = denied(dataclasses.replace(call.body, **{field: refused}))[results]
+        only_refused = dataclasses.replace(call.body, **{field: tuple(refused)})
+        told = (yield from translated(call, denied, only_refused))[results]
+        narrowed = yield from translated(call, with_body, call, **{field: tuple(allowed)})
 
         def add(answer: dict[str, Any]) -> Body:
             if answer.get("error_code"):
                 return answer  # the whole request failed, and that comes first
             return {**answer, results: [*answer.get(results, ()), *told]}
 
-        return _finish(call, handler(with_body(call, **{field: allowed})), add)
+        return _finish(call, handler(narrowed), add)
 
     return judge
 
@@ -197,11 +219,14 @@ def _each(
 # Rows with rules of their own
 
 
-def _judge_produce(call: Call, access: Access, handler: Handler) -> Answering:
+@in_slices
+def _judge_produce(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
     request = call.body
-    is_transactional = any(
-        _is_transactional(records) for topic in request.topics for _, records in topic.partitions
-    )
+    is_transactional = False
+    for topic in request.topics:
+        for _, records in topic.partitions:
+            is_transactional = is_transactional or _is_transactional(records)
+            yield None
     if is_transactional and (
         request.transactional_id is None
         or not access.may(_O.WRITE, _T.TRANSACTIONAL_ID, request.transactional_id)
@@ -222,18 +247,20 @@ def _is_transactional(records: Any) -> bool:
     )
 
 
-def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Answering:
+@in_slices
+def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
     groups = getattr(call.body, "groups", None)
     if groups is None:
         return _judge_offset_fetch_of_one(call, access, handler)
     may_topic = access.may_on_topic(_O.DESCRIBE)
-    allowed, told = [], []
+    allowed, told, denied_topics = [], [], {}
     for group in groups:
+        yield None
+        denied_topics[group.group_id] = _denied_offsets(group, may_topic)
         if not access.may(_O.DESCRIBE, _T.GROUP, group.group_id):
             told.append(_no_offsets(group, (), ErrorCode.GROUP_AUTHORIZATION_FAILED))
             continue
         allowed.append(_with_allowed_topics(group, may_topic))
-    denied_topics = {group.group_id: _denied_offsets(group, may_topic) for group in groups}
 
     def add(answer: dict[str, Any]) -> Body:
         served = [
@@ -247,7 +274,8 @@ def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Answeri
 
     if not allowed:
         return {"groups": told}
-    return _finish(call, handler(with_body(call, groups=tuple(allowed))), add)
+    narrowed = yield from translated(call, with_body, call, groups=tuple(allowed))
+    return _finish(call, handler(narrowed), add)
 
 
 def _judge_offset_fetch_of_one(call: Call, access: Access, handler: Handler) -> Answering:
@@ -336,15 +364,18 @@ def _judge_list_groups(call: Call, access: Access, handler: Handler) -> Answerin
     return _finish(call, handler(call), leave_out)
 
 
-def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Answering:
+@in_slices
+def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
     may_all = access.may_on_cluster(_O.CREATE)
     judge = _each(
         "topics", lambda topic: may_all or access.may(_O.CREATE, _T.TOPIC, topic.name), "topics"
     )
+    shows_all = call.header.api_version < _FIRST_WITH_TOPIC_CONFIGS
+    if not shows_all:
+        may = access.may_on_topic(_O.DESCRIBE_CONFIGS)
+        shows_all = all((yield from each(lambda topic: may(topic.name), call.body.topics)))
     answering = judge(call, _denied(call, ErrorCode.TOPIC_AUTHORIZATION_FAILED), handler)
-    if call.header.api_version < _FIRST_WITH_TOPIC_CONFIGS or all(
-        access.may(_O.DESCRIBE_CONFIGS, _T.TOPIC, topic.name) for topic in call.body.topics
-    ):
+    if shows_all:
         return answering
 
     def hide(topic: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -495,7 +526,7 @@ def _judge_list_transactions(call: Call, access: Access, handler: Handler) -> An
 # Answers
 
 
-def _failure(call: Call, code: ErrorCode) -> Result:
+def _failure(call: Call, code: ErrorCode) -> Answering:
     """The whole request is denied."""
     if call.header.api_key == ApiKey.PRODUCE and call.body.acks == 0:
         raise CloseConnection(f"Produce without acknowledgement: {code.name}")
@@ -504,10 +535,7 @@ def _failure(call: Call, code: ErrorCode) -> Result:
         and call.header.api_version < _FIRST_WITH_LOG_DIRS_ERROR
     ):
         return {"results": []}
-    answer = failure(call.header, call.body, code)
-    if answer is None:
-        raise CloseConnection(f"{APIS[call.header.api_key].name}: {code.name}")
-    return answer
+    return refuse_all(call, code)
 
 
 def _denied(call: Call, code: ErrorCode) -> Callable[[Any], Body]:
@@ -529,7 +557,10 @@ def _finish(call: Call, answering: Answering, finish: Finish) -> Answering:
 
 
 async def _finish_later(call: Call, answering: Awaitable[Result], finish: Finish) -> Result:
-    return finish(response_values(call, await answering))
+    result = await answering
+    if is_large(call, result):
+        return LargeBody(await aside(lambda: finish(response_values(call, result))))
+    return finish(response_values(call, result))
 
 
 def response_values(call: Call, result: Result) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
-import socket
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices
 from klamm.broker.security.entities import CLIENT, IP, QUOTA_KEYS, USER, Entities, EntityName
 from klamm.broker.security.scram_credentials import ScramCredentials
+from klamm.broker.slices import Steps, counted, paced
 from klamm.errors import KlammError
 from klamm.net.scram import (
     ITERATIONS_MAX,
@@ -60,14 +60,15 @@ class UserHandlers:
             ApiKey.ALTER_USER_SCRAM_CREDENTIALS: self._alter,
         }
 
-    def _describe(self, call: Call) -> Body:
+    @in_slices
+    def _describe(self, call: Call) -> Steps[Body]:
         described = self._credentials.described()
-        asked = [each.name for each in call.body.users or ()]
-        counts = Counter(asked)
+        counts = yield from counted(each.name for each in call.body.users or ())
         results = []
-        for user in dict.fromkeys(asked or described):
+        for user in counts or described:
+            yield None
             code = ErrorCode.NONE
-            if counts[user] > 1:
+            if counts.get(user, 1) > 1:
                 code = ErrorCode.DUPLICATE_RESOURCE
             elif user not in described:
                 code = ErrorCode.RESOURCE_NOT_FOUND
@@ -91,16 +92,15 @@ class UserHandlers:
         if call.access is not None and not call.access.may_on_cluster(AclOperation.ALTER):
             return _failed(call, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         body = call.body
-        users = dict.fromkeys(each.name for each in (*body.deletions, *body.upsertions))
+        users: dict[str, tuple[list[Any], list[Any]]] = {}
+        for at, changes in enumerate((body.deletions, body.upsertions)):
+            async for change in paced(changes):
+                users.setdefault(change.name, ([], []))[at].append(change)
         results = []
-        for user in users:
+        async for user, (deletions, upsertions) in paced(users.items()):
             code, message = ErrorCode.NONE, None
             try:
-                await self._alter_user(
-                    user,
-                    [each for each in body.deletions if each.name == user],
-                    [each for each in body.upsertions if each.name == user],
-                )
+                await self._alter_user(user, deletions, upsertions)
             except _Refused as refused:
                 code, message = refused.code, refused.message
             except KlammError:
@@ -183,7 +183,7 @@ class QuotaHandlers:
 
     async def _alter(self, call: Call) -> Result:
         entries = []
-        for entry in call.body.entries:
+        async for entry in paced(call.body.entries):
             code, message = ErrorCode.NONE, None
             try:
                 await self._alter_entity(entry, validate_only=call.body.validate_only)
@@ -205,6 +205,8 @@ class QuotaHandlers:
 
     async def _alter_entity(self, entry: Any, *, validate_only: bool) -> None:
         name = _entity(entry.entity)
+        if name.ip not in (None, DEFAULT_ENTITY) and not await _is_resolvable(str(name.ip)):
+            raise _invalid(f"{name.ip} is not a valid IP or resolvable host.")
         values = {each.key: _checked_value(name, each) for each in entry.ops}
         if validate_only:
             return
@@ -236,18 +238,16 @@ def _entity(parts: Any) -> EntityName:
         raise _invalid("Invalid empty client quota entity")
     if IP in named and len(named) > 1:
         raise _invalid("Invalid quota entity combination, IP entity should not be combined")
-    if IP in named and named[IP] != DEFAULT_ENTITY and not _is_resolvable(named[IP]):
-        raise _invalid(f"{named[IP]} is not a valid IP or resolvable host.")
     return EntityName(named.get(USER), named.get(CLIENT), named.get(IP))
 
 
-def _is_resolvable(host: str) -> bool:
+async def _is_resolvable(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
         try:
-            socket.getaddrinfo(host, None)
-        except OSError:
+            await asyncio.get_running_loop().getaddrinfo(host, None)
+        except (OSError, UnicodeError):
             return False
     return True
 

@@ -152,7 +152,8 @@ def _addition_results(
 
 
 def _partitions(topics: Iterable[Any]) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(topic.name, each) for topic in topics for each in topic.partitions)
+    named = (TopicPartition(topic.name, each) for topic in topics for each in topic.partitions)
+    return tuple(dict.fromkeys(named))
 
 
 def _unknown(partition: TopicPartition, exists: Exists) -> ErrorCode:
@@ -227,10 +228,13 @@ def markers(body: Any) -> list[WritableMarker]:
             each.producer_epoch,
             each.coordinator_epoch,
             each.transaction_result,
+            # As in Kafka, a partition gets one marker, however often it is named.
             tuple(
-                TopicPartition(topic.name, index)
-                for topic in each.topics
-                for index in topic.partition_indexes
+                dict.fromkeys(
+                    TopicPartition(topic.name, index)
+                    for topic in each.topics
+                    for index in topic.partition_indexes
+                )
             ),
         )
         for each in body.markers

@@ -8,6 +8,7 @@ from klamm.broker.clock import Clock
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.slices import Steps
 from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
@@ -41,9 +42,9 @@ class MarkerWriter:
         self._clock = clock
         self._timeout_ms = timeout_ms
 
-    async def write(
+    def write(
         self, markers: Iterable[WritableMarker]
-    ) -> dict[int, dict[TopicPartition, ErrorCode]]:
+    ) -> Steps[dict[int, dict[TopicPartition, ErrorCode]]]:
         """Append markers and wait until they are replicated; the results by producer id."""
         results: dict[int, dict[TopicPartition, ErrorCode]] = {}
         required: dict[TopicPartition, int] = {}
@@ -56,16 +57,18 @@ class MarkerWriter:
                 if not error:
                     required[name] = end_offset
                     appended.append((marker, name))
+                yield None
         if required:
             operation = self._replicas.delay_produce(required, self._timeout_ms)
             if operation.is_pending:
-                await operation.wait()
+                yield operation.wait()
             committed = operation.errors
             for marker, name in appended:
                 results[marker.producer_id][name] = committed[name]
                 if not committed[name] and name.topic == CONSUMER_OFFSETS:
                     # Before the response: a client that has seen the commit finds its offsets.
                     self._end_offsets(name.partition, marker.producer_id, marker.is_commit)
+                yield None
         return results
 
     def _append(self, marker: WritableMarker, name: TopicPartition) -> tuple[ErrorCode, int]:

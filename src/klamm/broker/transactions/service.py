@@ -17,6 +17,7 @@ from klamm.broker.coordinator_service import CoordinatorService, read_portions
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.slices import finish
 from klamm.broker.transactions.config import TransactionConfig
 from klamm.broker.transactions.coordinator import TransactionCoordinator
 from klamm.broker.transactions.effects import (
@@ -203,7 +204,7 @@ class TransactionService(CoordinatorService[Effect]):
         results: MarkerResults | None = None
         try:
             if request.broker == self._broker_id and self._marker_writer is not None:
-                results = await self._marker_writer.write(
+                markers = (
                     WritableMarker(
                         each.producer_id,
                         each.producer_epoch,
@@ -213,6 +214,7 @@ class TransactionService(CoordinatorService[Effect]):
                     )
                     for each in request.markers
                 )
+                results = await finish(self._marker_writer.write(markers))
             else:
                 response = await self._peers.send(
                     request.broker, ApiKey.WRITE_TXN_MARKERS, _WRITE_TXN_MARKERS, _body(request)

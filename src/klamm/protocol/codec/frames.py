@@ -18,11 +18,17 @@ from klamm.protocol.codec.headers import (
     encode_request_header,
     encode_response_header,
     framed,
+    sized,
 )
+from klamm.protocol.codec.large import read_large
 from klamm.protocol.codec.unknown_tags import without_unknown_tags
 from klamm.protocol.fast.control_decode import decode_leader_and_isr, decode_update_metadata
-from klamm.protocol.fast.fetch import decode_fetch_request, decode_fetch_response
-from klamm.protocol.fast.produce import decode_produce_request
+from klamm.protocol.fast.fetch import (
+    decode_fetch_request,
+    decode_fetch_response,
+    decode_large_fetch_request,
+)
+from klamm.protocol.fast.produce import decode_produce_request, decode_short_produce_request
 from klamm.protocol.schema.declare import Kind
 from klamm.protocol.schema.lookup import message_reader, message_schema
 
@@ -31,10 +37,18 @@ Decoder: TypeAlias = Callable[[memoryview, int, int], Any]
 #: Messages with a form of their own: body at an offset, version.
 _REQUEST_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
     {
-        ApiKey.PRODUCE: decode_produce_request,
+        ApiKey.PRODUCE: decode_short_produce_request,
         ApiKey.FETCH: decode_fetch_request,
         ApiKey.LEADER_AND_ISR: decode_leader_and_isr,
         ApiKey.UPDATE_METADATA: decode_update_metadata,
+    }
+)
+#: The same, for requests that are read beside the event loop.
+_LARGE_REQUEST_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
+    {
+        **_REQUEST_DECODERS,
+        ApiKey.PRODUCE: decode_produce_request,
+        ApiKey.FETCH: decode_large_fetch_request,
     }
 )
 _RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
@@ -43,6 +57,10 @@ _RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
 
 #: A limit for removing unknown tags, which is slow and could be used for an attack.
 _CLEANED_BYTES_MAX: Final = 1 << 20
+
+
+#: How many pieces of a large response are joined to one part of it.
+_JOINED_PIECES: Final = 4096
 
 
 class Request(NamedTuple):
@@ -61,15 +79,33 @@ class Request(NamedTuple):
 def decode_request(frame: bytes | memoryview) -> Request:
     """Decode a request; raises RemoteProtocolError if it is malformed.
 
-    Bytes after the body are ignored (FRM-5). The records of a Produce request are not copied: they
-    are good for as long as `frame` is left alone.
+    A Produce of many entries raises ManyEntriesError: it is for `decode_large_request`. Bytes after
+    the body are ignored (FRM-5). The records of a Produce request are not copied: they are good for
+    as long as `frame` is left alone.
     """
+    return _decode_request(frame, _REQUEST_DECODERS, _read_with_kio)
+
+
+def decode_large_request(frame: bytes | memoryview) -> Request:
+    """Decode a request that may name very much; for another thread than the event loop's.
+
+    Arrays are lists, which `klamm.protocol.codec.large.dismantle` takes apart afterwards.
+    """
+    return _decode_request(frame, _LARGE_REQUEST_DECODERS, _read_in_pieces)
+
+
+def _decode_request(
+    frame: bytes | memoryview,
+    by_hand: Mapping[int, Decoder],
+    read: Callable[[int, Kind], Decoder],
+) -> Request:
     view = memoryview(frame).toreadonly()
     header, at = decode_request_header(view)
     key, version = header.api_key, header.api_version
     if version > APIS[key].max_version:
         return Request(header, None)
-    return Request(header, _decode_body(view, at, header, "request"))
+    decode = by_hand.get(key) or read(key, "request")
+    return Request(header, _decode_body(decode, view, at, header, "request"))
 
 
 def encode_request(header: RequestHeader, values: Values) -> bytes:
@@ -84,7 +120,9 @@ def decode_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
     """Decode the response to a request that klamm sent; Fetch has its own form."""
     view = memoryview(frame).toreadonly()
     at = decode_response_header(header, view)
-    return _decode_body(view, at, header, "response")
+    key = header.api_key
+    decode = _RESPONSE_DECODERS.get(key) or _read_with_kio(key, "response")
+    return _decode_body(decode, view, at, header, "response")
 
 
 def encode_response(header: RequestHeader, values: Values) -> bytes:
@@ -100,10 +138,25 @@ def encode_response(header: RequestHeader, values: Values) -> bytes:
     return framed(parts)
 
 
-def _decode_body(view: memoryview, at: int, header: RequestHeader, kind: Kind) -> Any:
+def encode_large_response(header: RequestHeader, values: Values) -> list[bytes]:
+    """The same in several parts, so that no step of it copies or frees very much at once."""
+    joined, pieces = [encode_response_header(header)], list[bytes]()
+
+    def append(piece: bytes) -> None:
+        pieces.append(piece)
+        if len(pieces) == _JOINED_PIECES:
+            joined.append(b"".join(pieces))
+            pieces.clear()
+
+    encode_parts(message_schema(header.api_key, header.api_version, "response"), values, append)
+    joined.append(b"".join(pieces))
+    return sized(joined)
+
+
+def _decode_body(
+    decode: Decoder, view: memoryview, at: int, header: RequestHeader, kind: Kind
+) -> Any:
     key, version = header.api_key, header.api_version
-    by_hand = (_REQUEST_DECODERS if kind == "request" else _RESPONSE_DECODERS).get(key)
-    decode = by_hand or _read_with_kio(key, kind)
     try:
         try:
             return decode(view, at, version)
@@ -118,6 +171,10 @@ def _decode_body(view: memoryview, at: int, header: RequestHeader, kind: Kind) -
         raise RemoteProtocolError(
             f"{APIS[key].name} {kind} version {version} cannot be read: {error}"
         ) from error
+
+
+def _read_in_pieces(key: int, kind: Kind) -> Decoder:
+    return lambda view, at, version: read_large(message_schema(key, version, kind), view, at)
 
 
 def _read_with_kio(key: int, kind: Kind) -> Decoder:

@@ -79,3 +79,8 @@ def framed(parts: list[bytes]) -> bytes:
     """The parts of a message as one frame, size first."""
     frame = b"".join(parts)
     return _INT32.pack(len(frame)) + frame
+
+
+def sized(parts: list[bytes]) -> list[bytes]:
+    """The parts of a message behind their size, not joined."""
+    return [_INT32.pack(sum(map(len, parts))), *parts]

@@ -20,8 +20,9 @@ from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header
+from klamm.protocol.codec.large import read_large
 from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
-from klamm.protocol.schema.lookup import message_reader
+from klamm.protocol.schema.lookup import message_reader, message_schema
 
 _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_SESSIONS: Final = 7
@@ -198,6 +199,17 @@ class FetchResponse(NamedTuple):
 def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
     """Read a body with kio and bring it to the form that handlers know."""
     body, _ = message_reader(ApiKey.FETCH, version, "request")(view, at)
+    return _fetch_request(body, version)
+
+
+def decode_large_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
+    """The same for a request of very many partitions, beside the event loop."""
+    return _fetch_request(
+        read_large(message_schema(ApiKey.FETCH, version, "request"), view, at), version
+    )
+
+
+def _fetch_request(body: Any, version: int) -> FetchRequest:
     has_sessions = version >= _FIRST_WITH_SESSIONS
     replica: Any = getattr(body, "replica_state", body)
     return FetchRequest(

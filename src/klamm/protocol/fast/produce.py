@@ -9,8 +9,10 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from klamm.errors import RemoteProtocolError
 from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
+from klamm.protocol.codec.large import ITEMS_MAX
 from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
 from klamm.protocol.fast.fetch import LeaderHint, NodeEndpoint, encode_endpoints
 
@@ -24,6 +26,12 @@ _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_RECORD_ERRORS: Final = 8
 _FIRST_FLEXIBLE: Final = 9
 _FIRST_WITH_LEADER: Final = 10
+#: So many topics and partitions take about a millisecond.
+_FEW_ENTRIES: Final = 500
+
+
+class ManyEntriesError(RemoteProtocolError):
+    """A request has more topics and partitions than are decoded here."""
 
 
 class ProducePartition(NamedTuple):
@@ -86,14 +94,28 @@ class ProduceResponse(NamedTuple):
 
 def decode_produce_request(view: memoryview, at: int, version: int) -> ProduceRequest:
     """Read a body of version 3 or later that starts at `at`."""
+    return _decode(view, at, version, ITEMS_MAX)
+
+
+def decode_short_produce_request(view: memoryview, at: int, version: int) -> ProduceRequest:
+    """The same, but raise a ManyEntriesError where decoding would take long."""
+    return _decode(view, at, version, _FEW_ENTRIES)
+
+
+def _decode(view: memoryview, at: int, version: int, entries_max: int) -> ProduceRequest:
     cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
     transactional_id = cursor.nullable_string()
     acks, timeout_ms = cursor.unpack(_ACKS_TIMEOUT)
     topics = []
+    left = entries_max
     for _ in range(cursor.count(item_size=2)):
         name = cursor.string()
         partitions = []
-        for _ in range(cursor.count(item_size=5)):
+        count = cursor.count(item_size=5)
+        left -= count + 1
+        if left < 0:
+            raise ManyEntriesError(f"Produce with more than {entries_max} entries")
+        for _ in range(count):
             (partition,) = cursor.unpack(_INT32)
             partitions.append(ProducePartition(partition, cursor.nullable_bytes()))
             cursor.tags()

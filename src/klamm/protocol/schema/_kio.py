@@ -23,6 +23,7 @@ def _without_hypothesis() -> Iterator[None]:
 
 
 with _without_hypothesis():
+    from kio._kio_native import get_field_reader, get_reader
     from kio.schema.errors import ErrorCode as KioErrorCode
     from kio.serial import entity_reader, entity_writer
     from kio.static.constants import EntityType
@@ -39,6 +40,8 @@ __all__ = [
     "KioErrorCode",
     "entity_reader",
     "entity_writer",
+    "get_field_reader",
+    "get_reader",
     "i8",
     "i16",
     "i32",

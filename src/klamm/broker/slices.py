@@ -1,0 +1,185 @@
+"""Work that takes long is done in slices, and other requests are served in between.
+
+A handler of a request that may name very much is a generator: it yields after each item, and it
+yields an awaitable to be sent what comes of it. What is done within one slice is answered at once,
+like the response of any other handler; the rest becomes a coroutine. All such requests take turns,
+so that together they hold the event loop no longer than one of them does.
+"""
+
+import asyncio
+import functools
+import gc
+import inspect
+import weakref
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+Steps: TypeAlias = Generator[Awaitable[Any] | None, Any, T]
+
+#: The longest time to hold the event loop before others get a turn.
+SLICE_S: Final = 0.01
+
+#: How many items at most are dealt with in one step.
+_PIECE: Final = 200
+#: From this many new objects on, the garbage collector is told to leave them alone.
+_MANY_OBJECTS: Final = 2000
+
+#: One thread for all that is large, because each more would take its share from the event loop.
+_aside = ThreadPoolExecutor(1, "large-requests")
+_turns: "weakref.WeakKeyDictionary[Any, asyncio.Lock]" = weakref.WeakKeyDictionary()
+
+
+class LargeBody(dict[str, Any]):
+    """The body of a response that took more than a slice to make, and will to encode."""
+
+
+def run(steps: Steps[Any]) -> Any:
+    """Take steps for the time of a slice; return the result, or a coroutine for the rest."""
+    until = perf_counter() + SLICE_S
+    try:
+        wanted = next(steps)
+        while True:
+            if isinstance(wanted, asyncio.Future) and wanted.done():
+                wanted = steps.send(wanted.result())
+            elif wanted is not None or perf_counter() > until:
+                return _go_on(steps, wanted)
+            else:
+                wanted = next(steps)
+    except StopIteration as end:
+        return end.value
+
+
+async def finish(steps: Steps[T]) -> T:
+    """Take all steps; for those who wait for the result anyhow."""
+    result = run(steps)
+    finished: T = await result if inspect.isawaitable(result) else result
+    return finished
+
+
+async def _go_on(steps: Steps[Any], wanted: Awaitable[Any] | None) -> Any:
+    loop = asyncio.get_running_loop()
+    turn = _turns.setdefault(loop, asyncio.Lock())
+    is_large = False
+    try:
+        while True:
+            step: Callable[[], Awaitable[Any] | None]
+            if wanted is None:
+                is_large = True
+                step = functools.partial(next, steps)
+            else:
+                try:
+                    step = functools.partial(steps.send, await wanted)
+                except Exception as error:
+                    step = functools.partial(steps.throw, error)
+            async with turn:
+                await asyncio.sleep(0)
+                with uncollected():
+                    wanted = _slice(step, steps)
+    except _Done as end:
+        result = await end.result if inspect.isawaitable(end.result) else end.result
+        if is_large and type(result) is dict:
+            return LargeBody(result)
+        return result
+    finally:
+        steps.close()
+
+
+class _Done(Exception):
+    """The steps are at their end. A coroutine cannot raise StopIteration."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _slice(step: Callable[[], Awaitable[Any] | None], steps: Steps[Any]) -> Awaitable[Any] | None:
+    until = perf_counter() + SLICE_S
+    try:
+        wanted = step()
+        while wanted is None and perf_counter() < until:
+            wanted = next(steps)
+    except StopIteration as end:
+        raise _Done(end.value) from None
+    return wanted
+
+
+async def paced(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items for a loop of a coroutine; others get a turn whenever a slice is over."""
+    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    until = perf_counter() + SLICE_S
+    for item in items:
+        yield item
+        if perf_counter() > until:
+            async with turn:
+                await asyncio.sleep(0)
+            until = perf_counter() + SLICE_S
+
+
+def each(function: Callable[[T], R], items: Iterable[T]) -> Steps[list[R]]:
+    """Steps that call a function for each of the items; the results in their order."""
+    results = []
+    for item in items:
+        results.append(function(item))
+        yield None
+    return results
+
+
+def pieces(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
+    """The items, so many at a time that a step may deal with them."""
+    for start in range(0, len(items), _PIECE):
+        yield tuple(items[start : start + _PIECE])
+
+
+def counted(items: Iterable[T]) -> Steps[dict[T, int]]:
+    """Steps that count how often each item is there, in the order of their first appearance."""
+    counts: dict[T, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+        yield None
+    return counts
+
+
+async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do in another thread what needs nothing but its arguments."""
+
+    def call() -> T:
+        with uncollected():
+            return function(*args, **kwargs)
+
+    return await asyncio.get_running_loop().run_in_executor(_aside, call)
+
+
+def discard(dismantle: Callable[[T], None], message: T) -> None:
+    """Take a message apart in the other thread; nobody waits for it."""
+    asyncio.get_running_loop().run_in_executor(_aside, dismantle, message)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from the very many objects that are made meanwhile.
+
+    It would visit all of them in one go, again and again. None of them is part of a cycle: they go
+    when nobody refers to them any more.
+    """
+    gc.disable()
+    try:
+        yield None
+    finally:
+        if gc.get_count()[0] > _MANY_OBJECTS:
+            gc.freeze()
+        gc.enable()

@@ -1,0 +1,135 @@
+"""Work that is cut into steps is done at once where it is short, and else in turns with others."""
+
+import asyncio
+import functools
+import gc
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from klamm.broker import slices
+from klamm.broker.slices import LargeBody, Steps, aside, counted, each, finish, paced, pieces, run
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run_it() -> None:
+        asyncio.run(test())
+
+    return run_it
+
+
+def long() -> Steps[dict[str, Any]]:
+    yield from each(str, range(10))
+    return {"done": True}
+
+
+@pytest.fixture
+def tiny_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step takes longer than a slice."""
+    monkeypatch.setattr(slices, "SLICE_S", -1)
+
+
+def test_short_work_is_done_at_once() -> None:
+    assert run(each(str, range(3))) == ["0", "1", "2"]
+
+
+def test_an_item_is_counted_wherever_it_stands() -> None:
+    assert run(counted("abca")) == {"a": 2, "b": 1, "c": 1}
+
+
+def test_pieces_are_all_of_the_items() -> None:
+    items = list(range(1001))
+    assert [each for piece in pieces(items) for each in piece] == items
+    assert not list(pieces([]))
+
+
+@pytest.mark.usefixtures("tiny_slices")
+@in_loop
+async def test_long_work_lets_others_run() -> None:
+    answering = run(long())
+    assert inspect.isawaitable(answering)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count())
+    result = await answering
+    other.cancel()
+    assert turns >= 10
+    assert isinstance(result, LargeBody), "and it is encoded elsewhere"
+
+
+@in_loop
+async def test_the_result_of_an_awaitable_goes_back_into_the_steps() -> None:
+    def steps() -> Steps[int]:
+        found: int = yield asyncio.sleep(0, 5)
+        try:
+            yield _fail()
+        except ValueError:
+            return found + 1
+        return 0
+
+    async def _fail() -> None:
+        raise ValueError
+
+    assert await finish(steps()) == 6
+
+
+@in_loop
+async def test_a_future_that_is_done_delays_nothing() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(3)
+
+    def steps() -> Steps[int]:
+        found: int = yield future
+        return found
+
+    assert run(steps()) == 3
+
+
+@pytest.mark.usefixtures("tiny_slices")
+@in_loop
+async def test_what_fails_in_a_later_slice_is_raised() -> None:
+    def steps() -> Steps[None]:
+        yield from long()
+        raise ValueError("later")
+
+    with pytest.raises(ValueError, match="later"):
+        await finish(steps())
+
+
+@in_loop
+async def test_steps_of_a_client_that_left_are_closed() -> None:
+    is_closed = False
+
+    def steps() -> Steps[None]:
+        nonlocal is_closed
+        try:
+            yield asyncio.get_running_loop().create_future()
+        finally:
+            is_closed = True
+
+    task = asyncio.ensure_future(run(steps()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_closed
+
+
+@in_loop
+async def test_a_loop_in_a_coroutine_can_be_paced() -> None:
+    assert [item async for item in paced(range(5))] == list(range(5))
+
+
+@in_loop
+async def test_the_collector_works_again_after_work_in_the_other_thread() -> None:
+    assert await aside(gc.isenabled) is False
+    assert gc.isenabled()
