@@ -4,12 +4,14 @@ ZooKeeper's transactions, the controller's events and announcements, and what br
 logs are all seen here as they happen. The first thing that is wrong ends the history.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from klamm.broker import slices
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Partition
@@ -246,6 +248,8 @@ class Checks:
             return reached
 
         with (
+            # Slices end by the clock of this machine, which no seed determines.
+            patch.object(slices, "SLICE_S", math.inf),
             patch.object(Partition, "become_leader", becomes_leader),
             patch.object(Log, "advance_high_watermark", advances),
         ):
