@@ -45,6 +45,8 @@ from klamm.zookeeper.store import Store
 
 _SESSION_ID_MAX: Final = 2**31 - 1
 _LOADERS: Final = 4
+#: Closing a log waits for the disk, which takes many requests at a time.
+_CLOSERS: Final = 16
 
 
 class DataPlane:
@@ -194,7 +196,8 @@ class DataPlane:
         self.controller_channel.close()
         self.purgatories.close()
         await self.flusher.close()
-        await asyncio.to_thread(self.logs.close)
+        with ThreadPoolExecutor(_CLOSERS, "closer") as closers:
+            await asyncio.to_thread(self.logs.close, executor=closers)
 
 
 def _topics_on_disk(log_dirs: tuple[Path, ...]) -> set[str]:

@@ -270,6 +270,22 @@ def test_a_checkpoint_that_cannot_be_written_takes_its_directory_offline(world):
     assert len(manager.logs()) == 1
 
 
+def test_a_checkpoint_is_written_again_only_when_it_has_changed(world):
+    manager = world.start()
+    log = create(manager)
+    append(log, 3)
+    log.advance_high_watermark(2)
+    manager.checkpoint_high_watermarks()
+    file = next(path for path in world.paths if (path / "t-0").is_dir())
+    file /= "replication-offset-checkpoint"
+    first = file.stat().st_ino
+    manager.checkpoint_high_watermarks()
+    assert file.stat().st_ino == first, "it would have been replaced"
+    log.advance_high_watermark(3)
+    manager.checkpoint_high_watermarks()
+    assert "t 0 3" in file.read_text()
+
+
 @pytest.mark.rule("BADM-10")
 def test_directories_are_described(world):
     manager = world.start()

@@ -109,6 +109,11 @@ class Log:
         return sum(segment.size for segment in self._segments.items)
 
     @property
+    def has_deleted_segments(self) -> bool:
+        """Whether `delete_expired_files` may have something to do."""
+        return bool(self._doomed)
+
+    @property
     def last_stable_offset(self) -> int:
         """The first offset that a reader of committed transactions may not see."""
         unstable = self.producers.first_unstable_offset

@@ -12,7 +12,7 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -81,6 +81,8 @@ class _Disk:
     #: Replicas that were removed, and when their files may go.
     doomed: list[tuple[int, Path]] = field(default_factory=list)
 
+    #: What the checkpoints hold, by name; nothing is written that is there already.
+    written: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def checkpoint(self, name: str) -> OffsetCheckpoint:
@@ -91,11 +93,13 @@ class _Disk:
         self.uncleanable.add(partition)
         logger.error("%s cannot be compacted and is marked as uncleanable: %r", partition, error)
 
-    def write_checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def write_checkpoint(self, name: str, offsets: dict[TopicPartition, int]) -> None:
         """Replace a checkpoint; a failure takes the directory offline and is reported so."""
         try:
             with self.writing:
-                self.checkpoint(name).write(offsets)
+                if self.written.get(name) != offsets:
+                    self.checkpoint(name).write(offsets)
+                    self.written[name] = offsets
         except OSError as error:
             self.directory.fail(error)
 
@@ -185,6 +189,7 @@ class LogManager:
                 disk.lock.release()
                 disk.lock = None
             disk.logs.clear()
+            disk.written.clear()
         self._logs.clear()
 
     def _load_jobs(self, disk: _Disk, now_ms: int) -> Iterable[_Loading]:
@@ -453,7 +458,10 @@ class LogManager:
 
     def delete_expired_files(self, *, now_ms: int) -> None:
         """Remove the files of segments and logs that were let go long enough ago."""
-        self._each(lambda log: log.delete_expired_files(now_ms))
+        for log in self.logs():
+            if log.has_deleted_segments:
+                with suppress(StorageError):
+                    log.delete_expired_files(now_ms)
         for disk in self._online():
             for entry in [entry for entry in disk.doomed if entry[0] <= now_ms]:
                 shutil.rmtree(entry[1], ignore_errors=True)
