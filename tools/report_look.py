@@ -88,8 +88,7 @@ def look(page: Page, file: Path, view: View, picture: Path) -> list[str]:
 
 def make_pages() -> list[Path]:
     """The report of one night, of all failures of two brokers, and of a plan, in out/."""
-    from klamm.pipeline.history.folder import SpoolInput, write_tables
-    from klamm.pipeline.history.report import write_report
+    from klamm.pipeline.history.sources import SpoolInput
     from klamm.pipeline.output import output_folder
     from klamm.pipeline.planner.output import write_plan
     from klamm.pipeline.planner.planner import Demands, make_plan
@@ -109,9 +108,7 @@ def make_pages() -> list[Path]:
         spark_session(progress=False, little=True) as spark,
     ):
         out = Path(folder, "history")
-        records = SpoolInput(night(Path(folder, "nodes")).spools).lay_down(spark, out)
-        assert records is not None
-        write_report(records, write_tables(records, out), out)
+        SpoolInput(night(Path(folder, "nodes")).spools).update(spark, out)
         shutil.copyfile(out / "report.html", pages[0])
 
         write_snapshot(spark, snapshot, f"{folder}/snapshot")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pyarrow import dataset
 
-from klamm.pipeline.history.folder import SpoolInput, write_tables
-from klamm.pipeline.history.report import write_report
+from klamm.pipeline.history.sources import SpoolInput
 from klamm.pipeline.session import spark_session
 from tests.chaos.agreement import TABLES, TableRow
 
@@ -14,9 +13,7 @@ from tests.chaos.agreement import TABLES, TableRow
 def make_view(spools: Sequence[Path], out: Path) -> None:
     """Tables and `report.html`, as `klamm history --spool ... --out` makes them."""
     with spark_session(progress=False, little=True) as spark:
-        records = SpoolInput(spools).lay_down(spark, out)
-        assert records is not None, "nothing was laid down before"
-        write_report(records, write_tables(records, out), out)
+        SpoolInput(spools).update(spark, out)
 
 
 def read_view(out: Path) -> dict[str, list[TableRow]]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from klamm.errors import ConfigError, KlammError
-from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.arrow import SCHEMA, decode_stream
 from klamm.history.broker_story import read_broker_rows, requests_about
 from klamm.history.spool import read_file, spool_files
 from klamm.history.story import (
@@ -145,9 +145,7 @@ def follow_topic(
 
 def _decode(value: bytes | None, source: str) -> list[pa.RecordBatch]:
     try:
-        stream = pa.ipc.open_stream(value or b"")
-        check_schema(stream.schema, source)
-        return list(stream)
-    except (pa.ArrowInvalid, KlammError) as error:
-        log.warning("%s holds no history: %s", source, error)
+        return decode_stream(value, source)
+    except KlammError as error:
+        log.warning("skipped: %s", error)
         return []

@@ -61,6 +61,8 @@ class ControllerChannel:
         self._endpoint = endpoint
         self._on_event = on_event
         self._connection = connection
+        #: When a request failed for the first time since the last response.
+        self._lost_at: float | None = None
         self._queue: deque[QueuedRequest] = deque()
         self._arrived = asyncio.Event()
         self._task = asyncio.create_task(self._send_all(), name=f"channel to {broker.id}")
@@ -69,6 +71,11 @@ class ControllerChannel:
     def queue_size(self) -> int:
         """Requests that wait, the one in flight not counted."""
         return len(self._queue)
+
+    @property
+    def lost_at(self) -> float | None:
+        """When the broker's end of the connection was lost, in seconds since 1970."""
+        return self._lost_at or self._connection.lost_at
 
     def send(self, request: QueuedRequest) -> None:
         """Queue a request behind those that wait."""
@@ -99,8 +106,9 @@ class ControllerChannel:
     async def _send_until_response(self, request: QueuedRequest) -> Event | None:
         host, port = self._endpoint.host, self._endpoint.port
         while True:
+            lost_at, sent_at = self._connection.lost_at, time.time()
             try:
-                return await self._connection.exchange(
+                event = await self._connection.exchange(
                     host,
                     port,
                     request.api_key,
@@ -108,7 +116,12 @@ class ControllerChannel:
                     request.encode,
                     request.on_response,
                 )
+                self._lost_at = None
+                return event
             except UnavailableError as error:
+                # A broker that does not respond was not seen alive after the request was sent.
+                is_silent = isinstance(error.__cause__, TimeoutError)
+                self._lost_at = self._lost_at or lost_at or (sent_at if is_silent else time.time())
                 log.warning(
                     "[RequestSendThread controllerId=%s] %s to broker %s at %s:%s failed, "
                     "trying again: %r",
@@ -141,6 +154,8 @@ class ControllerChannels:
         self._request_timeout_s = request_timeout_s
         self._setup_timeout_s = setup_timeout_s
         self._channels: dict[int, ControllerChannel] = {}
+        #: Of closed channels whose connection had been lost before.
+        self._lost_at: dict[int, float] = {}
         self._queue: EventQueue | None = None
 
     def attach(self, queue: EventQueue) -> None:
@@ -181,7 +196,16 @@ class ControllerChannels:
         """Close a broker's channel, if there is one."""
         channel = self._channels.pop(broker, None)
         if channel is not None:
+            self._lost_at.pop(broker, None)
+            if channel.lost_at is not None:
+                self._lost_at[broker] = channel.lost_at
             channel.close()
+
+    def lost_at(self, broker: int) -> float | None:
+        """When the broker's last connection was lost, in seconds since 1970; None: it was not."""
+        channel = self._channels.get(broker)
+        lost_at = None if channel is None else channel.lost_at
+        return self._lost_at.get(broker) if lost_at is None else lost_at
 
     def close_all(self) -> None:
         """Close every channel."""

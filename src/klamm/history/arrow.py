@@ -44,6 +44,7 @@ DECISION: Final = pa.struct(
 BROKER_CHANGE: Final = pa.struct(
     [("broker", pa.int32()), ("change", pa.string()), ("epoch", pa.int64())]
 )
+LOST_BROKER: Final = pa.struct([("broker", pa.int32()), ("alive_at", pa.timestamp("us", tz="UTC"))])
 TOPIC_CHANGE: Final = pa.struct(
     [("topic", pa.string()), ("change", pa.string()), ("partitions", pa.int32())]
 )
@@ -79,6 +80,9 @@ SCHEMA: Final = pa.schema(
         ("announced_after_us", pa.int64()),
         ("brokers", _IDS),
         ("topics", pa.list_(pa.string())),
+        ("lost", pa.list_(LOST_BROKER)),
+        ("session_timeout_ms", pa.int32()),
+        ("cluster_id", pa.string()),
         ("broker_changes", pa.list_(BROKER_CHANGE)),
         ("topic_changes", pa.list_(TOPIC_CHANGE)),
         ("moves", pa.list_(MOVE)),
@@ -100,6 +104,22 @@ def check_schema(schema: pa.Schema, source: object) -> None:
         found = "none" if version is None else f"version {version.decode()}"
         expected = FORMAT_VERSION.decode()
         raise KlammError(f"{source} holds no history of version {expected}, but {found}.")
+
+
+def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of `SCHEMA`: an older node writes fewer, a newer one may write more."""
+    if batch.schema.names == SCHEMA.names:
+        return batch
+    present = set(batch.schema.names)
+    columns = [
+        batch.column(field.name)
+        if field.name in present
+        else pa.array([[]] * batch.num_rows, field.type)
+        if pa.types.is_list(field.type)
+        else pa.nulls(batch.num_rows, field.type)
+        for field in SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def encode_batches(records: Sequence[EventRecord]) -> Iterator[pa.RecordBatch]:
@@ -139,6 +159,19 @@ def encode_stream(batch: pa.RecordBatch) -> bytes:
     return data
 
 
+def decode_stream(value: bytes | pa.Buffer | None, source: object) -> list[pa.RecordBatch]:
+    """The records in a message of the history topic; KlammError says why if it holds none."""
+    if value is None:
+        raise KlammError(f"{source} holds no history: its value is null.")
+    try:
+        with pa.ipc.open_stream(value) as stream:
+            check_schema(stream.schema, source)
+            return [conform(batch) for batch in stream]
+    except (pa.ArrowException, OSError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise KlammError(f"{source} holds no history: {reason}") from error
+
+
 def _changes(records: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{name: getattr(record, name) for name in names} for record in records]
 
@@ -156,6 +189,8 @@ def _column(name: str, rows: Sequence[tuple[EventRecord, int, int]]) -> pa.Array
                 _changes(getattr(record, name), fields) if part == 0 else []
                 for record, part, _ in rows
             ]
+        case "lost":
+            values = [_changes(record.lost, LOST_BROKER.names) for record, _, _ in rows]
         case _:
             attribute = name.removesuffix("_us")
             values = [getattr(record, attribute) for record, _, _ in rows]

@@ -7,7 +7,7 @@ describes the records.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -44,6 +44,7 @@ from klamm.history.records import (
     BrokerChanged,
     Decisions,
     EventRecord,
+    LostBroker,
     ReassignmentChange,
     TopicChanged,
 )
@@ -90,8 +91,18 @@ class History:
     a missing number a gap.
     """
 
-    def __init__(self, config: BrokerConfig, clock: RecorderClock) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: RecorderClock,
+        lost_at: Callable[[int], float | None] = lambda broker: None,
+        cluster_id: str | None = None,
+    ) -> None:
+        """`lost_at`: when the controller's connection to a broker was lost, if it was."""
         self._controller = config.broker_id
+        self._lost_at = lost_at
+        self._session_timeout_ms = config.zookeeper_session_timeout_ms
+        self._cluster_id = cluster_id
         self._clock = clock
         self.spool = Spool(config.klamm_history_dir, config.klamm_history_retention_bytes)
         topic = config.klamm_history_topic
@@ -121,6 +132,8 @@ class History:
             cause=queued.cause,
             caused_by=self._term.asked_for.pop(id(event), (None, None))[1],
             queued=_us(self._began - queued.enqueued_at),
+            session_timeout_ms=self._session_timeout_ms,
+            cluster_id=self._cluster_id,
         )
         _name_subjects(event, self._event)
         self._is_isr_event = isinstance(event, IsrChangeNotification | ReassignmentIsrChange)
@@ -228,11 +241,28 @@ class History:
         """Record the differences from the end of the previous event."""
         term = self._term
         took_office = event.term is not None
+        was_leaving = set(term.shutting_down)
         event.broker_changes += term.brokers_changed(cluster, took_office=took_office)
+        event.lost += self._last_seen(event, was_leaving)
         event.topic_changes += term.deletions_changed(cluster)
         event.moves += term.reassignments_changed(cluster, None if took_office else self._touched)
         if (leaderless := term.newly_leaderless(cluster)).size:
             event.decisions.append(_nobody_elected(cluster, leaderless, event.decisions))
+
+    def _last_seen(self, event: EventRecord, was_leaving: set[int]) -> Iterator[LostBroker]:
+        """When each broker that failed or bounced was last known to be alive.
+
+        ZooKeeper drops a registration when nothing was heard of its session for the session
+        timeout. A connection that was lost within that time shows a later sign of life. A broker
+        that shut down closed its session itself, right before the event.
+        """
+        arrived_at = event.at - event.queued
+        heard_at = arrived_at - self._session_timeout_ms * 1000
+        for each in event.broker_changes:
+            if each.change in ("failed", "bounced") and each.broker not in was_leaving:
+                lost_at = self._lost_at(each.broker)
+                seen_at = heard_at if lost_at is None else round(lost_at * 1e6)
+                yield LostBroker(each.broker, min(max(seen_at, heard_at), arrived_at))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,26 @@ REPLICA_OFFLINE: Final = "replica_offline"
 ISR_CHANGED: Final = "isr_changed"
 EPOCH_RAISED: Final = "epoch_raised"
 
+#: Decisions that choose a leader, or find that there is none to choose.
+ELECTION_KINDS: Final = (CLEAN, UNCLEAN, PREFERRED, REASSIGNMENT, CONTROLLED_SHUTDOWN, NOBODY)
+#: Changes with which a topic is gone.
+TOPIC_ENDINGS: Final = ("deleted", "vanished")
+#: Phases with which a reassignment begins, and those with which it is over.
+MOVE_BEGINNINGS: Final = ("started", "replaced")
+MOVE_ENDINGS: Final = ("completed", "cancelled", "dropped")
+#: The durations in an event's header, in microseconds.
+PHASES: Final = (
+    "queued_us",
+    "reading_us",
+    "deciding_us",
+    "writing_us",
+    "announcing_us",
+    "total_us",
+    "announced_after_us",
+)
+#: A broker that registers so often within an hour is said to flap.
+FLAPPING_STARTS: Final = 3
+FLAPPING_WINDOW_S: Final = 3600
 
 #: In a cause, the separator between the request and the principal that sent it.
 ASKED_BY: Final = ", asked by "
@@ -59,6 +79,14 @@ class BrokerChanged:
     broker: int
     change: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostBroker:
+    """A broker that the event found lost, and the last moment it is known to have been alive."""
+
+    broker: int
+    alive_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +138,9 @@ class EventRecord:
     announced_after: int | None = None
     brokers: list[int] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
+    lost: list[LostBroker] = field(default_factory=list)
+    session_timeout_ms: int | None = None
+    cluster_id: str | None = None
     broker_changes: list[BrokerChanged] = field(default_factory=list)
     topic_changes: list[TopicChanged] = field(default_factory=list)
     moves: list[ReassignmentChange] = field(default_factory=list)

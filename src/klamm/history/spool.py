@@ -235,7 +235,7 @@ def read_file(path: Path, offset: int = 0) -> Iterator[Read]:
     """
     import pyarrow as pa
 
-    from klamm.history.arrow import check_schema
+    from klamm.history.arrow import check_schema, conform
 
     with pa.OSFile(str(path)) as file:
         try:
@@ -245,7 +245,7 @@ def read_file(path: Path, offset: int = 0) -> Iterator[Read]:
                 file.seek(offset)
             while True:
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), schema)
-                yield Read(batch, file.tell())
+                yield Read(conform(batch), file.tell())
         except (EOFError, OSError, pa.ArrowInvalid):
             return
 

@@ -6,6 +6,7 @@ epoch and the sequence of the first event in it.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,8 @@ from klamm.protocol.records import Record, build_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger("klamm.history.topic")
 
 #: Versions that Kafka has known since 2.4 and knows in 3.9.
 _METADATA_VERSION: Final = 9
@@ -189,9 +192,14 @@ class NoHistoryTopicError(UnavailableError):
 def read_topic(
     bootstrap_servers: str, topic: str, security: ClientSecurity = PLAINTEXT
 ) -> "Iterator[pa.RecordBatch]":
-    """Everything that the topic holds now, partition by partition."""
+    """Everything that the topic holds now, partition by partition; foreign messages are skipped."""
+    from klamm.history.arrow import decode_stream
+
     for value, source in read_values(bootstrap_servers, topic, security):
-        yield from _batches_of(value, source)
+        try:
+            yield from decode_stream(value, source)
+        except KlammError as error:
+            log.warning("skipped: %s", error)
 
 
 def read_values(
@@ -236,16 +244,3 @@ def read_values(
         ) from error
     finally:
         consumer.close()
-
-
-def _batches_of(value: bytes | None, source: str) -> "Iterator[pa.RecordBatch]":
-    import pyarrow as pa
-
-    from klamm.history.arrow import check_schema
-
-    try:
-        stream = pa.ipc.open_stream(value or b"")
-    except pa.ArrowInvalid as error:
-        raise KlammError(f"{source} holds no history: {error}") from error
-    check_schema(stream.schema, source)
-    yield from stream

@@ -173,6 +173,11 @@ class ClientConnection:
         self._setup.on_success()
         return wire
 
+    @property
+    def lost_at(self) -> float | None:
+        """When the other end closed or broke the present connection, in seconds since 1970."""
+        return None if self._wire is None else self._wire.lost_at
+
     def close(self) -> None:
         """Close the connection; the next request opens another."""
         if self._wire is not None:
@@ -190,6 +195,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.lost_at: float | None = None
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(_SIZE.size)
         self._frame: bytearray | None = None
@@ -231,6 +237,8 @@ class _Wire(asyncio.BufferedProtocol):
                 self._fail(ConnectionError("a response without a request"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_closed:
+            self.lost_at = time.time()
         self._fail(exc or ConnectionResetError("the connection was closed"))
 
     def _fail(self, error: Exception) -> None:

@@ -146,9 +146,13 @@ class ControllerLink:
         self._link = ProcessLink(reader, writer)
         self._serving = asyncio.create_task(self._serve(self._link, self._process))
 
-    def configure(self, properties: Mapping[str, str], broker_id: int) -> None:
+    def configure(self, properties: Mapping[str, str], broker_id: int, cluster_id: str) -> None:
         """Give the process its settings."""
-        self._hello = {"properties": dict(properties), "broker_id": broker_id}
+        self._hello = {
+            "properties": dict(properties),
+            "broker_id": broker_id,
+            "cluster_id": cluster_id,
+        }
         self._tell_json(MessageKind.HELLO, self._hello)
 
     def registered(self, broker_epoch: int) -> None:

@@ -47,7 +47,13 @@ _EPOCH: Final = struct.Struct(">q")
 class ControllerProcess:
     """The wiring of one candidate, and its conversation with the broker."""
 
-    def __init__(self, link: ProcessLink, config: BrokerConfig, store: Store) -> None:
+    def __init__(
+        self,
+        link: ProcessLink,
+        config: BrokerConfig,
+        store: Store,
+        cluster_id: str | None = None,
+    ) -> None:
         self._link = link
         self._config = config
         self._store = store
@@ -67,7 +73,7 @@ class ControllerProcess:
             ),
             SecureClient(config.channel_security(listener)),
         )
-        self._history = History(config, world)
+        self._history = History(config, world, channels.lost_at, cluster_id)
         request_sender = RequestBatchSender(
             config.broker_id, channels, ibp, config.inter_broker_listener_name
         )
@@ -222,7 +228,7 @@ async def run_candidate(link: ProcessLink) -> None:
         connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
         access=zookeeper_access(config),
     )
-    candidate = ControllerProcess(link, config, store)
+    candidate = ControllerProcess(link, config, store, settings["cluster_id"])
     store.on_answer = candidate.metrics.zookeeper_responded
     await candidate.run()
 

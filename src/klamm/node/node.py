@@ -94,7 +94,7 @@ class Node:
         broker_id = await self._determine_broker_id(store)
         config = self.config = config.with_broker_id(broker_id)
         self._identity = BrokerIdentity(broker_id, cluster_id)
-        self._candidate.configure(config.layers.static, broker_id)
+        self._candidate.configure(config.layers.static, broker_id, cluster_id)
         await self._load_dynamic_config()
         self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
         await self._broker.load()

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # for editors and type checkers; the same names as below
-    from klamm.pipeline.history.folder import make_tables as make_tables
-    from klamm.pipeline.history.folder import write_tables as write_tables
+    from klamm.pipeline.history.definitions import make_tables as make_tables
     from klamm.pipeline.history.input import decode_messages as decode_messages
     from klamm.pipeline.history.input import distinct as distinct
     from klamm.pipeline.history.input import read_spools as read_spools
@@ -18,7 +17,8 @@ if TYPE_CHECKING:  # for editors and type checkers; the same names as below
     from klamm.pipeline.history.measures import latencies as latencies
     from klamm.pipeline.history.measures import leader_balance as leader_balance
     from klamm.pipeline.history.measures import leadership_churn as leadership_churn
-    from klamm.pipeline.history.report import write_report as write_report
+    from klamm.pipeline.history.sources import SpoolInput as SpoolInput
+    from klamm.pipeline.history.sources import TopicInput as TopicInput
     from klamm.pipeline.history.tables import broker_sessions as broker_sessions
     from klamm.pipeline.history.tables import controller_terms as controller_terms
     from klamm.pipeline.history.tables import decisions as decisions
@@ -71,13 +71,13 @@ _PUBLIC: Final = {
     "make_waves": "klamm.pipeline.planner.waves",
     "Demands": "klamm.pipeline.planner.planner",
     "Capacity": "klamm.pipeline.planner.planner",
-    "make_tables": "klamm.pipeline.history.folder",
-    "write_tables": "klamm.pipeline.history.folder",
+    "make_tables": "klamm.pipeline.history.definitions",
+    "SpoolInput": "klamm.pipeline.history.sources",
+    "TopicInput": "klamm.pipeline.history.sources",
     "read_spools": "klamm.pipeline.history.input",
     "stream_topic": "klamm.pipeline.history.input",
     "decode_messages": "klamm.pipeline.history.input",
     "distinct": "klamm.pipeline.history.input",
-    "write_report": "klamm.pipeline.history.report",
     "ingest_topics": "klamm.pipeline.ingest.run",
     "IngestOptions": "klamm.pipeline.ingest.options",
     "parse_target": "klamm.pipeline.ingest.options",

@@ -8,9 +8,10 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from klamm.pipeline.history.folder import SpoolInput, write_tables
-from klamm.pipeline.history.report import write_report
+from klamm.pipeline.history.definitions import TABLES
+from klamm.pipeline.history.input import read_spools
 from klamm.pipeline.history.report_facts import ReportFacts
+from klamm.pipeline.history.sources import SpoolInput
 from tests.pipeline.history.night import Cluster, night
 
 
@@ -39,9 +40,8 @@ def told(
     """The night, with the later term first and the earlier one twice."""
     first, second = night_cluster.spools
     out = tmp_path_factory.mktemp("history") / "out"
-    records = SpoolInput([second, first, first]).lay_down(spark, out)
-    assert records is not None
-    tables = write_tables(records, out)
-    facts = write_report(records, tables, out)
-    rows = {name: parquet.read_table(out / name).to_pylist() for name in tables}
-    return Told(rows, facts, out, records)
+    spools = [second, first, first]
+    facts = SpoolInput(spools).update(spark, out)
+    assert facts is not None
+    rows = {table.name: parquet.read_table(out / table.name).to_pylist() for table in TABLES}
+    return Told(rows, facts, out, read_spools(spark, spools))

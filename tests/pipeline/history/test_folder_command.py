@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from klamm.pipeline.history.folder import TABLES
+from klamm.pipeline.history.definitions import TABLES
 from tests.pipeline.history.night import Cluster
 from tests.support.command_line import run_here
 
@@ -33,7 +33,7 @@ def test_spools_become_tables_and_a_report(
     spools = [str(each) for each in night_cluster.spools]
     done = run_here("history", "--spool", *spools, "--out", str(tmp_path / "out"), "--json")
     summary = done.json()
-    assert set(summary["tables"]) == {table.name for table in TABLES}
+    assert set(summary["tables"]) == {table.name for table in TABLES} | {"records", "quarantine"}
     assert summary["tables"]["events"] == 29
     assert (summary["elections"], summary["unclean"], summary["gaps"]) == (4, 0, [])
     assert Path(summary["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")

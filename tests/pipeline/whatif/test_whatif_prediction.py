@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from klamm.local.cluster import Cluster
 from klamm.pipeline.arrow import partitions_from_arrow
-from klamm.pipeline.history.folder import make_tables
+from klamm.pipeline.history.definitions import make_tables
 from klamm.pipeline.history.input import read_spools
 from klamm.pipeline.snapshot.admin import snapshot_from_brokers
 from klamm.pipeline.snapshot.snapshot import Snapshot

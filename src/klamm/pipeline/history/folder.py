@@ -1,240 +1,436 @@
-"""The history as tables in a folder: which there are, and what each is made from.
+"""A folder of tables and a report that are kept up to date as records come.
 
-Records are written first, to `records/`; every table is then made from them, each from
-those before it. A stream continues where its checkpoint says, so records are neither lost nor
-doubled when it is stopped at any moment; the tables are made from the records so far.
+A refresh takes new records, folds them in parallel into the tables of each shard (Spark's tasks,
+`klamm.pipeline.history.fold`), and writes the few tables that need all shards, and the report. It
+costs what the new records and the tail cost, however long the history is. docs/adr/0021 has the
+reasons.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import orjson
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark.sql import SparkSession
 
-from klamm.client.admin import Admin
-from klamm.config.client_properties import ClientSecurity
-from klamm.errors import ConfigError, KlammError
-from klamm.history.spool import spool_files
-from klamm.pipeline.history import measures as measures
-from klamm.pipeline.history import tables as tables
-from klamm.pipeline.history import timeline as timelines
-from klamm.pipeline.history.input import (
-    check_spools,
-    distinct,
-    read_spools,
-    record_schema,
-    stream_topic,
+from klamm.errors import ConfigError
+from klamm.pipeline.history.fold import summary
+from klamm.pipeline.history.fold.manifest import MANIFEST, EventKey, Manifest, RecordKey
+from klamm.pipeline.history.fold.schemas import OF_ALL, TABLES
+from klamm.pipeline.history.fold.task import (
+    CLUSTER_SHARD,
+    STATE,
+    FoldPlan,
+    fold_shard,
+    read_records,
+    sealed_name,
+    state_name,
+    tail_name,
+    tail_records_name,
+    write_records,
+    write_rows,
 )
-from klamm.protocol.codes import ErrorCode
+from klamm.pipeline.history.report import write_report
+from klamm.pipeline.history.report_facts import Origin, ReportFacts, gather
+from klamm.pipeline.ingest.location import Location
 
-RECORDS: Final = "records"
-_CHECKPOINT: Final = "_checkpoint"
+Row: TypeAlias = dict[str, Any]
+#: When the tail has more events than the first, all but the second are sealed.
+TAIL_EVENTS_MAX: Final = 2000
+TAIL_EVENTS_KEPT: Final = 1000
+#: States of so many bases are kept, for records that come later than the tail reaches back.
+_BASES_KEPT: Final = 16
 _SOURCE: Final = "_source.json"
-#: Tables made in parallel. For little data, planning a query takes most of the time, on one core.
-_SIDE_BY_SIDE: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryTable:
-    """A table, the function that makes it, and the tables that the function takes."""
-
-    name: str
-    make: Callable[..., DataFrame]
-    inputs: tuple[str, ...]
-
-
-#: In an order in which each comes after its inputs. `min_isr` and `distinct` are not written.
-TABLES: Final = (
-    HistoryTable("events", tables.events, ("distinct",)),
-    HistoryTable("gaps", tables.gaps, ("events",)),
-    HistoryTable("controller_terms", tables.controller_terms, ("events",)),
-    HistoryTable("decisions", tables.decisions, ("distinct",)),
-    HistoryTable("elections", tables.elections, ("decisions",)),
-    HistoryTable("isr_changes", tables.isr_changes, ("decisions",)),
-    HistoryTable("broker_sessions", tables.broker_sessions, ("distinct", "controller_terms")),
-    HistoryTable("topic_life_cycles", tables.topic_life_cycles, ("distinct",)),
-    HistoryTable(
-        "reassignments", tables.reassignments, ("distinct", "decisions", "controller_terms")
-    ),
-    HistoryTable("timeline", timelines.timeline, ("distinct", "decisions")),
-    HistoryTable("unavailability", timelines.unavailability, ("timeline", "controller_terms")),
-    HistoryTable("under_min_isr", timelines.under_min_isr, ("timeline", "min_isr")),
-    HistoryTable(
-        "availability_by_topic",
-        timelines.availability_by_topic,
-        ("unavailability", "timeline", "events"),
-    ),
-    HistoryTable(
-        "unavailability_by_broker",
-        timelines.unavailability_by_broker,
-        ("unavailability", "events"),
-    ),
-    HistoryTable("latencies", measures.latencies, ("events", "unavailability", "controller_terms")),
-    HistoryTable("leadership_churn", measures.leadership_churn, ("elections",)),
-    HistoryTable("flapping_brokers", measures.flapping_brokers, ("broker_sessions",)),
-    HistoryTable("leader_balance", measures.leader_balance, ("timeline",)),
+#: What is known of a record before it is folded.
+KEYS: Final = pa.schema(
+    [
+        ("controller_epoch", pa.int32()),
+        ("seq", pa.int64()),
+        ("part", pa.int32()),
+        ("parts", pa.int32()),
+        ("at", pa.int64()),
+        ("cluster_id", pa.string()),
+    ]
 )
 
 
-def make_tables(records: DataFrame, min_isr: DataFrame | None = None) -> dict[str, DataFrame]:
-    """All tables of a history, as data frames that are not computed yet.
-
-    `min_isr` has `topic` and `min_isr`; topics that it does not name have Kafka's default.
-    """
-    made = _given(distinct(records), min_isr)
-    for table in TABLES:
-        made[table.name] = table.make(*(made[name] for name in table.inputs))
-    return {table.name: made[table.name] for table in TABLES}
-
-
-def write_tables(
-    records: DataFrame,
-    out: Path,
-    *,
-    min_isr: DataFrame | None = None,
-    on_table: Callable[[str], Any] = lambda name: None,
-) -> dict[str, DataFrame]:
-    """Write every table as Parquet below `out`, and return them as they were written.
-
-    Tables that do not depend on each other are made in parallel; `on_table` gets the name of each.
-    """
-    spark = records.sparkSession
-    once = distinct(records).persist()
-    given = _given(once, min_isr)
-    made: dict[str, Future[DataFrame]] = {}
-
-    def make(table: HistoryTable) -> DataFrame:
-        # Inputs are earlier in the queue, so each has been started.
-        inputs = [given[name] if name in given else made[name].result() for name in table.inputs]
-        on_table(table.name)
-        path = str(out / table.name)
-        frame = table.make(*inputs)
-        frame.write.mode("overwrite").parquet(path)
-        # Without the schema, Spark would start a job to infer it.
-        return spark.read.schema(frame.schema).parquet(path)
-
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        for table in TABLES:
-            made[table.name] = pool.submit(make, table)
-        try:
-            return {name: written.result() for name, written in made.items()}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        finally:
-            once.unpersist()
-
-
-class SpoolInput:
-    """Spools as the source of a history: `records/` becomes a copy of them."""
-
-    def __init__(self, directories: Sequence[Path]) -> None:
-        self._directories = directories
-        self._bytes_seen = -1
-
-    def check(self) -> None:
-        """Raise before Spark starts if there is nothing to read."""
-        check_spools(self._directories)
-
-    def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
-        """Write the records to `out` and return them; None if nothing is new."""
-        files = [path for each in self._directories for path in spool_files(each)]
-        size = sum(path.stat().st_size for path in files)
-        if size == self._bytes_seen:
-            return None
-        found = read_spools(spark, self._directories)
-        _claim(out, {"spools": [str(each.absolute()) for each in self._directories]})
-        found.write.mode("overwrite").parquet(str(out / RECORDS))
-        self._bytes_seen = size
-        return read_records(spark, out)
-
-
-class TopicInput:
-    """The history topic as the source: `records/` grows by what is new in it since its checkpoint.
-
-    A message that was written in part before a crash is written again; `distinct` removes the copy.
-    """
+class HistoryFolder:
+    """The tables below a folder; one process at a time keeps them."""
 
     def __init__(
         self,
-        bootstrap_servers: str,
-        topic: str,
-        client_properties: Mapping[str, str] | None = None,
+        spark: SparkSession,
+        out: Location,
+        origin: Origin,
+        *,
+        shards: int,
+        min_isr: Mapping[str, int] | None = None,
     ) -> None:
-        """`client_properties` are Kafka's own, for a secured cluster."""
-        self._client_properties = client_properties or {}
-        self._bootstrap_servers = bootstrap_servers
-        self._topic = topic
-        self._is_first = True
+        """Open the folder, or make it; `shards` counts only if it is made.
 
-    def check(self) -> None:
-        """Raise before Spark starts if there is no such topic."""
-        security = ClientSecurity.from_properties(self._client_properties)
-        with Admin(self._bootstrap_servers, security=security) as admin:
-            (found,) = admin.metadata([self._topic]).topics
-        if ErrorCode.of(found.error_code) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise ConfigError(
-                f"There is no history topic {self._topic} at {self._bootstrap_servers}: set "
-                f"klamm.history.topic={self._topic} on the brokers, or name the nodes' spools "
-                "(klamm.history.dir) with --spool"
-            )
+        `min_isr` has topics whose setting is not Kafka's default. If they are others than before,
+        the tables are made again from the records that they hold.
+        """
+        self._spark = spark
+        self._out = out
+        self._origin = origin
+        self._min_isr = {name: value for name, value in (min_isr or {}).items() if value != 1}
+        self._claim()
+        content = (out / STATE / MANIFEST).read()
+        if content is None:
+            self.manifest = Manifest(shards, self._min_isr)
+            for name, schema in TABLES.items():
+                write_rows(out, name, tail_name(CLUSTER_SHARD), schema, [])
+        else:
+            self.manifest = Manifest.from_json(content)
+            self._remove_unknown()
+        #: Files with records that have to be taken in again, and their first events.
+        self._again: list[tuple[EventKey, str]] = []
+        self._tail = self._read_tail_keys()
+        if self.manifest.min_isr != self._min_isr:
+            self.manifest.min_isr = self._min_isr
+            self._revert(0)
 
-    def lay_down(self, spark: SparkSession, out: Path) -> DataFrame | None:
-        """Add new records to `out` and return all; None if nothing is new."""
-        _claim(out, {"topic": self._topic})
-        query = (
-            stream_topic(spark, self._bootstrap_servers, self._topic, self._client_properties)
-            .writeStream.format("parquet")
-            .option("path", str(out / RECORDS))
-            .option("checkpointLocation", str(out / _CHECKPOINT))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            raise KlammError(f"The history cannot be read from {self._topic}: {error}") from error
-        finally:
-            query.stop()
-        has_news = any(progress.numInputRows for progress in query.recentProgress)
-        if not has_news and not self._is_first:
+    @property
+    def uri(self) -> str:
+        """Where the folder is."""
+        return self._out.uri
+
+    def path(self, name: str) -> str:
+        """The address of something in the folder, as Spark takes it."""
+        return str(self._out / name)
+
+    @property
+    def next_serial(self) -> int:
+        """The number of the next refresh."""
+        return self.manifest.serial + 1
+
+    def refresh(
+        self,
+        names: Sequence[str],
+        keys: pa.Table,
+        *,
+        seal_before: EventKey | None = None,
+        is_forced: bool = False,
+    ) -> ReportFacts | None:
+        """Take in the records in these files; None if none of them is new, unless it `is_forced`.
+
+        `keys` has a row (`KEYS`) for each of the records. Records that are known to come later are
+        not before `seal_before`; None: nothing is known of them.
+        """
+        fresh, late = self._sort_out(keys)
+        if late:
+            self._revert(self._base_before(min(late)))
+        self._note(keys)
+        if self._again:
+            self._take_in_again(names, keys)
+            fresh, names = {}, ()
+        elif not (fresh or is_forced):
+            self._remove(names)
             return None
-        self._is_first = False
-        return read_records(spark, out)
+        self._tail.update(fresh)
+        return self._fold(names, seal_before)
+
+    def _fold(self, names: Sequence[str], seal_before: EventKey | None) -> ReportFacts:
+        manifest = self.manifest
+        plan = FoldPlan(
+            out=self._out.uri,
+            shards=manifest.shards,
+            generation=manifest.generation,
+            serial=self.next_serial,
+            inputs=(*self._tail_files(), *names),
+            base=manifest.base,
+            seal_until=self._seal_until(seal_before),
+            cluster_id=manifest.cluster_id,
+            history_from=manifest.history_from or 0,
+            history_until=manifest.history_until or 0,
+            min_isr=manifest.min_isr,
+        )
+        return self._publish(plan, run_shards(self._spark, plan))
+
+    def _publish(self, plan: FoldPlan, told: Sequence[Row]) -> ReportFacts:
+        """Write what needs all shards, and then the manifest."""
+        manifest = self.manifest
+        cluster, topics = told[0], told[1:]
+        balance = summary.LeaderBalance()
+        if manifest.balance is not None:
+            balance = summary.LeaderBalance.from_json(manifest.balance)
+        changes = [tuple(each) for shard in topics for each in shard["leader_changes"]]
+        if plan.seal_until is not None:
+            sealed = [tuple(each) for shard in topics for each in shard["sealed_leader_changes"]]
+            final = balance.seal(sealed, changes)
+            name = sealed_name(plan.next_generation, CLUSTER_SHARD)
+            manifest.sealed_rows["leader_balance"] = manifest.sealed_rows.get(
+                "leader_balance", 0
+            ) + self._write("leader_balance", name, final)
+            manifest.balance = balance.to_json()
+        summaries = [shard["topics"] for shard in topics]
+        failovers = summary.merge_failovers(summaries)
+        tail_balance = balance.tail_rows(changes)
+        rows = {
+            "unavailability_by_broker": summary.merge_losses(summaries),
+            "latencies": summary.latency_rows(cluster["cluster"], failovers),
+            "leader_balance": tail_balance,
+        }
+        counts: dict[str, int] = defaultdict(int)
+        for table, of_table in rows.items():
+            counts[table] += self._write(table, tail_name(CLUSTER_SHARD), of_table)
+        for shard in told:
+            for table, count in shard["rows"]["tail"].items():
+                counts[table] += count
+            for table, count in shard["rows"]["sealed"].items():
+                manifest.sealed_rows[table] = manifest.sealed_rows.get(table, 0) + count
+        for table, count in manifest.sealed_rows.items():
+            counts[table] += count
+        counts["quarantine"] = manifest.quarantined
+        self._commit(plan)
+        self._remove(plan.inputs)
+        balance.sample(tail_balance)
+        facts = gather(
+            origin=replace(self._origin, cluster_id=manifest.cluster_id),
+            since_us=plan.history_from,
+            until_us=plan.history_until,
+            cluster=cluster["cluster"],
+            topics=summaries,
+            failovers=failovers["total"],
+            latencies=rows["latencies"],
+            balance=balance.samples,
+            tables=dict(counts),
+            stories=self._story_records,
+        )
+        write_report(facts, self._out)
+        return facts
+
+    def _commit(self, plan: FoldPlan) -> None:
+        manifest = self.manifest
+        manifest.serial = plan.serial
+        manifest.tail = tail_records_name(plan.serial)
+        if plan.seal_until is not None:
+            events: dict[EventKey, list[int]] = defaultdict(list)
+            for (epoch, seq, part), _ in self._tail.items():
+                events[epoch, seq].append(part)
+            for key in sorted(events):
+                if key <= plan.seal_until:
+                    of = self._tail[(*key, events[key][0])]
+                    manifest.sealed.add(*key, events[key], of)
+            self._tail = {
+                key: parts for key, parts in self._tail.items() if key[:2] > plan.seal_until
+            }
+            manifest.generation = plan.next_generation
+            manifest.base = plan.seal_until
+            base = self._out / STATE / _base_name(manifest.generation)
+            base.replace(manifest.to_json())
+        (self._out / STATE / MANIFEST).replace(manifest.to_json())
+
+    # What is there already
+
+    def _claim(self) -> None:
+        """Store the source of a folder's records, since a checkpoint belongs to one topic."""
+        path = self._out / _SOURCE
+        source = self._origin.claim
+        content = path.read()
+        if content is not None:
+            before = orjson.loads(content)
+            if before.keys() != source.keys() or ("topic" in source and before != source):
+                raise ConfigError(
+                    f"{self._out} holds a history made from {_named(before)}, not from "
+                    f"{_named(source)}: name another folder with --out, or remove it"
+                )
+            if before != source:
+                self._start_over()
+        elif self._out.exists() and not self._out.is_empty():
+            raise ConfigError(f"{self._out} is not empty and holds no history: name another folder")
+        path.replace(orjson.dumps(source))
+
+    def _start_over(self) -> None:
+        """The spools are others than before, so that what was made of those is not of these."""
+        for name in (*TABLES, STATE):
+            for file in (self._out / name).names():
+                (self._out / name).delete(file)
+
+    def _remove_unknown(self) -> None:
+        """Remove sealed files of a refresh that did not come to its end."""
+        last = sealed_name(self.manifest.generation + 1, 0)[: len("part-000000")]
+        for table in TABLES:
+            if table != "quarantine":
+                for name in (self._out / table).names():
+                    if name.startswith("part-") and name[: len(last)] >= last:
+                        (self._out / table).delete(name)
+
+    def _read_tail_keys(self) -> dict[RecordKey, int]:
+        keys: dict[RecordKey, int] = {}
+        for name in self._tail_files():
+            content = (self._out / STATE / name).read()
+            assert content is not None, "the tail that the manifest names is there"
+            keys |= record_keys(read_records(content))
+        return keys
+
+    def _tail_files(self) -> list[str]:
+        return [] if self.manifest.tail is None else [self.manifest.tail]
+
+    def _sort_out(self, keys: pa.Table) -> tuple[dict[RecordKey, int], list[RecordKey]]:
+        """Records that are new; and those among them that should have been sealed by now."""
+        base, sealed = self.manifest.base, self.manifest.sealed
+        fresh = {
+            key: parts
+            for key, parts in record_keys(keys).items()
+            if key not in self._tail and not sealed.has(*key)
+        }
+        return fresh, [key for key in fresh if base is not None and key[:2] <= base]
+
+    def _note(self, keys: pa.Table) -> None:
+        manifest = self.manifest
+        for at, cluster_id in zip(
+            keys.column("at").to_pylist(), keys.column("cluster_id").to_pylist(), strict=True
+        ):
+            if manifest.history_from is None or manifest.history_until is None:
+                manifest.history_from = manifest.history_until = at
+            manifest.history_from = min(manifest.history_from, at)
+            manifest.history_until = max(manifest.history_until, at)
+            manifest.cluster_id = manifest.cluster_id or cluster_id
+        manifest.cluster_id = manifest.cluster_id or self._origin.cluster_id
+
+    def _seal_until(self, seal_before: EventKey | None) -> EventKey | None:
+        """The last event to be sealed now, if the tail has become long."""
+        events = sorted({key[:2] for key in self._tail})
+        kept = TAIL_EVENTS_KEPT if seal_before is None else 0
+        limit = TAIL_EVENTS_MAX if seal_before is None else TAIL_EVENTS_KEPT
+        if len(events) <= limit:
+            return None
+        ready = events[: len(events) - kept]
+        if seal_before is not None:
+            ready = [key for key in ready if key < seal_before]
+        return ready[-1] if ready else None
+
+    # Records that come later than the tail reaches back
+
+    def _base_before(self, key: RecordKey) -> int:
+        """The newest base whose state is kept and that is before a record; 0 if there is none."""
+        for generation in range(self.manifest.generation, 0, -1):
+            content = (self._out / STATE / _base_name(generation)).read()
+            if content is None:
+                break
+            base = Manifest.from_json(content).base
+            if base is not None and base < key[:2]:
+                return generation
+        return 0
+
+    def _revert(self, generation: int) -> None:
+        """Go back to an earlier base; what came after it is taken in again by the next refresh.
+
+        The tables stay as they are until their records are sealed again, under the same names.
+        """
+        before = self.manifest
+        self._again = self._copy_records(generation)
+        if generation:
+            content = (self._out / STATE / _base_name(generation)).read()
+            assert content is not None, "the state of a base that was found"
+            self.manifest = Manifest.from_json(content)
+        else:
+            self.manifest = Manifest(before.shards, before.min_isr, before.cluster_id)
+        self.manifest.serial, self.manifest.tail = before.serial, None
+        self.manifest.history_from = before.history_from
+        self.manifest.history_until = before.history_until
+        self.manifest.positions = before.positions
+        self.manifest.quarantined = before.quarantined
+        self._tail = {}
+
+    def _copy_records(self, after: int) -> list[tuple[EventKey, str]]:
+        """Files in `_state` with the records after a base, and the first event in each."""
+        first_name = sealed_name(after + 1, CLUSTER_SHARD)
+        records = self._out / "records"
+        tables = [
+            parquet.read_table(pa.BufferReader((records / name).read() or b""))
+            for name in records.names()
+            if name.startswith("part-") and name >= first_name
+        ]
+        for name in self._tail_files():
+            tables.append(read_records((self._out / STATE / name).read() or b""))
+        copies = []
+        for number, table in enumerate(tables):
+            if table.num_rows:
+                name = f"again-{self.next_serial:08d}-{number:06d}.arrows"
+                write_records(self._out / STATE / name, table)
+                first = table.slice(0, 1).select(["controller_epoch", "seq"]).to_pylist()[0]
+                copies.append(((first["controller_epoch"], first["seq"]), name))
+        return sorted(copies)
+
+    def _take_in_again(self, names: Sequence[str], keys: pa.Table) -> None:
+        """Fold everything after the base that was gone back to, a file at a time."""
+        again, self._again = self._again, []
+        self._tail.update(record_keys(keys))
+        extra = list(names)
+        for number, (_, name) in enumerate(again):
+            table = read_records((self._out / STATE / name).read() or b"")
+            self._tail.update(record_keys(table))
+            is_last = number + 1 == len(again)
+            self._fold([name, *extra], None if is_last else again[number + 1][0])
+            extra = []
+        self._remove_unknown()
+
+    # Files
+
+    def _write(self, table: str, name: str, rows: list[Row]) -> int:
+        cluster = {"cluster_id": self.manifest.cluster_id}
+        return write_rows(self._out, table, name, OF_ALL[table], [row | cluster for row in rows])
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files of `_state` that are not needed any more."""
+        kept = set(self._tail_files())
+        for name in names:
+            if name not in kept:
+                (self._out / STATE).delete(name)
+        oldest = self.manifest.generation - _BASES_KEPT
+        if oldest > 0:
+            for shard in (None, *range(self.manifest.shards + 1)):
+                (self._out / STATE).delete(_base_name(oldest, shard))
+
+    def _story_records(self) -> pa.Table:
+        """The records of the tail."""
+        (name,) = self._tail_files()
+        return read_records((self._out / STATE / name).read() or b"")
 
 
-def read_records(spark: SparkSession, out: Path) -> DataFrame:
-    """The records in a folder; no rows if the topic was empty so far."""
-    path = out / RECORDS
-    if not path.exists():
-        return spark.createDataFrame([], record_schema())
-    return spark.read.schema(record_schema()).parquet(str(path))
+def run_shards(spark: SparkSession, plan: FoldPlan) -> list[Row]:
+    """Fold every shard, one task each; the cluster's summary comes first."""
+    count = plan.shards + 1
+    told = (
+        spark.range(0, count, 1, count)
+        .mapInArrow(partial(_fold_shards, plan.to_json()), "shard int, summary binary")
+        .toArrow()
+        .sort_by("shard")
+    )
+    return [orjson.loads(each) for each in told.column("summary").to_pylist()]
 
 
-def _given(once: DataFrame, min_isr: DataFrame | None) -> dict[str, DataFrame]:
-    if min_isr is None:
-        min_isr = once.sparkSession.createDataFrame([], "topic string, min_isr int")
-    return {"distinct": once, "min_isr": min_isr}
-
-
-def _claim(out: Path, source: Mapping[str, Any]) -> None:
-    """Store the source of a folder's records, since a checkpoint belongs to one topic."""
-    path = out / _SOURCE
-    if path.exists():
-        before = orjson.loads(path.read_bytes())
-        if before.keys() != source.keys() or ("topic" in source and before != source):
-            raise ConfigError(
-                f"{out} holds a history made from {_named(before)}, not from {_named(source)}: "
-                "name another folder with --out, or remove it"
+def _fold_shards(plan: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for shard in batch.column("id").to_pylist():
+            told = orjson.dumps(fold_shard(FoldPlan.from_json(plan), shard))
+            yield pa.RecordBatch.from_pydict(
+                {"shard": pa.array([shard], pa.int32()), "summary": pa.array([told], pa.binary())}
             )
-    elif out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty and holds no history: name another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(orjson.dumps(source))
+
+
+def record_keys(records: pa.Table) -> dict[RecordKey, int]:
+    """The names of records, and of how many parts their events are."""
+    names = ("controller_epoch", "seq", "part", "parts")
+    columns = (records.column(name).to_pylist() for name in names)
+    return {(epoch, seq, part): parts for epoch, seq, part, parts in zip(*columns, strict=True)}
+
+
+def keys_of(records: pa.Table) -> pa.Table:
+    """The columns of `KEYS`, with times as microseconds."""
+    return records.select(KEYS.names).cast(KEYS)
+
+
+def _base_name(generation: int, shard: int | None = None) -> str:
+    """The file with the manifest as of a base, or with a shard's state."""
+    return f"base-{generation:06d}.json" if shard is None else state_name(generation, shard)
 
 
 def _named(source: Mapping[str, Any]) -> str:

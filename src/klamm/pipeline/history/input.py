@@ -4,6 +4,7 @@ The columns are those of docs/history.md. Whichever way they come, records may c
 order; `distinct` and the order of `(controller_epoch, seq)` put that right.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError, KlammError
-from klamm.history.arrow import SCHEMA, check_schema
+from klamm.history.arrow import SCHEMA, check_schema, decode_stream
 from klamm.history.broker_history import has_broker_records
 from klamm.history.spool import SUFFIX, read_file, spool_files
 from klamm.pipeline.session import are_little
@@ -46,8 +47,7 @@ def distinct(records: DataFrame) -> DataFrame:
 def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
     """Everything that spools hold; if that is much, Spark's workers read it and must see the files.
 
-    A file that a crash tore is read up to there. One that was no history from its beginning is
-    refused, because what it stands for would be missing without a trace.
+    A file that a crash tore is read up to there. One that is no history is left out.
     """
     files = check_spools(directories)
     if are_little(files):
@@ -60,16 +60,20 @@ def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
     return spread.mapInArrow(_read_files, record_schema())
 
 
-def stream_topic(
+def messages_of_topic(
     spark: SparkSession,
     bootstrap_servers: str,
     topic: str,
     client_properties: Mapping[str, str] | None = None,
+    **options: str,
 ) -> DataFrame:
-    """The history topic as a stream, from its beginning unless a checkpoint says otherwise."""
-    messages = (
+    """The messages of a history topic as a stream, from its beginning unless a checkpoint says
+    otherwise.
+    """
+    return (
         spark.readStream.format("klamm")
         .options(**{f"kafka.{key}": value for key, value in (client_properties or {}).items()})
+        .options(**options)
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
@@ -77,28 +81,38 @@ def stream_topic(
         .option("failOnDataLoss", "false")
         .load()
     )
-    return decode_messages(messages)
+
+
+def stream_topic(
+    spark: SparkSession,
+    bootstrap_servers: str,
+    topic: str,
+    client_properties: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The records of a history topic as a stream; messages that are no history are left out."""
+    return decode_messages(messages_of_topic(spark, bootstrap_servers, topic, client_properties))
 
 
 def decode_messages(messages: DataFrame) -> DataFrame:
-    """The records in messages of the history topic: a data frame with Kafka's `value` column."""
-    source = F.concat_ws(" at ", F.concat_ws("-", "topic", "partition"), F.col("offset"))
-    chosen = messages.select("value", source.alias("source"))
-    return chosen.mapInArrow(_decode_values, record_schema())
+    """The records in messages of the history topic: a data frame with Kafka's `value` column.
+
+    Messages that are no history are left out.
+    """
+    return messages.select("value").mapInArrow(_decode_values, record_schema())
 
 
 def check_spools(directories: Sequence[Path]) -> list[Path]:
-    """The files of these spools; ConfigError if one is missing or is no history.
+    """The files of these spools; ConfigError if a spool is missing, or there is no history at all.
 
     A node that was never controller has only its broker's records, which are not read here.
     """
-    files = [path for directory in directories for path in _checked_files(directory)]
+    files = [path for directory in directories for path in _files_of(directory)]
     if directories and not files:
         raise ConfigError(_no_history(directories[0]))
     return files
 
 
-def _checked_files(directory: Path) -> list[Path]:
+def _files_of(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise ConfigError(
             f"There is no spool {directory}; klamm.history.dir says where each node has its own"
@@ -106,8 +120,6 @@ def _checked_files(directory: Path) -> list[Path]:
     files = spool_files(directory)
     if not files and not has_broker_records(directory):
         raise ConfigError(_no_history(directory))
-    for path in files:
-        _check_file(path)
     return files
 
 
@@ -118,20 +130,24 @@ def _no_history(directory: Path) -> str:
     )
 
 
-def _check_file(path: Path) -> None:
+def wrong_with(path: Path) -> str | None:
+    """Why a spool file is no history; None if it is one, or was torn in its first message."""
     try:
         with path.open("rb") as file:
             mark = file.read(len(_ARROW_MARK))
             if not _ARROW_MARK.startswith(mark):
-                raise KlammError(f"{path} is no history: it is not an Arrow stream")
+                return f"{path} is no history: it is not an Arrow stream"
             file.seek(0)
             try:
                 schema = pa.ipc.read_schema(pa.ipc.read_message(file))
             except (EOFError, OSError, pa.ArrowInvalid):
-                return  # torn in its first message, before there was any record
+                return None
+        check_schema(schema, path)
     except OSError as error:
-        raise KlammError(f"{path} cannot be read: {error.strerror}") from error
-    check_schema(schema, path)
+        return f"{path} cannot be read: {error.strerror}"
+    except KlammError as error:
+        return str(error)
+    return None
 
 
 def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -141,23 +157,13 @@ def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _read_records(files: Iterable[Path]) -> Iterator[pa.RecordBatch]:
     for path in files:
-        for read in read_file(path):
-            yield _in_schema(read.batch)
+        if wrong_with(path) is None:
+            for read in read_file(path):
+                yield read.batch
 
 
 def _decode_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        sources = batch.column("source").to_pylist()
-        for value, source in zip(batch.column("value"), sources, strict=True):
-            try:
-                stream = pa.ipc.open_stream(value.as_buffer() or b"")
-            except pa.ArrowInvalid as error:
-                raise KlammError(f"{source} holds no history: {error}") from error
-            check_schema(stream.schema, source)
-            for records in stream:
-                yield _in_schema(records)
-
-
-def _in_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Select the known columns: a newer node may write more."""
-    return batch.select(SCHEMA.names)
+        for value in batch.column("value"):
+            with contextlib.suppress(KlammError):
+                yield from decode_stream(value.as_buffer(), "a message")

@@ -5,57 +5,60 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from klamm.history.records import FLAPPING_STARTS, FLAPPING_WINDOW_S, PHASES
 from klamm.pipeline.history.tables import PARTITION
 
-_PHASES: Final = (
-    "queued_us",
-    "reading_us",
-    "deciding_us",
-    "writing_us",
-    "announcing_us",
-    "total_us",
-    "announced_after_us",
-)
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_PERCENTILE_ACCURACY: Final = 10_000
-#: A broker that registers so often within an hour is said to flap.
-FLAPPING_STARTS: Final = 3
-FLAPPING_WINDOW_S: Final = 3600
 
 
 def latencies(events: DataFrame, unavailability: DataFrame, terms: DataFrame) -> DataFrame:
     """Percentiles in seconds: of each phase of each kind of `event`, of `failover`, of `takeover`.
 
-    `failover` is from a leader lost to its successor announced, `takeover` what a new controller
-    needed to take office; their `kind` and `measure` are null and `total`.
+    `failover` is from a leader lost to its successor announced: `total`, and its parts `noticing`
+    and `electing`. `takeover` is what a new controller needed to take office. Durations are told
+    apart to three digits; of those that are not, the longest counts.
     """
-    stacked = ", ".join(f"'{name.removesuffix('_us')}', {name}" for name in _PHASES)
+    stacked = ", ".join(f"'{name.removesuffix('_us')}', {name}" for name in PHASES)
     of_events = events.select(
         F.lit("event").alias("what"),
         "kind",
-        F.expr(f"stack({len(_PHASES)}, {stacked}) as (measure, micros)"),
-    ).select("what", "kind", "measure", (F.col("micros") / 1e6).alias("value"))
+        F.expr(f"stack({len(PHASES)}, {stacked}) as (measure, micros)"),
+    )
     of_failovers = unavailability.where("end = 'elected'").select(
         F.lit("failover").alias("what"),
         F.lit(None).cast("string").alias("kind"),
-        F.lit("total").alias("measure"),
-        F.col("seconds").alias("value"),
+        F.expr(
+            "stack(3, 'total', seconds, 'noticing', noticing_seconds, 'electing', electing_seconds)"
+            " as (measure, seconds)"
+        ),
     )
     of_takeovers = terms.select(
         F.lit("takeover").alias("what"),
         F.lit(None).cast("string").alias("kind"),
         F.lit("total").alias("measure"),
-        (F.col("takeover_us") / 1e6).alias("value"),
+        F.col("takeover_us").alias("micros"),
     )
+    each = ("what", "kind", "measure")
+    micros = F.round(F.col("seconds") * 1e6).cast("bigint").alias("micros")
+    size = F.pow(F.lit(10), F.greatest(F.lit(0), F.length(F.col("micros").cast("string")) - 3))
+    so_far = Window.partitionBy(*each).orderBy("bucket")
+    share = F.sum("count").over(so_far) / F.sum("count").over(Window.partitionBy(*each))
     return (
-        of_events.unionByName(of_failovers)
+        of_events.unionByName(of_failovers.select(*each, micros))
         .unionByName(of_takeovers)
-        .where("value is not null")
-        .groupBy("what", "kind", "measure")
+        .where("micros is not null")
+        .groupBy(*each, F.floor(F.col("micros") / size).alias("digits"), size.alias("size"))
+        .agg(F.count("*").alias("count"), F.max("micros").alias("longest"))
+        .withColumn("bucket", F.col("digits") * F.col("size"))
+        .withColumn("share", share)
+        .groupBy(*each)
         .agg(
-            F.count("*").alias("count"),
-            *(_percentile("value", share).alias(name) for name, share in _PERCENTILES.items()),
-            F.max("value").alias("max"),
+            F.sum("count").alias("count"),
+            *(
+                (F.min(F.when(F.col("share") >= part, F.col("longest"))) / 1e6).alias(name)
+                for name, part in _PERCENTILES.items()
+            ),
+            (F.max("longest") / 1e6).alias("max"),
         )
     )
 
@@ -127,7 +130,3 @@ def leader_balance(timeline: DataFrame) -> DataFrame:
 
 def _change(by: int) -> Column:
     return F.lit(by).cast("bigint").alias("change")
-
-
-def _percentile(name: str, share: float) -> Column:
-    return F.percentile_approx(name, share, _PERCENTILE_ACCURACY)

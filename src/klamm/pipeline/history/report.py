@@ -6,12 +6,9 @@ The file is self-contained: it loads no script, font, picture or style.
 from collections.abc import Mapping
 from datetime import datetime
 from html import escape
-from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
-
-from klamm.pipeline.history.report_facts import PartitionStory, ReportFacts, gap_sentence, gather
+from klamm.pipeline.history.report_facts import PartitionStory, ReportFacts, gap_sentence
 from klamm.pipeline.history.report_pictures import (
     availability_picture,
     balance_picture,
@@ -20,6 +17,7 @@ from klamm.pipeline.history.report_pictures import (
     heat_picture,
     timeline_picture,
 )
+from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.render.page import (
     cards,
     counted,
@@ -36,24 +34,18 @@ from klamm.pipeline.render.page import (
 REPORT: Final = "report.html"
 _TITLE: Final = "What the controllers did"
 _GAPS_SHOWN: Final = 20
+#: A histogram with fewer bars is not drawn.
+_BARS_MIN: Final = 4
 
 
-def write_report(records: DataFrame, tables: Mapping[str, DataFrame], out: Path) -> ReportFacts:
-    """Write `out`/report.html from the records and their tables; returns the facts in it."""
-    facts = gather(records, tables)
-    # Renamed into place, so that a browser sees the old page or the new one, never a part.
-    path = out / REPORT
-    fresh = path.with_suffix(".part")
-    fresh.write_text(render(facts), encoding="utf-8")
-    fresh.replace(path)
-    return facts
+def write_report(facts: ReportFacts, out: Location) -> None:
+    """Write report.html; a browser sees the old page or the new one, never a part."""
+    (out / REPORT).replace(render(facts).encode())
 
 
 def render(facts: ReportFacts) -> str:
     """The whole page."""
     sections = [
-        _cards(facts),
-        _gaps(facts),
         _timeline(facts),
         _availability(facts),
         _elections(facts),
@@ -65,32 +57,75 @@ def render(facts: ReportFacts) -> str:
     ]
     return page(
         title=_TITLE,
-        subtitle=f"{_moment(facts.since)} to {_moment(facts.until)}, "
-        f"{duration((facts.until - facts.since).total_seconds())}. All times are UTC.",
-        body=sections,
+        subtitle=verdict(facts),
+        facts={
+            "Cluster": facts.origin.cluster_id or "unknown: its nodes did not record it",
+            "From": facts.origin.address,
+            "Time": f"{_moment(facts.since)} to {_moment(facts.until)} UTC, "
+            f"{duration((facts.until - facts.since).total_seconds())}",
+        },
+        body=[_cards(facts), _quarantine(facts), _gaps(facts), *sections],
         footer="Made by <code>klamm history</code> from what the controllers recorded; the tables "
         "beside this file have all of it.",
     )
 
 
+def verdict(facts: ReportFacts) -> str:
+    """The first sentence of the page."""
+    counts = facts.counts
+    without, affected = counts["without_leader"], counts["affected"]
+    if without:
+        sentence = f"{counted(without, 'partition')} {'has' if without == 1 else 'have'} no leader"
+    elif affected:
+        sentence = (
+            f"Every partition has a leader; {counted(affected, 'partition')} of "
+            f"{counted(counts['topics_affected'], 'topic')} had none for a time"
+        )
+    else:
+        sentence = "Every partition had a leader all the time"
+    if affected:
+        noticing, electing = (
+            facts.outage[name] for name in ("noticing_seconds", "electing_seconds")
+        )
+        sentence += (
+            f", {duration(facts.outage['longest_seconds'])} at the longest and "
+            f"{duration(noticing + electing)} together: {duration(noticing)} until it was noticed, "
+            f"{duration(electing)} until a leader was announced"
+        )
+    if counts["unclean"]:
+        sentence += f". {counted(counts['unclean'], 'unclean election')} may have lost records"
+    return f"{sentence}."
+
+
 def _cards(facts: ReportFacts) -> str:
     counts = facts.counts
     numbers = [
-        ("terms of office", len(facts.terms), False),
+        ("terms of office", counts["terms"], False),
         ("events", counts["events"], False),
         ("broker failures", counts["failures"], False),
         ("elections", counts["elections"], False),
         ("unclean elections", counts["unclean"], True),
         ("partitions that lost their leader", counts["affected"], False),
         ("without a leader at the end", counts["without_leader"], True),
-        ("gaps in the history", len(facts.gaps), True),
+        ("gaps in the history", counts["gaps"], True),
     ]
     return cards((name, f"{value:,}", is_bad and value > 0) for name, value, is_bad in numbers)
 
 
+def _quarantine(facts: ReportFacts) -> str:
+    count = facts.counts["quarantined"]
+    if not count:
+        return ""
+    what = "message was" if count == 1 else "messages were"
+    return note(
+        f"{count:,} {what} no history and {'is' if count == 1 else 'are'} left out.",
+        ["The table quarantine has them, with the reason for each."],
+    )
+
+
 def _gaps(facts: ReportFacts) -> str:
     sentences = [gap_sentence(gap) for gap in facts.gaps]
-    more = len(sentences) - _GAPS_SHOWN
+    more = facts.counts["gaps"] - _GAPS_SHOWN
     if more > 0:
         sentences = [*sentences[:_GAPS_SHOWN], f"And {more:,} more, in the table gaps."]
     return note(
@@ -101,10 +136,16 @@ def _gaps(facts: ReportFacts) -> str:
 
 
 def _timeline(facts: ReportFacts) -> str:
-    caption = "A cross is a failure, a stroke a controlled shutdown."
+    caption = (
+        "A broker has the same colour everywhere. A cross is a failure, a stroke a controlled "
+        "shutdown."
+    )
     if facts.brokers_left_out:
         caption += f" {facts.brokers_left_out} brokers that came and went less are left out."
     names = "Numbers in the first row are the ids of the controllers."
+    hidden = facts.counts["terms"] - len(facts.terms)
+    if hidden > 0:
+        names += f" {hidden:,} earlier terms are left out."
     return section(
         "Controllers and brokers", picture(timeline_picture(facts), f"{names} {caption}")
     )
@@ -121,15 +162,21 @@ def _availability(facts: ReportFacts) -> str:
             "topic": lambda t: t["topic"],
             "#available": lambda t: percent(t["availability"]),
             "#without leader": lambda t: duration(t["seconds"]),
+            "#until noticed": lambda t: duration(t["noticing_seconds"]),
+            "#until elected": lambda t: duration(t["electing_seconds"]),
             "#longest": lambda t: duration(t["longest_seconds"]),
             "#partitions affected": lambda t: f"{t['affected']:,} of {t['partitions']:,}",
             "#still": lambda t: f"{t['still_without_leader']:,}",
         },
     )
     shown = ""
-    if facts.topics_in_all > len(facts.topics):
-        shown = f"The {len(facts.topics)} worst of {facts.topics_in_all:,} topics. "
-    caption = shown + "Of partitions that the history mentions, from the first time it does."
+    if facts.counts["topics"] > len(facts.topics):
+        shown = f"The {len(facts.topics)} worst of {facts.counts['topics']:,} topics. "
+    caption = shown + (
+        "A partition counts as without a leader from when its leader was last known to be alive: "
+        "its broker's last sign of life, at most a ZooKeeper session timeout before the loss was "
+        "noticed. Of partitions that the history mentions, from the first time it does."
+    )
     return section("Availability by topic", picture(availability_picture(facts), caption) + listed)
 
 
@@ -151,8 +198,11 @@ def _elections(facts: ReportFacts) -> str:
 def _failovers(facts: ReportFacts) -> str:
     if not facts.failovers:
         return ""
+    shown = [
+        row for row in facts.latencies if row["what"] == "failover" or row["measure"] == "total"
+    ]
     listed = table(
-        facts.latencies,
+        shown,
         {
             "what": lambda row: _latency_name(row),
             "#count": lambda row: f"{row['count']:,}",
@@ -162,12 +212,20 @@ def _failovers(facts: ReportFacts) -> str:
             "#longest": lambda row: duration(row["max"]),
         },
     )
-    caption = "One for each partition that lost its leader and got another."
-    return section("Failover durations", picture(failovers_picture(facts), caption) + listed)
+    drawn = ""
+    # A histogram of two or three values says less than the table.
+    if len(facts.failovers) >= _BARS_MIN:
+        caption = "One for each partition that lost its leader and got another."
+        drawn = picture(failovers_picture(facts), caption)
+    return section("Failover durations", drawn + listed)
 
 
 def _latency_name(row: Mapping[str, Any]) -> str:
     match row["what"]:
+        case "failover" if row["measure"] == "noticing":
+            return "failover: until noticed"
+        case "failover" if row["measure"] == "electing":
+            return "failover: until elected"
         case "failover":
             return "failover of a partition"
         case "takeover":
@@ -216,10 +274,10 @@ def _isr(facts: ReportFacts) -> str:
         body += "<h3>Under min ISR</h3>" + table(
             facts.under_min_isr,
             {
-                "partition": lambda row: f"{row['topic']}-{row['partition']}",
+                "partition": lambda row: row["name"],
                 "#min ISR": lambda row: str(row["min_isr"]),
                 "#times": lambda row: f"{row['intervals']:,}",
-                "#together": lambda row: _so_far(row["seconds"]),
+                "#together": lambda row: "not over" if row["is_open"] else duration(row["seconds"]),
             },
         )
     return section("In-sync replicas", body)
@@ -249,7 +307,7 @@ def _reassignments(facts: ReportFacts) -> str:
         {
             "outcome": lambda row: row["outcome"] or "still going on",
             "#moves": lambda row: f"{row['count']:,}",
-            "#longest": lambda row: _so_far(row["longest_seconds"]),
+            "#longest": lambda row: duration(row["longest_seconds"]),
         },
     )
     return section("Reassignments", listed)

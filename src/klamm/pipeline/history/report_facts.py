@@ -1,47 +1,56 @@
-"""The facts of the report, gathered from the tables and limited to what fits on one page.
+"""The facts of the report, gathered from the summaries of all shards: what fits on one page.
 
-Spark counts, ranks and samples; this module receives few rows.
+Everything here is bounded: the summaries are, and of the records only those of the tail are read.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from math import log10
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import pyarrow as pa
 
-from klamm.errors import KlammError
-from klamm.history.partition_events import Gap
+from klamm.history.partition_events import read_partition_events
 from klamm.history.story import story
-from klamm.pipeline.history.input import EVENT, distinct
-from klamm.pipeline.history.tables import PARTITION
+from klamm.pipeline.history.fold.distributions import Durations, TimeSeries
+from klamm.pipeline.history.fold.summary import (
+    HEAT_ROWS_SHOWN,
+    STORIES_SHOWN,
+    TOPICS_SHOWN,
+    UNDER_MIN_ISR_SHOWN,
+)
 
 Row: TypeAlias = dict[str, Any]
 
-#: The number of time buckets in a picture.
-BUCKETS: Final = 60
 _BROKERS_MAX: Final = 40
-_TOPICS_MAX: Final = 20
-_STORIES: Final = 5
-_HEAT_ROWS_MAX: Final = 30
 _SENTENCES_MAX: Final = 40
 _BARS_PER_DECADE: Final = 4
-_NESTED: Final = ("decisions", "moves", "topic_changes")
+#: Ends of registrations that nobody had asked for.
+_FAILURES: Final = ("failed", "unseen", "bounced")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a history comes from: what is kept of it with the folder, and what the page says."""
+
+    claim: Mapping[str, Any]
+    address: str
+    cluster_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """How many replicas of a partition were out of sync, in each bucket at its worst."""
+    """How many replicas of a partition were out of sync, in each bucket of time at its worst."""
 
     name: str
-    missing: list[int]
+    lack_s: float
+    missing: TimeSeries
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStory:
-    """A partition with its numbers and its story in sentences."""
+    """A partition with its numbers and its story in sentences, as far as the tail has it."""
 
     name: str
     seconds: float
@@ -55,86 +64,107 @@ class PartitionStory:
 class ReportFacts:
     """Everything on the page. Times are aware, in UTC; lists are in the order of their telling."""
 
+    origin: Origin
     since: datetime
     until: datetime
     counts: Mapping[str, int]
+    #: Rows in each table.
+    tables: Mapping[str, int]
     terms: Sequence[Row]
     sessions: Sequence[Row]
+    brokers: Sequence[int]
     brokers_left_out: int
     topics: Sequence[Row]
-    topics_in_all: int
-    elections: Sequence[Row]
+    elections: Mapping[str, TimeSeries]
+    #: From, to (seconds), count; with equal steps on a logarithmic scale.
     failovers: Sequence[tuple[float, float, int]]
     latencies: Sequence[Row]
     stories: Sequence[PartitionStory]
     heat: Sequence[HeatMap]
-    balance: Sequence[Row]
+    balance: Mapping[int, TimeSeries]
     flapping: Sequence[Row]
     reassignments: Sequence[Row]
     under_min_isr: Sequence[Row]
     gaps: Sequence[Row]
+    #: Seconds that partitions were without a leader: until it was noticed, until one was elected.
+    outage: Mapping[str, float] = field(default_factory=dict)
 
 
-def gather(records: DataFrame, tables: Mapping[str, DataFrame]) -> ReportFacts:
-    """Read what the report needs from the tables that `write_tables` has made of the records."""
-    (span,) = _rows(
-        tables["events"].agg(
-            F.min("at").alias("since"), F.max("at").alias("until"), F.count("*").alias("events")
-        )
+def gather(
+    *,
+    origin: Origin,
+    since_us: int,
+    until_us: int,
+    cluster: Row,
+    topics: Sequence[Row],
+    failovers: Durations,
+    latencies: Sequence[Row],
+    balance: Mapping[int, TimeSeries],
+    tables: Mapping[str, int],
+    stories: Callable[[], pa.Table],
+) -> ReportFacts:
+    """Put the summaries of the cluster and of all shards of topics together."""
+    since = moment(since_us)
+    sessions = [_dated(each) for each in cluster["sessions"]]
+    sessions.sort(key=lambda each: (each["broker"], each["from"] or since))
+    shown = _brokers_shown(cluster["flapping"])
+    elections = _merge_series(topics)
+    worst = _largest(
+        topics, "worst", STORIES_SHOWN, lambda e: (e["is_open"], e["seconds"], e["changes"])
     )
-    if not span["events"]:
-        raise KlammError("The history has no events yet, so there is nothing to report.")
-    since, until = span["since"], max(span["until"], span["since"] + timedelta(seconds=1))
-    gaps = sorted(
-        _rows(tables["gaps"]), key=lambda gap: (gap["controller_epoch"], gap["first_seq"])
-    )
-    sessions = _rows(tables["broker_sessions"].orderBy("broker", "from"))
-    shown = _brokers_shown(sessions)
-    elections = _rows(
-        tables["elections"].groupBy("kind", _bucket("at", since, until).alias("bucket")).count()
-    )
-    topics = _rows(
-        tables["availability_by_topic"]
-        .withColumn("in_all", F.count("*").over(Window.partitionBy()))
-        .orderBy(F.desc("seconds"), "topic")
-        .limit(_TOPICS_MAX)
-    )
-    worst = _worst(tables)
+    gaps = [_dated(each) for each in cluster["gaps"]]
+    counts = {kind: sum(n for _, n in each.items()) for kind, each in elections.items()}
     return ReportFacts(
+        origin=origin,
         since=since,
-        until=until,
+        until=max(moment(until_us), since + timedelta(seconds=1)),
         counts={
-            "events": span["events"],
-            **_election_counts(elections),
-            **_loss_counts(tables["unavailability"]),
-            "failures": sum(each["end"] == "failed" for each in sessions),
+            "events": cluster["counts"].get("events", 0),
+            "terms": cluster["counts"].get("terms", 0),
+            "gaps": cluster["counts"].get("gaps", 0),
+            "elections": sum(n for kind, n in counts.items() if kind != "none"),
+            "unclean": counts.get("unclean", 0),
+            "affected": sum(each["affected"] for each in topics),
+            "without_leader": sum(each["without_leader"] for each in topics),
+            "failures": sum(each["failures"] for each in cluster["flapping"]),
+            "topics": sum(each["topic_count"] for each in topics),
+            "topics_affected": sum(each["topics_affected"] for each in topics),
+            "quarantined": tables.get("quarantine", 0),
         },
-        terms=_rows(tables["controller_terms"].orderBy("controller_epoch")),
+        tables=tables,
+        terms=[_dated(each) for each in cluster["terms"]],
         sessions=[each for each in sessions if each["broker"] in shown],
-        brokers_left_out=len({each["broker"] for each in sessions}) - len(shown),
-        topics=topics,
-        topics_in_all=topics[0]["in_all"] if topics else 0,
+        brokers=sorted(shown),
+        brokers_left_out=len(cluster["flapping"]) - len(shown),
+        topics=_largest(topics, "topics", TOPICS_SHOWN, lambda each: each["seconds"]),
         elections=elections,
-        failovers=_failovers(tables["unavailability"]),
-        latencies=_rows(tables["latencies"].where("measure = 'total'").orderBy("what", "kind")),
-        stories=_stories(records, worst, gaps),
-        heat=_heat(tables["timeline"], since, until),
-        balance=_balance(tables["leader_balance"], since, until, shown),
-        flapping=_rows(tables["flapping_brokers"].orderBy("broker")),
-        reassignments=_rows(
-            tables["reassignments"]
-            .groupBy("outcome")
-            .agg(F.count("*").alias("count"), F.max("seconds").alias("longest_seconds"))
+        failovers=_bars(failovers),
+        latencies=sorted(
+            latencies, key=lambda row: (row["what"], row["kind"] or "", row["measure"])
         ),
-        under_min_isr=_rows(
-            tables["under_min_isr"]
-            .groupBy(*PARTITION, "min_isr")
-            .agg(F.count("*").alias("intervals"), F.sum("seconds").alias("seconds"))
-            .orderBy(F.desc_nulls_first("seconds"), *PARTITION)
-            .limit(10)
+        stories=_stories(stories(), worst) if worst else [],
+        heat=_heat(topics),
+        balance={broker: series for broker, series in balance.items() if broker in shown},
+        flapping=sorted(cluster["flapping"], key=lambda each: each["broker"]),
+        reassignments=_moves(topics),
+        under_min_isr=_largest(
+            topics,
+            "under_min_isr",
+            UNDER_MIN_ISR_SHOWN,
+            lambda each: (each["is_open"], each["seconds"]),
         ),
         gaps=gaps,
+        outage={
+            name: sum(each["outage"][name] for each in topics)
+            for name in ("noticing_seconds", "electing_seconds", "longest_seconds")
+        }
+        | {"longest_seconds": max((e["outage"]["longest_seconds"] for e in topics), default=0.0)},
     )
+
+
+def is_failure(session: Mapping[str, Any]) -> bool:
+    """Whether a registration ended without its broker's having asked to shut down."""
+    return session["end"] in _FAILURES and session["shutting_down_at"] is None
 
 
 def gap_sentence(gap: Mapping[str, Any]) -> str:
@@ -148,94 +178,64 @@ def gap_sentence(gap: Mapping[str, Any]) -> str:
     return f"{which} of controller epoch {epoch} {'is' if first == last else 'are'} missing."
 
 
-def _rows(table: DataFrame) -> list[Row]:
-    # Through Arrow, which gives times with a time zone.
-    rows: list[Row] = table.toArrow().to_pylist()
-    return [
-        {
-            name: value.astimezone(UTC) if isinstance(value, datetime) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
+def moment(micros: int) -> datetime:
+    """A time in microseconds since 1970, as people have it."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
 
 
-def _bucket(name: str, since: datetime, until: datetime) -> Column:
-    width = (until - since).total_seconds() / BUCKETS
-    passed = (F.unix_micros(name) - F.lit(round(since.timestamp() * 1e6))) / 1e6
-    return F.least(F.floor(passed / width), F.lit(BUCKETS - 1)).cast("int")
+_TIMES: Final = frozenset({"from", "until", "after", "before", "shutting_down_at", "failed_at"})
 
 
-def _election_counts(elections: Sequence[Row]) -> dict[str, int]:
-    held = [each for each in elections if each["kind"] != "none"]
+def _dated(row: Row) -> Row:
     return {
-        "elections": sum(each["count"] for each in held),
-        "unclean": sum(each["count"] for each in held if each["kind"] == "unclean"),
+        name: moment(value) if name in _TIMES and value is not None else value
+        for name, value in row.items()
     }
 
 
-def _loss_counts(unavailability: DataFrame) -> Row:
-    (lost,) = _rows(
-        unavailability.agg(
-            F.countDistinct(*PARTITION).alias("affected"),
-            F.count_if(F.col("until").isNull()).alias("without_leader"),
-        )
-    )
-    return lost
+def _largest(
+    summaries: Sequence[Row], name: str, count: int, key: Callable[[Row], Any]
+) -> list[Row]:
+    """The first rows of all shards together, by a key and then by name."""
+    rows = [each for summary in summaries for each in summary[name]]
+    rows.sort(key=lambda each: (each.get("topic", ""), each.get("partition", 0)))
+    rows.sort(key=key, reverse=True)
+    return rows[:count]
 
 
-def _brokers_shown(sessions: Sequence[Row]) -> set[int]:
+def _merge_series(summaries: Sequence[Row]) -> dict[str, TimeSeries]:
+    merged: dict[str, TimeSeries] = {}
+    for summary in summaries:
+        for kind, state in summary["elections"].items():
+            series = merged.setdefault(kind, TimeSeries())
+            for at, count in TimeSeries(**state).items():
+                series.add(at, count)
+    return merged
+
+
+def _brokers_shown(flapping: Sequence[Row]) -> set[int]:
     """All brokers, or those that came and went most."""
-    times: dict[int, int] = {}
-    for each in sessions:
-        times[each["broker"]] = times.get(each["broker"], 0) + 1
-    return set(sorted(times, key=lambda broker: (-times[broker], broker))[:_BROKERS_MAX])
+    order = sorted(flapping, key=lambda each: (-each["sessions"], each["broker"]))
+    return {each["broker"] for each in order[:_BROKERS_MAX]}
 
 
-def _failovers(unavailability: DataFrame) -> list[tuple[float, float, int]]:
-    """How many took how long: from, to, count, with equal steps on a logarithmic scale."""
-    step = F.floor(F.log10(F.greatest("seconds", F.lit(1e-6))) * _BARS_PER_DECADE)
-    rows = _rows(
-        unavailability.where("end = 'elected'").groupBy(step.cast("int").alias("step")).count()
-    )
+def _bars(failovers: Durations) -> list[tuple[float, float, int]]:
+    bars: dict[int, int] = {}
+    for micros, count in failovers.items():
+        step = int(log10(max(micros, 1) / 1e6) * _BARS_PER_DECADE // 1)
+        bars[step] = bars.get(step, 0) + count
     return [
-        (
-            10 ** (row["step"] / _BARS_PER_DECADE),
-            10 ** ((row["step"] + 1) / _BARS_PER_DECADE),
-            row["count"],
-        )
-        for row in sorted(rows, key=lambda row: row["step"])
+        (10 ** (step / _BARS_PER_DECADE), 10 ** ((step + 1) / _BARS_PER_DECADE), bars[step])
+        for step in sorted(bars)
     ]
 
 
-def _worst(tables: Mapping[str, DataFrame]) -> list[Row]:
-    """Partitions that were longest without a leader; then those whose leader changed most."""
-    lost = (
-        tables["unavailability"]
-        .groupBy(*PARTITION)
-        .agg(
-            F.sum("seconds").alias("seconds"),
-            F.count("*").alias("intervals"),
-            F.count_if(F.col("until").isNull()).alias("open"),
-        )
-    )
-    churn = tables["leadership_churn"].select(*PARTITION, "changes")
-    return _rows(
-        lost.join(churn, list(PARTITION), "full")
-        .na.fill(0)
-        .orderBy(F.desc("open"), F.desc("seconds"), F.desc("changes"), *PARTITION)
-        .limit(_STORIES)
-    )
-
-
-def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> list[PartitionStory]:
-    if not worst:
-        return []
-    names = [(each["topic"], each["partition"]) for each in worst]
-    rows = _rows_about(records, names)
+def _stories(records: pa.Table, worst: Sequence[Row]) -> list[PartitionStory]:
     stories = []
-    for each, (topic, partition) in zip(worst, names, strict=True):
-        events = _partition_events(rows, topic, partition, gaps)
+    batches = records.to_batches()
+    for each in worst:
+        topic, partition = each["topic"], each["partition"]
+        events = read_partition_events(batches, topic, partition)
         sentences = list(story(events, topic, partition))
         stories.append(
             PartitionStory(
@@ -250,90 +250,24 @@ def _stories(records: DataFrame, worst: Sequence[Row], gaps: Sequence[Row]) -> l
     return stories
 
 
-def _rows_about(records: DataFrame, names: Sequence[tuple[str, int]]) -> list[Row]:
-    """Events that say something about the partitions, or about the term, without all the rest."""
-
-    def is_about(entry: Column) -> Column:
-        each = ((entry["topic"] == t) & (entry["partition"] == p) for t, p in names)
-        return reduce(lambda a, b: a | b, each)
-
-    topics = sorted({topic for topic, _ in names})
-    reduced = distinct(records).select(
-        *(name for name in records.columns if name not in _NESTED),
-        F.filter("decisions", is_about).alias("decisions"),
-        F.filter("moves", is_about).alias("moves"),
-        F.filter("topic_changes", lambda entry: entry["topic"].isin(topics)).alias("topic_changes"),
-    )
-    says_something = F.col("term").isNotNull()
-    for name in _NESTED:
-        says_something |= F.size(name) > 0
-    return _rows(reduced.where(says_something).orderBy(*EVENT, "part"))
+def _heat(summaries: Sequence[Row]) -> list[HeatMap]:
+    """The partitions that lacked in-sync replicas the longest, by name."""
+    rows = []
+    for each in _largest(summaries, "heat", HEAT_ROWS_SHOWN, lambda each: each["lack_us"]):
+        series = TimeSeries(mode="peak") if each["lack"] is None else TimeSeries(**each["lack"])
+        if each["open"] is not None:
+            series.add_interval(*each["open"])
+        rows.append(HeatMap(each["name"], each["lack_us"] / 1e6, series))
+    return sorted(rows, key=lambda each: each.name)
 
 
-def _partition_events(
-    rows: Sequence[Row], topic: str, partition: int, gaps: Sequence[Row]
-) -> list[Row | Gap]:
-    """What `klamm story` would be told about a partition."""
-    events: dict[tuple[int, int], Row | Gap] = {}
-    for row in rows:
-        about = {
-            name: [
-                entry
-                for entry in row[name]
-                if entry["topic"] == topic and entry.get("partition", partition) == partition
-            ]
-            for name in _NESTED
-        }
-        if row["term"] or any(about.values()):
-            key = (row["controller_epoch"], row["seq"])
-            earlier = events.get(key)
-            if isinstance(earlier, dict):  # another part of the same event
-                about = {name: earlier[name] + about[name] for name in _NESTED}
-                row = earlier
-            events[key] = row | about
-    for gap in gaps:
-        if gap["missing"] != "parts":
-            key = (gap["controller_epoch"], gap["first_seq"])
-            events[key] = Gap(gap["controller_epoch"], gap["first_seq"], gap["last_seq"])
-    return [events[key] for key in sorted(events)]
-
-
-def _heat(timeline: DataFrame, since: datetime, until: datetime) -> list[HeatMap]:
-    """The partitions that lacked in-sync replicas the longest, and when."""
-    end = F.coalesce("until", F.lit(until))
-    in_sync = F.when(F.col("leader") >= 0, F.size("isr")).otherwise(0)
-    missing = F.when(F.col("state") == "deleting", 0).otherwise(
-        F.greatest(F.lit(0), F.size("replicas") - in_sync)
-    )
-    lacking = (
-        timeline.select(*PARTITION, "from", end.alias("end"), missing.alias("missing"))
-        .where("missing > 0")
-        .withColumn("first", _bucket("from", since, until))
-        .withColumn("last", _bucket("end", since, until))
-        .withColumn("seconds", (F.unix_micros("end") - F.unix_micros("from")) / 1e6)
-    )
-    worst = (
-        lacking.groupBy(*PARTITION)
-        .agg(F.sum(F.col("seconds") * F.col("missing")).alias("lack"))
-        .orderBy(F.desc("lack"), *PARTITION)
-        .limit(_HEAT_ROWS_MAX)
-    )
-    rows = _rows(lacking.join(worst, list(PARTITION)).orderBy(*PARTITION, "first"))
-    heat: dict[str, list[int]] = {}
-    for row in rows:
-        buckets = heat.setdefault(f"{row['topic']}-{row['partition']}", [0] * BUCKETS)
-        for bucket in range(max(0, row["first"]), max(row["first"], row["last"]) + 1):
-            buckets[bucket] = max(buckets[bucket], row["missing"])
-    return [HeatMap(name, missing) for name, missing in heat.items()]
-
-
-def _balance(
-    leader_balance: DataFrame, since: datetime, until: datetime, brokers: set[int]
-) -> list[Row]:
-    """How many partitions each broker led at the end of each bucket in which that changed."""
-    return _rows(
-        leader_balance.where(F.col("broker").isin(sorted(brokers)))
-        .groupBy("broker", _bucket("at", since, until).alias("bucket"))
-        .agg(F.max("at").alias("at"), F.max_by("leaders", "at").alias("leaders"))
-        .orderBy("broker", "bucket")
-    )
+def _moves(summaries: Sequence[Row]) -> list[Row]:
+    merged: dict[str, Row] = {}
+    for summary in summaries:
+        for outcome, (count, longest) in summary["moves"].items():
+            row = merged.setdefault(
+                outcome, {"outcome": outcome or None, "count": 0, "longest_seconds": 0.0}
+            )
+            row["count"] += int(count)
+            row["longest_seconds"] = max(row["longest_seconds"], longest)
+    return [merged[outcome] for outcome in sorted(merged)]

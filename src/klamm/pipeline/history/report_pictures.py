@@ -1,6 +1,6 @@
 """The pictures of a history's report."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from matplotlib import dates as mdates
@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
-from klamm.pipeline.history.report_facts import BUCKETS, ReportFacts
-from klamm.pipeline.render.page import duration, percent
+from klamm.pipeline.history.report_facts import ReportFacts, is_failure, moment
+from klamm.pipeline.render.page import broker_color, duration, percent
 from klamm.pipeline.render.pictures import (
     BLUE,
     GREEN,
@@ -28,9 +28,16 @@ from klamm.pipeline.render.pictures import (
 
 #: What is left free on either side of a logarithmic scale, as a factor.
 _MARGIN: Final = 4
-_LINES: Final = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, INK)
-#: For controllers; green is the brokers'.
-_TERMS: Final = (BLUE, PURPLE, ORANGE, SKY, INK)
+#: Steps of a time axis in seconds, from the shortest.
+_MINUTE_S, _DAY_S = 60, 86_400
+_STEPS_S: Final = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200),
+    *(86_400, 172_800, 604_800, 1_209_600, 2_592_000, 7_776_000),
+)
+_TICKS_MAX: Final = 7
+#: So many brokers have colours of their own; lines of more are told apart by dashes.
+_COLORS_APART: Final = 12
 _KINDS: Final = {
     "clean": BLUE,
     "preferred": GREEN,
@@ -44,11 +51,11 @@ _HEAT: Final = ("#eef3f7", "#f6c566", "#e07b39", "#a61c1c")
 
 def timeline_picture(facts: ReportFacts) -> str:
     """Who was controller, and which brokers were registered, over time."""
-    brokers = sorted({each["broker"] for each in facts.sessions})
+    brokers = list(facts.brokers)
     with drawing():
         figure, axes = make_figure(rows=len(brokers) + 1)
         for term in facts.terms:
-            color = _TERMS[term["controller"] % len(_TERMS)]
+            color = broker_color(term["controller"])
             _bar(axes, facts, 0, term["from"], term["until"], color)
             middle = (
                 term["from"] + (min(term["until"] or facts.until, facts.until) - term["from"]) / 2
@@ -57,12 +64,13 @@ def timeline_picture(facts: ReportFacts) -> str:
             axes.text(_day(middle), 0, label, ha="center", va="center", color="white", fontsize=8)
         for session in facts.sessions:
             row = 1 + brokers.index(session["broker"])
-            _bar(axes, facts, row, session["from"], session["until"], GREEN)
-            if session["end"] in ("failed", "unseen"):
+            start = session["from"] or facts.since
+            _bar(axes, facts, row, start, session["until"], broker_color(session["broker"]))
+            if is_failure(session):
                 axes.plot(_day(session["until"]), row, "x", color=RED, markersize=6, mew=2)
             elif session["end"] == "shut_down":
                 axes.plot(_day(session["until"]), row, "|", color=INK, markersize=8, mew=2)
-        _time_axis(axes, facts)
+        _time_axis(axes, facts.since, facts.until)
         axes.set_yticks(range(len(brokers) + 1), ["controller", *(f"broker {b}" for b in brokers)])
         axes.set_ylim(len(brokers) + 0.6, -0.6)
         return inline_svg(figure, "timeline", "Controllers and brokers over time")
@@ -70,31 +78,33 @@ def timeline_picture(facts: ReportFacts) -> str:
 
 def elections_picture(facts: ReportFacts) -> str:
     """Elections of each kind over time, one upon the other."""
-    found = {each["kind"] for each in facts.elections}
-    kinds = [kind for kind in _KINDS if kind in found]
-    counts = {kind: [0] * BUCKETS for kind in kinds}
-    for each in facts.elections:
-        counts[each["kind"]][each["bucket"]] += each["count"]
-    width = (facts.until - facts.since) / BUCKETS
-    starts = [_day(facts.since + width * k) for k in range(BUCKETS)]
+    kinds = [kind for kind in _KINDS if kind in facts.elections]
+    width_us = max(facts.elections[kind].width_us for kind in kinds)
+    counts: dict[str, dict[int, int]] = {}
+    for kind in kinds:
+        facts.elections[kind].widen(width_us)
+        counts[kind] = dict(facts.elections[kind].items())
+    moments = sorted({at for each in counts.values() for at in each})
+    starts = [_day(moment(at)) for at in moments]
     with drawing():
         figure, axes = make_figure(inches=2.6)
-        bottom = [0] * BUCKETS
+        bottom = [0] * len(moments)
         for kind in kinds:
+            heights = [counts[kind].get(at, 0) for at in moments]
             axes.bar(
                 starts,
-                counts[kind],
-                width=width / timedelta(days=1),
+                heights,
+                width=timedelta(microseconds=width_us) / timedelta(days=1),
                 align="edge",
                 bottom=bottom,
                 color=_KINDS[kind],
-                label=f"{kind.replace('_', ' ')} ({sum(counts[kind])})",
+                label=f"{kind.replace('_', ' ')} ({sum(heights)})",
             )
-            bottom = [below + count for below, count in zip(bottom, counts[kind], strict=True)]
+            bottom = [below + count for below, count in zip(bottom, heights, strict=True)]
         axes.grid(axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("elections")
-        _time_axis(axes, facts)
+        _time_axis(axes, facts.since, facts.until)
         add_legend(axes, kinds)
         return inline_svg(figure, "elections", "Elections by kind over time")
 
@@ -104,7 +114,7 @@ def failovers_picture(facts: ReportFacts) -> str:
     with drawing():
         figure, axes = make_figure(inches=2.4)
         for start, end, count in facts.failovers:
-            axes.bar(start, count, width=end - start, align="edge", color=BLUE, ec="white")
+            axes.bar(start, count, width=end - start, align="edge", color=BLUE, ec="#ffffff")
         axes.set_xscale("log")
         # Some room, so that a single bar shows where it is.
         axes.set_xlim(facts.failovers[0][0] / _MARGIN, facts.failovers[-1][1] * _MARGIN)
@@ -122,8 +132,17 @@ def availability_picture(facts: ReportFacts) -> str:
     topics = [each for each in facts.topics if each["seconds"] > 0]
     with drawing():
         figure, axes = make_figure(rows=len(topics))
+        rows = range(len(topics))
+        noticing = [each["noticing_seconds"] for each in topics]
+        electing = [each["electing_seconds"] for each in topics]
+        axes.barh(rows, noticing, height=0.7, color=ORANGE, label="until it was noticed")
         bars = axes.barh(
-            range(len(topics)), [each["seconds"] for each in topics], height=0.7, color=RED
+            rows,
+            electing,
+            left=noticing,
+            height=0.7,
+            color=RED,
+            label="from then until a leader was announced",
         )
         labels = [
             f"{duration(each['seconds'])}, {percent(each['availability'])}" for each in topics
@@ -136,26 +155,33 @@ def availability_picture(facts: ReportFacts) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: duration(value))
         axes.grid(axis="x")
         axes.set_xlabel("without a leader, all partitions together")
+        add_legend(axes, ("noticing", "electing"))
         return inline_svg(figure, "availability", "Time without a leader by topic")
 
 
 def heat_picture(facts: ReportFacts) -> str:
     """When the ISRs of the worst partitions were incomplete, and by how many replicas."""
-    worst = max(max(each.missing) for each in facts.heat)
+    width_us = max(each.missing.width_us for each in facts.heat)
+    found = []
+    for each in facts.heat:
+        each.missing.widen(width_us)
+        found.append(dict(each.missing.items()))
+    first = round(facts.since.timestamp() * 1e6) // width_us
+    last = round(facts.until.timestamp() * 1e6) // width_us
+    starts = [number * width_us for number in range(first, last + 1)]
+    worst = max(max(each.values()) for each in found)
     levels = min(worst, len(_HEAT) - 1)
     colors = ListedColormap(_HEAT[: levels + 1])
-    edges = [
-        _day(facts.since + (facts.until - facts.since) / BUCKETS * k) for k in range(BUCKETS + 1)
-    ]
-    values = [[min(count, levels) for count in each.missing] for each in facts.heat]
+    edges = [_day(moment(at)) for at in (*starts, (last + 1) * width_us)]
+    values = [[min(each.get(at, 0), levels) for at in starts] for each in found]
     with drawing():
         figure, axes = make_figure(rows=len(facts.heat))
         norm = BoundaryNorm([level - 0.5 for level in range(levels + 2)], levels + 1)
         rows = [row - 0.5 for row in range(len(facts.heat) + 1)]
-        axes.pcolormesh(edges, rows, values, cmap=colors, norm=norm, edgecolors="white", lw=0.4)
+        axes.pcolormesh(edges, rows, values, cmap=colors, norm=norm, edgecolors="#ffffff", lw=0.2)
         axes.set_yticks(range(len(facts.heat)), [short(each.name) for each in facts.heat])
         axes.set_ylim(len(facts.heat) - 0.5, -0.5)
-        _time_axis(axes, facts)
+        _time_axis(axes, facts.since, facts.until)
         for level in range(levels + 1):
             text = "all in sync" if level == 0 else f"{level} missing"
             more = " or more" if level == levels < worst else ""
@@ -166,27 +192,25 @@ def heat_picture(facts: ReportFacts) -> str:
 
 def balance_picture(facts: ReportFacts) -> str:
     """How many of the known partitions each broker led."""
-    series: dict[int, list[tuple[float, int]]] = {}
-    for row in facts.balance:
-        series.setdefault(row["broker"], []).append((_day(row["at"]), row["leaders"]))
     with drawing():
         figure, axes = make_figure(inches=2.6)
-        for place, (broker, points) in enumerate(sorted(series.items())):
-            points = [*points, (_day(facts.until), points[-1][1])]
+        for broker in sorted(facts.balance):
+            points = [(_day(moment(at)), leaders) for at, leaders in facts.balance[broker].items()]
+            points.append((_day(facts.until), points[-1][1]))
             axes.step(
                 [at for at, _ in points],
                 [leaders for _, leaders in points],
                 where="post",
-                color=_LINES[place % len(_LINES)],
-                ls=("-", "--", ":", "-.")[place // len(_LINES) % 4],
+                color=broker_color(broker),
+                ls=("-", "--", ":", "-.")[broker // _COLORS_APART % 4],
                 label=f"broker {broker}",
             )
         axes.grid(axis="y")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("partitions led")
-        _time_axis(axes, facts)
-        add_legend(axes, list(series))
+        _time_axis(axes, facts.since, facts.until)
+        add_legend(axes, list(facts.balance))
         return inline_svg(figure, "balance", "Leaders on each broker over time")
 
 
@@ -197,11 +221,26 @@ def _bar(
     axes.broken_barh([(_day(start), _day(last) - _day(start))], (row - 0.32, 0.64), color=color)
 
 
-def _time_axis(axes: Axes, facts: ReportFacts) -> None:
-    locator = mdates.AutoDateLocator(minticks=3, maxticks=8)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
-    axes.set_xlim(_day(facts.since), _day(facts.until))
+def _time_axis(axes: Axes, since: datetime, until: datetime) -> None:
+    """Few ticks at round times; the date stands where it begins."""
+    length_s = (until - since).total_seconds()
+    step_s = next((each for each in _STEPS_S if length_s / each <= _TICKS_MAX), _STEPS_S[-1])
+    first = -(-since.timestamp() // step_s) * step_s
+    count = int((until.timestamp() - first) // step_s) + 1
+    ticks = [datetime.fromtimestamp(first + n * step_s, UTC) for n in range(max(0, count))]
+    labels, day = [], None
+    for tick in ticks:
+        label = f"{tick:%H:%M}" if step_s >= _MINUTE_S else f"{tick:%H:%M:%S}"
+        if step_s < 1:
+            label += f".{tick.microsecond // 100_000}"
+        if step_s >= _DAY_S:
+            label = f"{tick.day} {tick:%b}"
+        elif tick.date() != day:
+            label += f"\n{tick.day} {tick:%b %Y}"
+        day = tick.date()
+        labels.append(label)
+    axes.set_xticks([_day(tick) for tick in ticks], labels)
+    axes.set_xlim(_day(since), _day(until))
 
 
 def _day(moment: datetime) -> float:

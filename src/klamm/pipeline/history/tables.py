@@ -11,25 +11,19 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from klamm.history.records import (
-    CLEAN,
-    CONTROLLED_SHUTDOWN,
     CREATED,
+    ELECTION_KINDS,
     EPOCH_RAISED,
+    MOVE_BEGINNINGS,
+    MOVE_ENDINGS,
     NOBODY,
-    PREFERRED,
     REASSIGNMENT,
-    UNCLEAN,
+    TOPIC_ENDINGS,
 )
 from klamm.pipeline.history.input import EVENT, micros
 
-#: Decisions that choose a leader, or find that there is none to choose.
-ELECTION_KINDS: Final = (CLEAN, UNCLEAN, PREFERRED, REASSIGNMENT, CONTROLLED_SHUTDOWN, NOBODY)
 _NESTED: Final = ("broker_changes", "topic_changes", "moves", "decisions")
 PARTITION: Final = ("topic", "partition")
-#: Phases with which a reassignment begins, and those with which it is over.
-_BEGINNINGS: Final = ("started", "replaced")
-_ENDINGS: Final = ("completed", "cancelled", "dropped")
-TOPIC_ENDINGS: Final = ("deleted", "vanished")
 
 
 def events(records: DataFrame) -> DataFrame:
@@ -156,18 +150,25 @@ def decisions(records: DataFrame) -> DataFrame:
     """One row for each decision, refused ones included, in the order (`order`) they were taken.
 
     `arrived_at` is when the event came, `announced_at` when brokers had been told (null: they never
-    were, as far as this controller is concerned).
+    were, as far as this controller is concerned). `alive_at` is when the old leader was last known
+    to be alive, if the event found it lost: a broker that a new controller does not find was there
+    a session timeout ago at the earliest.
     """
+    arrived_at = F.col("at") - micros("queued_us")
     announced = F.when(
         F.col("announced_after_us").isNotNull(), F.col("at") + micros("announced_after_us")
     ).when(F.col("outcome") == "done", F.col("at") + micros("total_us"))
     return records.select(
         "at",
-        (F.col("at") - micros("queued_us")).alias("arrived_at"),
+        arrived_at.alias("arrived_at"),
         announced.alias("announced_at"),
         *EVENT,
         "part",
         "cause",
+        "lost",
+        F.when(
+            F.col("term") == "began", arrived_at - micros(F.col("session_timeout_ms") * 1000)
+        ).alias("alive_by_default"),
         F.posexplode("decisions").alias("place", "decision"),
     ).select(
         "at",
@@ -177,6 +178,16 @@ def decisions(records: DataFrame) -> DataFrame:
         F.struct(*EVENT, "part", "place").alias("order"),
         "cause",
         "decision.*",
+        F.when(
+            F.col("decision.old_leader") >= 0,
+            F.coalesce(
+                F.try_element_at(
+                    F.filter("lost", lambda each: each["broker"] == F.col("decision.old_leader")),
+                    F.lit(1),
+                )["alive_at"],
+                "alive_by_default",
+            ),
+        ).alias("alive_at"),
     )
 
 
@@ -246,6 +257,7 @@ def broker_sessions(records: DataFrame, terms: DataFrame) -> DataFrame:
     changes = records.select(
         "at", *EVENT, F.posexplode("broker_changes").alias("place", "change")
     ).select("at", *EVENT, F.struct(*EVENT, "place").alias("order"), "change.*")
+    changes = changes.where("epoch >= 0")
     is_start = F.col("change").isin("present", "started", "bounced")
     by_broker = Window.partitionBy("broker").orderBy("first")
     sessions = (
@@ -277,6 +289,10 @@ def broker_sessions(records: DataFrame, terms: DataFrame) -> DataFrame:
             )
             .when(F.col("failed_at").isNotNull(), "failed")
             .when(F.col("next_from") <= F.coalesce("next_term", "next_from"), "bounced")
+            # A controller that shuts down is gone before it could say so.
+            .when(
+                F.col("next_term").isNotNull() & F.col("shutting_down_at").isNotNull(), "shut_down"
+            )
             .when(F.col("next_term").isNotNull(), "unseen")
             .alias("end"),
             "shutting_down_at",
@@ -358,7 +374,7 @@ def reassignments(records: DataFrame, decisions: DataFrame, terms: DataFrame) ->
     )
     # A move is noted at the end of its event, whose decisions come after a beginning but before
     # an ending.
-    rank = F.when(F.col("phase").isin(*_ENDINGS), 2).when(F.col("is_move"), 0).otherwise(1)
+    rank = F.when(F.col("phase").isin(*MOVE_ENDINGS), 2).when(F.col("is_move"), 0).otherwise(1)
     phases = moves.unionByName(milestones, allowMissingColumns=True).withColumn(
         "order", F.struct(*EVENT, rank.alias("rank"))
     )
@@ -369,8 +385,8 @@ def reassignments(records: DataFrame, decisions: DataFrame, terms: DataFrame) ->
         return F.last(F.when(F.col("is_move"), F.col(name)), ignorenulls=True).over(so_far)
 
     target = F.array_sort(F.array_except("replicas", "removing"))
-    was_over = F.coalesce(F.col("last_phase").isin(*_ENDINGS), F.lit(True))
-    begins = F.col("phase").isin(*_BEGINNINGS) | (
+    was_over = F.coalesce(F.col("last_phase").isin(*MOVE_ENDINGS), F.lit(True))
+    begins = F.col("phase").isin(*MOVE_BEGINNINGS) | (
         (F.col("phase") == "present") & (was_over | (F.col("target") != F.col("last_target")))
     )
     numbered = (
@@ -395,7 +411,7 @@ def reassignments(records: DataFrame, decisions: DataFrame, terms: DataFrame) ->
             F.max("controller_epoch").alias("last_epoch"),
         )
         .withColumn("last", F.element_at("ordered", -1))
-        .withColumn("is_over", F.col("last.phase").isin(*_ENDINGS))
+        .withColumn("is_over", F.col("last.phase").isin(*MOVE_ENDINGS))
         .withColumn(
             "next_from", F.lead("from").over(Window.partitionBy(*PARTITION).orderBy("number"))
         )
@@ -440,11 +456,13 @@ def not_before(start: str, end: Column) -> Column:
 
 
 def next_terms(terms: DataFrame) -> DataFrame:
-    """For each epoch the next one whose beginning is known: `next_term`, `next_announced`.
+    """For each epoch the next one whose beginning is known.
 
-    A new controller lists everything that it finds, so what it does not mention was over by then;
-    and it announces every leader.
+    `next_epoch` is that one, `next_term` when it began, `next_announced` when it had announced
+    every leader. A new controller lists everything that it finds, so what it does not mention was
+    over by then. `follows_end` says whether the term before said that it ended.
     """
+    in_order = Window.orderBy("controller_epoch")
     later = Window.orderBy("controller_epoch").rowsBetween(1, Window.unboundedFollowing)
     is_known = F.col("takeover_us").isNotNull()
     announced = F.coalesce("announced_at", F.col("from") + micros("takeover_us"))
@@ -452,6 +470,14 @@ def next_terms(terms: DataFrame) -> DataFrame:
         "controller_epoch",
         F.first(F.when(is_known, F.col("from")), ignorenulls=True).over(later).alias("next_term"),
         F.first(F.when(is_known, announced), ignorenulls=True).over(later).alias("next_announced"),
+        F.first(F.when(is_known, F.col("controller_epoch")), ignorenulls=True)
+        .over(later)
+        .alias("next_epoch"),
+        F.coalesce(
+            (F.lag("controller_epoch").over(in_order) == F.col("controller_epoch") - 1)
+            & (F.lag("end").over(in_order) == "ended"),
+            F.lit(False),
+        ).alias("follows_end"),
     )
 
 

@@ -9,11 +9,10 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from klamm.history.records import CLEAN, NOBODY, UNCLEAN
+from klamm.history.records import CLEAN, NOBODY, TOPIC_ENDINGS, UNCLEAN
 from klamm.pipeline.history.input import EVENT
 from klamm.pipeline.history.tables import (
     PARTITION,
-    TOPIC_ENDINGS,
     next_terms,
     not_before,
     seconds_between,
@@ -40,7 +39,7 @@ def timeline(records: DataFrame, decisions: DataFrame) -> DataFrame:
             F.min("arrived_at").alias("arrived_at"),
             F.max("announced_at").alias("announced_at"),
             F.min("cause").alias("cause"),
-            F.min_by(F.struct("old_leader", "old_leader_epoch"), "order").alias("old"),
+            F.min_by(F.struct("old_leader", "old_leader_epoch", "alive_at"), "order").alias("old"),
             F.max_by(F.struct("leader", "leader_epoch", "isr", "replicas", "state"), "order").alias(
                 "new"
             ),
@@ -78,6 +77,7 @@ def timeline(records: DataFrame, decisions: DataFrame) -> DataFrame:
             "old.old_leader_epoch",
             "arrived_at",
             "announced_at",
+            "old.alive_at",
             "topic_ended",
             *EVENT,
         )
@@ -85,16 +85,25 @@ def timeline(records: DataFrame, decisions: DataFrame) -> DataFrame:
 
 
 def unavailability(timeline: DataFrame, terms: DataFrame) -> DataFrame:
-    """Intervals without a leader: from the arrival of the event that said so to the announcement.
+    """Intervals without a leader: from when it was last known to be alive to the announcement.
 
-    A leader that was elected and never announced, because its controller was gone before, counts
-    from when the next controller announced it. `until` is null for what has no leader yet. `end`:
-    `elected`, or `topic_ended`. `lost_leader` is the lost leader, -1 if there was none.
+    The first part is until the loss was noticed (`noticed_at`, the arrival of the event), the
+    second until a leader was announced. A leader was not alive in the role before it had it; and
+    nothing was lost with a controller that said that its term ended. A leader that was elected and
+    never announced, because its controller was gone before, counts from when the next controller
+    announced it. `until` is null for what has no leader yet. `end`: `elected`, or `topic_ended`.
+    `lost_leader` is the lost leader, -1 if there was none.
     """
     has_leader = F.col("leader") >= 0
     is_deleting = F.col("state") == "deleting"
+    in_order = Window.partitionBy(*PARTITION).orderBy(*EVENT)
+    following = F.lead("controller_epoch").over(in_order)
+    is_announced_by_next = following.isNull() | (following >= F.col("next_epoch"))
     restored_at = (
-        F.when(has_leader, F.coalesce("announced_at", "next_announced"))
+        F.when(
+            has_leader,
+            F.coalesce("announced_at", F.when(is_announced_by_next, F.col("next_announced"))),
+        )
         .when(is_deleting, F.col("arrived_at"))
         .when(F.col("topic_ended"), F.col("until"))
         .alias("restored_at")
@@ -102,20 +111,25 @@ def unavailability(timeline: DataFrame, terms: DataFrame) -> DataFrame:
     is_lost = F.arrays_overlap("kinds", F.array(*map(F.lit, _AFTER_LOSS))) | ~(
         has_leader | is_deleting
     )
-    in_order = Window.partitionBy(*PARTITION).orderBy(*EVENT)
+    alive_at = F.when(~((F.col("seq") == 1) & F.col("follows_end")), F.col("alive_at"))
+    led_from = F.lag("from").over(in_order)
+    lost_at = F.coalesce(
+        F.least("arrived_at", F.when(alive_at.isNotNull(), F.greatest(alive_at, led_from))),
+        "arrived_at",
+    )
     # Rows up to a restoration, which is the last of its stretch, belong together.
     stretch = F.sum(F.col("restored_at").isNotNull().cast("int")).over(
         in_order.rowsBetween(Window.unboundedPreceding, -1)
     )
-    later = next_terms(terms).select("controller_epoch", "next_announced")
+    later = next_terms(terms).drop("next_term")
     return (
         timeline.join(F.broadcast(later), "controller_epoch", "left")
-        .select("*", restored_at, is_lost.alias("is_lost"))
+        .select("*", restored_at, is_lost.alias("is_lost"), lost_at.alias("lost_at"))
         .withColumn("stretch", F.coalesce(stretch, F.lit(0)))
         .groupBy(*PARTITION, "stretch")
         .agg(
             F.min_by(
-                F.struct("arrived_at", "old_leader", *EVENT, "cause"),
+                F.struct("lost_at", "arrived_at", "old_leader", *EVENT, "cause"),
                 F.when(F.col("is_lost"), F.struct(*EVENT)),
             ).alias("lost"),
             F.max("restored_at").alias("restored_at"),
@@ -124,7 +138,8 @@ def unavailability(timeline: DataFrame, terms: DataFrame) -> DataFrame:
         .where("lost is not null")
         .select(
             *PARTITION,
-            F.col("lost.arrived_at").alias("from"),
+            F.col("lost.lost_at").alias("from"),
+            F.col("lost.arrived_at").alias("noticed_at"),
             not_before("lost.arrived_at", F.col("restored_at")).alias("until"),
             F.col("lost.old_leader").alias("lost_leader"),
             F.when(F.col("restored_at").isNotNull(), F.col("new_leader")).alias("new_leader"),
@@ -137,6 +152,8 @@ def unavailability(timeline: DataFrame, terms: DataFrame) -> DataFrame:
             "lost.cause",
         )
         .withColumn("seconds", seconds_between("from", "until"))
+        .withColumn("noticing_seconds", seconds_between("from", "noticed_at"))
+        .withColumn("electing_seconds", seconds_between("noticed_at", "until"))
     )
 
 
@@ -205,6 +222,8 @@ def availability_by_topic(
             F.countDistinct("partition").alias("affected"),
             F.count("*").alias("intervals"),
             F.sum("seconds").alias("seconds"),
+            F.sum("noticing_seconds").alias("noticing_seconds"),
+            F.sum(F.col("seconds") - F.col("noticing_seconds")).alias("electing_seconds"),
             F.max("seconds").alias("longest_seconds"),
             F.count_if("is_open").alias("still_without_leader"),
         )
@@ -221,6 +240,8 @@ def availability_by_topic(
             "seconds",
             "longest_seconds",
             "still_without_leader",
+            "noticing_seconds",
+            "electing_seconds",
             F.col("observed").alias("observed_seconds"),
             F.greatest(F.lit(0.0), share).alias("availability"),
         )

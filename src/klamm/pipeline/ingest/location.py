@@ -101,6 +101,26 @@ class Location:
             temporary.unlink(missing_ok=True)
         return True
 
+    def replace(self, content: bytes) -> None:
+        """Put a file in the place of the one that is there, if there is one.
+
+        A reader finds the old file or the new one, never a part of it.
+        """
+        store, path = self.open()
+        if not self.is_local:
+            store.create_dir(path.rpartition("/")[0], recursive=True)
+            with store.open_output_stream(path) as file:
+                file.write(content)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
     def move(self, source: str, target: str) -> None:
         """Move a file within the folder; a file that was moved before stays where it is."""
         store, path = self.open()

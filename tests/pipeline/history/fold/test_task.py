@@ -1,0 +1,194 @@
+"""Tables that are kept up to date are those that are made at once, whatever way records come."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+
+from klamm.errors import ConfigError
+from klamm.history.arrow import SCHEMA
+from klamm.history.spool import read_spool, spool_files
+from klamm.pipeline.history import folder as folders
+from klamm.pipeline.history.definitions import TABLES, make_tables
+from klamm.pipeline.history.fold.schemas import TABLES as SCHEMAS
+from klamm.pipeline.history.fold.task import STATE, FoldPlan, fold_shard, write_records
+from klamm.pipeline.history.folder import HistoryFolder, keys_of
+from klamm.pipeline.history.input import read_spools
+from klamm.pipeline.history.report_facts import Origin
+from klamm.pipeline.history.sources import SpoolInput
+from klamm.pipeline.ingest.location import Location
+from tests.pipeline.history.chance import random_history
+from tests.pipeline.history.night import Cluster
+
+#: The first test of a run pays for Spark's start.
+pytestmark = pytest.mark.timeout(600)
+
+Row = dict[str, Any]
+SPOOLS = Origin({"spools": ["here"]}, "spools")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are folded one after the other, without Spark."""
+
+    def run_shards(spark: Any, plan: FoldPlan) -> list[Row]:
+        sent = FoldPlan.from_json(plan.to_json())
+        told = (fold_shard(sent, shard) for shard in range(plan.shards + 1))
+        return [orjson.loads(orjson.dumps(each)) for each in told]
+
+    monkeypatch.setattr(folders, "run_shards", run_shards)
+    monkeypatch.setattr(folders, "write_report", lambda facts, out: None)
+
+
+def open_folder(out: Path, shards: int = 1, **options: Any) -> HistoryFolder:
+    return HistoryFolder(None, Location(str(out)), SPOOLS, shards=shards, **options)  # type: ignore[arg-type]
+
+
+def records_of(cluster: Cluster) -> pa.Table:
+    batches = [batch for spool in cluster.spools for batch in read_spool(spool)]
+    return pa.Table.from_batches(batches, SCHEMA)
+
+
+def put_in(folder: HistoryFolder, records: pa.Table) -> None:
+    name = f"incoming-{folder.next_serial:08d}-00000.arrows"
+    write_records(Location(folder.uri) / STATE / name, records)
+    folder.refresh([name], keys_of(records))
+
+
+def rows_of(out: Path, table: str) -> list[Row]:
+    return parquet.read_table(out / table).to_pylist()
+
+
+def in_any_order(rows: list[Row], columns: list[str]) -> list[Row]:
+    """Rows with these columns, in an order that depends on nothing else."""
+    chosen = [{name: row[name] for name in columns} for row in rows]
+    return sorted(chosen, key=lambda row: repr([_coarse(row[name]) for name in columns]))
+
+
+def _coarse(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def assert_same(found: list[Row], expected: list[Row], columns: list[str]) -> None:
+    found, expected = in_any_order(found, columns), in_any_order(expected, columns)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name in columns:
+            if isinstance(one[name], float) and isinstance(other[name], float):
+                assert math.isclose(one[name], other[name], rel_tol=1e-9, abs_tol=1e-6), name
+            else:
+                assert one[name] == other[name], (name, one, other)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_in_any_order_twice_and_late_make_the_same_tables(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+):
+    records = records_of(random_history(tmp_path / "nodes", seed))
+    once = open_folder(tmp_path / "once")
+    put_in(once, records)
+    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 12)
+    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 6)
+    chance = random.Random(seed)
+    order = sorted(range(len(records)), key=lambda at: at + chance.uniform(0, 25))
+    order += chance.sample(order, 5)
+    folder = open_folder(tmp_path / "pieces", shards=3)
+    while order:
+        count = chance.randint(4, 15)
+        put_in(folder, records.take(pa.array(order[:count])))
+        del order[:count]
+        if chance.random() < 0.2:  # as after a kill
+            folder = open_folder(tmp_path / "pieces", shards=3)
+    assert folder.manifest.generation >= 1
+    for table, schema in SCHEMAS.items():
+        assert_same(
+            rows_of(tmp_path / "pieces", table), rows_of(tmp_path / "once", table), schema.names
+        )
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_they_are_the_tables_that_the_definitions_give(
+    spark: SparkSession, in_process: None, tmp_path: Path, seed: int
+):
+    cluster = random_history(tmp_path / "nodes", seed)
+    out = tmp_path / "out"
+    put_in(open_folder(out), records_of(cluster))
+    defined = make_tables(read_spools(spark, cluster.spools))
+    for table in TABLES:
+        expected = defined[table.name].toArrow()
+        columns = [name for name in SCHEMAS[table.name].names if name != "cluster_id"]
+        if table.name == "events":
+            columns.remove("lost")
+        assert set(columns) <= set(expected.column_names), table.name
+        assert_same(rows_of(out, table.name), _in_utc(expected), columns)
+
+
+def _in_utc(table: pa.Table) -> list[Row]:
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def test_a_refresh_without_news_changes_no_file(in_process: None, tmp_path: Path):
+    records = records_of(random_history(tmp_path / "nodes", 3))
+    folder = open_folder(tmp_path / "out")
+    put_in(folder, records)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
+    put_in(folder, records)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
+    assert after == before
+
+
+def test_another_min_isr_makes_the_tables_again(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 12)
+    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 6)
+    records = records_of(random_history(tmp_path / "nodes", 4))
+    put_in(open_folder(tmp_path / "out"), records)
+    two = {f"topic-{number}": 2 for number in range(30)}
+    again = open_folder(tmp_path / "out", min_isr=two)
+    again.refresh([], folders.KEYS.empty_table(), is_forced=True)
+    put_in(open_folder(tmp_path / "fresh", min_isr=two), records)
+    columns = SCHEMAS["under_min_isr"].names
+    expected = rows_of(tmp_path / "fresh", "under_min_isr")
+    assert expected
+    assert_same(rows_of(tmp_path / "out", "under_min_isr"), expected, columns)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "precious").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        open_folder(tmp_path)
+
+
+def test_a_folder_made_from_spools_takes_no_topic(in_process: None, tmp_path: Path):
+    open_folder(tmp_path / "out")
+    with pytest.raises(ConfigError, match="made from spools, not from topic x"):
+        HistoryFolder(
+            None,  # type: ignore[arg-type]
+            Location(str(tmp_path / "out")),
+            Origin({"topic": "x"}, "there"),
+            shards=1,
+        )
+
+
+def test_a_spool_file_that_is_no_history_is_put_aside(
+    spark: SparkSession, in_process: None, night_cluster: Cluster, tmp_path: Path
+):
+    (path,) = spool_files(night_cluster.spools[0])
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / path.name).write_bytes(path.read_bytes())
+    foreign = tmp_path / "spool" / "000000000000001.arrows"
+    foreign.write_bytes(b"something else")
+    facts = SpoolInput([tmp_path / "spool"]).update(spark, tmp_path / "out")
+    assert facts is not None
+    assert (facts.counts["events"], facts.counts["quarantined"]) == (10, 1)
+    (row,) = rows_of(tmp_path / "out", "quarantine")
+    assert (row["file"], row["bytes"]) == (str(foreign), b"something else")
+    assert "not an Arrow stream" in row["reason"]
