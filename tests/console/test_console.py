@@ -222,7 +222,16 @@ def test_a_saved_history_is_looked_at_offline(klamm_cluster, tmp_path, topic):
 
 def test_a_spool_that_is_not_there_is_refused(tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-m", "klamm", "console", "--spool", str(tmp_path / "none")],
+        [
+            sys.executable,
+            "-m",
+            "klamm",
+            "console",
+            "--port",
+            "0",
+            "--spool",
+            str(tmp_path / "none"),
+        ],
         capture_output=True,
         text=True,
     )
