@@ -25,8 +25,8 @@ from klamm.core.events import BrokerChange, QueuedEvent
 from klamm.core.procedures.brokers import on_broker_change
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.history.recorder import History
-from klamm.zookeeper import znodes
 from tests.support.office import history_config
+from tests.support.state_znodes import encode_state
 
 PARTITIONS_PER_TOPIC = 100
 BROKERS = (1, 2, 3)
@@ -102,7 +102,7 @@ def encode(states: LeaderAndIsrs) -> None:
     for leader, epoch, isr in zip(
         states.leader.tolist(), states.leader_epoch.tolist(), states.isr.tolist(), strict=True
     ):
-        znodes.encode_state(leader, epoch, [b for b in isr if b >= 0], 1, RECOVERED)
+        encode_state(leader, epoch, [b for b in isr if b >= 0], 1, RECOVERED)
 
 
 def main() -> None:

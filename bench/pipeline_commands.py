@@ -28,6 +28,7 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Create, Fence, Row
+from tests.support.state_znodes import encode_state
 
 
 def broker_rows() -> Iterator[Row]:
@@ -54,7 +55,7 @@ def topic_rows(table: pa.Table) -> Iterator[Row]:
 def state_rows(table: pa.Table) -> Iterator[Row]:
     columns = (table[name].to_pylist() for name in ("topic", "partition", "leader", "isr"))
     for topic, partition, leader, isr in zip(*columns, strict=True):
-        state = znodes.encode_state(leader, 0, isr, 1)
+        state = encode_state(leader, 0, isr, 1)
         yield [
             Create(znodes.partition_path(topic, partition)),
             Create(znodes.state_path(topic, partition), state),

@@ -18,6 +18,7 @@ from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Create, Fence, Row, SetData, Store
 from klamm.zookeeper.znodes import TopicAssignment
+from tests.support.state_znodes import encode_state
 
 BROKERS = 30
 FACTOR = 3
@@ -60,14 +61,14 @@ class Cluster:
                     Create(znodes.partition_path(topic, partition)),
                     Create(
                         znodes.state_path(topic, partition),
-                        znodes.encode_state(replicas[0], 0, replicas, 1),
+                        encode_state(replicas[0], 0, replicas, 1),
                     ),
                 ]
 
     def election_rows(self) -> Iterator[Row]:
         for i, path in enumerate(self.state_paths()):
             replicas = self.replicas(i % self.partitions)
-            yield [SetData(path, znodes.encode_state(replicas[1], 1, replicas[1:], 1), 0)]
+            yield [SetData(path, encode_state(replicas[1], 1, replicas[1:], 1), 0)]
 
 
 class Clock:
@@ -142,7 +143,7 @@ async def measure(server: ZooKeeperServer, cluster: Cluster, singles: int) -> No
 
     # Nodes of their own, so that no version of the cluster's changes.
     await store.create("/single")
-    data = znodes.encode_state(1, 1, [1, 2, 3], 1)
+    data = encode_state(1, 1, [1, 2, 3], 1)
     paths = [f"/single/topic-00000-partitions-{i}-state" for i in range(singles)]
     await store.write_many([Create(path, data)] for path in paths)
     reads, writes = await asyncio.to_thread(plain_kazoo, server.address, paths, data)

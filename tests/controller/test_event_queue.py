@@ -140,7 +140,8 @@ def test_in_office_every_change_becomes_its_event_again_and_again(tmp_path: Path
                     znodes.REASSIGN_PARTITIONS, znodes.encode_reassignment({("nobody", 0): [1]})
                 ),
                 "ZkPreferredElection": store.create(
-                    znodes.PREFERRED_ELECTION, znodes.encode_partitions([("nobody", 0)])
+                    znodes.PREFERRED_ELECTION,
+                    b'{"version":1,"partitions":[{"topic":"nobody","partition":0}]}',
                 ),
                 "BrokerChange": node.register(8 + number, port=1),
             }

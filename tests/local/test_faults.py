@@ -112,7 +112,8 @@ def test_a_restarted_broker_knows_the_faults_and_healing_ends_them(
             codes[broker] = admin.ask_any(ApiKey.LIST_GROUPS, {}).error_code.name
     assert codes == {1: "coordinator_not_available", 2: "none"}
     klamm_cluster.heal()
-    assert (klamm_cluster.faults, fault.is_active, fault.fired) == ([], False, 1)
+    assert (klamm_cluster.faults, fault.is_active) == ([], False)
+    assert fault.fired  # more than once, if the client lost patience and asked again
 
 
 def test_a_connection_is_lost_once_and_the_producer_sends_again(klamm_cluster: Cluster, topic: str):

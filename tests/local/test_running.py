@@ -37,7 +37,7 @@ def test_what_no_cluster_can_be_is_refused_before_anything_starts(options, said)
 
 def test_racks_are_given_in_turn_or_by_id():
     def options(racks):
-        return ClusterOptions.checked(3, racks, None, None, None, None, True, None)
+        return ClusterOptions.checked(3, racks, None, None, None, None, True, None, False)
 
     assert [options(["a", "b"]).rack_of(each) for each in (1, 2, 3)] == ["a", "b", "a"]
     assert [options({2: "z"}).rack_of(each) for each in (1, 2)] == [None, "z"]

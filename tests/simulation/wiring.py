@@ -89,7 +89,7 @@ class Watcher:
 
     checks: Any
 
-    def __init__(self, config: Any, clock: Any) -> None:
+    def __init__(self, config: Any, *_: Any) -> None:
         self._broker = config.broker_id
         self._event = ""
 

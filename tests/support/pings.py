@@ -29,7 +29,7 @@ class Pings:
     def _ask_on(self) -> None:
         with socket.create_connection(("127.0.0.1", self._port)) as connection:
             stream = connection.makefile("rb")
-            while not self._stop.is_set():
+            while not self._stop.is_set() or not self.waits_ms:
                 begun = time.perf_counter()
                 connection.sendall(_API_VERSIONS)
                 stream.read(struct.unpack(">i", stream.read(4))[0])

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -22,6 +22,7 @@ from klamm.zookeeper.znodes import (
     StateZnode,
     TopicAssignment,
 )
+from tests.support.state_znodes import encode_state
 
 NOT_JSON = (b"", b"not json", b"{", b"\xff\xfe")
 TOPIC_ID = uuid.UUID(bytes=bytes(range(16)))
@@ -248,15 +249,6 @@ def test_a_topic_id_that_looks_like_an_option_is_drawn_again():
 
 
 # --- states ---------------------------------------------------------------------------------------
-
-
-def encode_state(
-    leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int, recovery: int = 0
-) -> bytes:
-    (data,) = znodes.encode_states(
-        [leader], [leader_epoch], [tuple(isr)], [recovery], controller_epoch
-    )
-    return data
 
 
 @pytest.mark.rule("ZK-16")

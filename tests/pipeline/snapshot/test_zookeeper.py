@@ -11,6 +11,7 @@ from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
+from tests.support.state_znodes import encode_state
 
 TOPIC_ID = uuid.UUID(int=0x1234567812344678ABCD1234567812AB)
 
@@ -55,11 +56,11 @@ def test_a_snapshot_has_what_the_znodes_say(connect):
             "/brokers/topics/orders": znodes.encode_topic(
                 znodes.TopicAssignment(TOPIC_ID, {0: [1, 2], 1: [2, 1], 2: [2]})
             ),
-            "/brokers/topics/orders/partitions/0/state": znodes.encode_state(2, 5, [2, 1], 3),
-            "/brokers/topics/orders/partitions/1/state": znodes.encode_state(-1, 7, [2], 3),
+            "/brokers/topics/orders/partitions/0/state": encode_state(2, 5, [2, 1], 3),
+            "/brokers/topics/orders/partitions/1/state": encode_state(-1, 7, [2], 3),
             "/config/topics/orders": znodes.encode_config({"min.insync.replicas": "2"}),
             "/brokers/topics/plain": znodes.encode_topic(znodes.TopicAssignment(None, {0: [1]})),
-            "/brokers/topics/plain/partitions/0/state": znodes.encode_state(1, 0, [1], 3),
+            "/brokers/topics/plain/partitions/0/state": encode_state(1, 0, [1], 3),
             "/config/brokers/<default>": znodes.encode_config(
                 {"unclean.leader.election.enable": "true"}
             ),
