@@ -238,7 +238,7 @@ def test_the_charts_of_a_broker_are_made_of_its_metrics(page: Page, console: Con
     page.wait("document.querySelector('#charts[data-source=metrics] canvas')")
     assert page.evaluate("document.querySelectorAll('#charts canvas').length") >= 6
     series = console.wait("/api/rates/1", lambda found: len(found["at"]) > 1)
-    assert series["records_in"][-1] > 0
+    assert max(series["records_in"]) > 0
     page.screenshot(OUT / "console-brokers-charts.png", whole=True)
 
 
