@@ -133,7 +133,7 @@ _TABLE: Final = (
     _api(_K.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", (0, 5), 3),
     _api(_K.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", (0, 4), 3),
     _api(_K.END_TXN, "EndTxn", (0, 4), 3),
-    _api(_K.WRITE_TXN_MARKERS, "WriteTxnMarkers", (1, 1), 1),
+    _api(_K.WRITE_TXN_MARKERS, "WriteTxnMarkers", (0, 1), 1),
     _api(_K.TXN_OFFSET_COMMIT, "TxnOffsetCommit", (0, 4), 3),
     _api(_K.DESCRIBE_ACLS, "DescribeAcls", (1, 3), 2),
     _api(_K.CREATE_ACLS, "CreateAcls", (1, 3), 2),

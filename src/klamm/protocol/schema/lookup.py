@@ -22,6 +22,7 @@ from klamm.protocol.schema import (
     leader_and_isr,
     stop_replica,
     update_metadata,
+    write_txn_markers,
 )
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.declare import Declaration, Kind
@@ -42,6 +43,7 @@ DECLARED: Final[Mapping[tuple[int, Kind], Declaration]] = MappingProxyType(
             leader_and_isr,
             stop_replica,
             update_metadata,
+            write_txn_markers,
         )
         for declaration in (module.REQUEST, module.RESPONSE)
     }
