@@ -49,6 +49,11 @@ def test_a_stray_replica_is_moved_aside(seed):
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_deletion_that_has_begun_ends_the_reassignment_of_its_topic():
+    outcome = run("64")
+    assert outcome.failure is None, tell(outcome)
+
+
 def test_a_coordinator_that_has_not_heard_of_a_partition_does_not_take_it_for_deleted():
     outcome = run("94052756")
     assert outcome.failure is None, tell(outcome)

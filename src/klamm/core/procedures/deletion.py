@@ -10,6 +10,7 @@ from collections.abc import Collection
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32, NO_BROKER
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -21,6 +22,7 @@ from klamm.core.effects import (
 from klamm.core.events import ControllerError, StopReplicaResponseReceived
 from klamm.core.procedures.partitions import change_partition_states
 from klamm.core.procedures.replicas import change_replica_states
+from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
 
 
@@ -119,9 +121,25 @@ def resume_deletions(ctx: Context) -> Procedure[None]:
         yield from _begin(ctx, begun)
 
 
+def drop_reassignments(cluster: ClusterState, rows: I32) -> None:
+    """Drop reassignments: all replicas, old and new, become the partition's assignment.
+
+    ZooKeeper is not changed, since the topics are being deleted.
+    """
+    replicas = {row: cluster.assignment(row).replicas for row in rows.tolist()}
+    cluster.set_assignments({row: Assignment(each) for row, each in replicas.items()})
+    cluster.being_reassigned -= replicas.keys()
+
+
 def _begin(ctx: Context, names: list[str]) -> Procedure[None]:
-    """Take topics out of service, then stop and delete the replicas that can be reached."""
+    """Take topics out of service, then stop and delete the replicas that can be reached.
+
+    A reassignment that is under way ends here: no replica can catch up any more, and resuming it
+    would restore replicas that are deleted already.
+    """
     cluster = ctx.cluster
+    doomed = cluster.rows_of(names)
+    drop_reassignments(cluster, doomed[np.isin(doomed, list(cluster.being_reassigned))])
     unseen = cluster.rows_of(sorted(set(names) - cluster.deletion_started))
     yield from change_partition_states(ctx, unseen, PartitionState.OFFLINE)
     yield from change_partition_states(ctx, unseen, PartitionState.NON_EXISTENT)

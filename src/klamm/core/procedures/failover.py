@@ -27,11 +27,10 @@ from klamm.core.effects import (
 )
 from klamm.core.events import AutoRebalance
 from klamm.core.procedures.brokers import fit_brokers, send_metadata
-from klamm.core.procedures.deletion import mark_ineligible, resume_deletions
+from klamm.core.procedures.deletion import drop_reassignments, mark_ineligible, resume_deletions
 from klamm.core.procedures.leaders import elect_requested
 from klamm.core.procedures.partitions import start_partition_machine
 from klamm.core.procedures.reassignment import (
-    drop_reassignments,
     on_zk_reassignment,
     resume_reassignments,
 )

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
-from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -199,16 +198,6 @@ def resume_reassignments(
     failed = yield from run_reassignments(ctx, assignments)
     text = "reassignments that could not be resumed"
     ctx.say_of(LoggerName.CONTROLLER, Level.ERROR, np.array(sorted(failed), np.int32), text)
-
-
-def drop_reassignments(cluster: ClusterState, rows: I32) -> None:
-    """Drop reassignments: all replicas, old and new, become the partition's assignment.
-
-    ZooKeeper is not changed, since the topics are being deleted.
-    """
-    replicas = {row: cluster.assignment(row).replicas for row in rows.tolist()}
-    cluster.set_assignments({row: Assignment(each) for row, each in replicas.items()})
-    cluster.being_reassigned -= replicas.keys()
 
 
 def complete_reassignments(ctx: Context, rows: Iterable[int]) -> Procedure[None]:
