@@ -204,6 +204,10 @@ def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[i
             (topic,) = admin.metadata_of(broker.id, [name]).topics
         except UnavailableError:
             continue  # the broker is shutting down
+        except KafkaError as error:
+            if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
+                raise
+            continue  # the broker has left the cluster since the brokers were listed
         led = sum(each.leader_id >= 0 for each in topic.partitions)
         is_known = topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if is_known if partitions is None else led < partitions:

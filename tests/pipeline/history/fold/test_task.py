@@ -112,6 +112,7 @@ def test_records_in_any_order_twice_and_late_make_the_same_tables(
         )
 
 
+@pytest.mark.spark_heavy
 @pytest.mark.parametrize("seed", [1])
 def test_they_are_the_tables_that_the_definitions_give(
     spark: SparkSession, in_process: None, tmp_path: Path, seed: int
