@@ -4,13 +4,26 @@ import asyncio
 import functools
 import gc
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from klamm.broker import slices
-from klamm.broker.slices import LargeBody, Steps, aside, counted, each, finish, paced, pieces, run
+from klamm.broker.slices import (
+    LargeBody,
+    Steps,
+    aside,
+    collect_frozen,
+    counted,
+    each,
+    finish,
+    paced,
+    pieces,
+    run,
+    uncollected,
+)
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -133,3 +146,20 @@ async def test_a_loop_in_a_coroutine_can_be_paced() -> None:
 async def test_the_collector_works_again_after_work_in_the_other_thread() -> None:
     assert await aside(gc.isenabled) is False
     assert gc.isenabled()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_cycles_that_lived_during_a_large_request_are_freed_later() -> None:
+    cycle = Cycle()
+    alive = weakref.ref(cycle)
+    with uncollected():
+        many = [[number] for number in range(5000)]
+    del cycle, many
+    gc.collect()
+    assert alive() is not None
+    collect_frozen()
+    assert alive() is None

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from klamm.broker.clock import Clock
 from klamm.broker.log.manager import LogManager
 from klamm.broker.replication.manager import ReplicaManager
+from klamm.broker.slices import collect_frozen
 from klamm.config.broker import BrokerConfig
 from klamm.metrics.meters import Timer
 
@@ -24,6 +25,8 @@ _THREADS: Final = 3
 _FLUSH_THREADS: Final = 2
 #: How often deleted files are checked for the end of their delay.
 _DELETION_CHECK_MS: Final = 1_000
+#: How often the garbage collector visits what large requests have kept from it.
+_COLLECTION_MS: Final = 600_000
 #: An interval that stands for never.
 _NEVER_MS: Final = 1 << 40
 
@@ -102,6 +105,7 @@ class BrokerScheduler:
                 config.producer_id_expiration_check_interval_ms,
                 config.producer_id_expiration_check_interval_ms,
             ),
+            (collect_frozen, _COLLECTION_MS, _COLLECTION_MS),
         ):
             if interval_ms < _NEVER_MS:
                 self._run(self._every(interval_ms, first_ms, work))

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import gc
 import inspect
+import threading
 import weakref
 from collections.abc import (
     AsyncIterator,
@@ -42,6 +43,8 @@ _MANY_OBJECTS: Final = 2000
 #: One thread for all that is large, because each more would take its share from the event loop.
 _aside = ThreadPoolExecutor(1, "large-requests")
 _turns: "weakref.WeakKeyDictionary[Any, asyncio.Lock]" = weakref.WeakKeyDictionary()
+#: Set while objects are frozen that were made after the start of the process.
+_has_frozen = threading.Event()
 
 
 class LargeBody(dict[str, Any]):
@@ -140,7 +143,7 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> Steps[list[R]]:
 
 
 def pieces(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """The items, so many at a time that a step may deal with them."""
+    """The items in pieces of a size that one step may handle."""
     for start in range(0, len(items), _PIECE):
         yield tuple(items[start : start + _PIECE])
 
@@ -173,8 +176,9 @@ def discard(dismantle: Callable[[T], None], message: T) -> None:
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector from the very many objects that are made meanwhile.
 
-    It would visit all of them in one go, again and again. None of them is part of a cycle: they go
-    when nobody refers to them any more.
+    It would visit all of them in one go, again and again. None of them is part of a cycle: they are
+    freed with their last reference. But freezing takes in every object of the process, cycles
+    included, so `collect_frozen` has to follow from time to time.
     """
     gc.disable()
     try:
@@ -182,4 +186,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if gc.get_count()[0] > _MANY_OBJECTS:
             gc.freeze()
+            _has_frozen.set()
         gc.enable()
+
+
+def collect_frozen() -> None:
+    """Free the cycles that large requests have kept from the garbage collector.
+
+    This stops the process for a full collection, so it is for a time when that matters little.
+    """
+    if _has_frozen.is_set():
+        _has_frozen.clear()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
