@@ -205,7 +205,7 @@ class ControllerRows:
 
 
 def controller_costs(partitions: int, rounds: int) -> Costs:
-    """Each row with a controller of so many partitions."""
+    """Measure each row with a controller of `partitions` partitions."""
     directory = Path(tempfile.mkdtemp(prefix="growth-"))
     zookeeper = ZooKeeper(directory / "zk", heap="3g")
     admin = zookeeper.client()
@@ -407,7 +407,7 @@ class BrokerRows:
 
 
 def broker_costs(partitions: int, rounds: int) -> Costs:
-    """Each row with a broker of so many partitions."""
+    """Measure each row with a broker that hosts `partitions` partitions."""
     directory = Path(tempfile.mkdtemp(prefix="growth-"))
     zookeeper = ZooKeeper(directory / "zk")
     try:

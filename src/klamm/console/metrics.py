@@ -23,7 +23,7 @@ _PATIENCE_S: Final = 5.0
 _PAGE_BYTES_MAX: Final = 64 << 20
 #: Where a broker's metrics are is asked again after this time.
 _ADDRESS_S: Final = 60.0
-#: End offsets are asked of a broker that leads at most so many partitions.
+#: End offsets are requested only of brokers that lead at most this many partitions.
 _LED_MAX: Final = 2_000
 #: As `klamm.metrics.host`: all addresses of the machine.
 _EVERYWHERE: Final = (None, "", "0.0.0.0", "::")

@@ -118,7 +118,7 @@ class Sampler:
             except KlammError:
                 pass  # a hole in the lines says so
             except Exception:
-                # The next round may go well, and nobody else would take it.
+                # The next round may succeed; nothing above this thread would handle the error.
                 log.exception("samples could not be taken")
             pause_s = max(self._interval_s, (time.monotonic() - begun) / _SHARE)
 

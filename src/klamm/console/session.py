@@ -37,7 +37,7 @@ from klamm.net.librdkafka import librdkafka_settings
 
 _CAUGHT_UP_S: Final = 10.0
 _REASSIGNMENTS_S: Final = 3.0
-#: Lag is sampled for so many groups, those that somebody looks at among them.
+#: The number of groups whose lag is sampled; groups on open pages come first.
 _GROUPS_SAMPLED: Final = 200
 _BROKERS_SAMPLED: Final = 12
 #: A burst of more decisions than this is read from the brokers rather than folded in.

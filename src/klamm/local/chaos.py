@@ -93,7 +93,7 @@ class Chaos:
         self._cluster.heal()
 
     def wait_failovers(self, count: int, *, timeout_s: float = 120.0) -> None:
-        """Wait until so many brokers have failed and come back, from the beginning on."""
+        """Wait until this many failovers have been completed since the start."""
         deadline = time.monotonic() + timeout_s
         while len(self.failovers) < count:
             if self._error is not None:

@@ -72,7 +72,7 @@ class InjectedFault:
         self._injector.clear(self)
 
     def wait_fired(self, times: int | None = None, *, timeout_s: float = 30.0) -> None:
-        """Wait until it has hit so many requests; by default as many as it was injected for."""
+        """Wait until the fault has hit this many requests; by default its `times`."""
         wanted = times or self.times or 1
         deadline = time.monotonic() + timeout_s
         while self.fired < wanted:

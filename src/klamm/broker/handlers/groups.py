@@ -34,7 +34,7 @@ from klamm.protocol.codes import ErrorCode
 T = TypeVar("T")
 _GROUP_KEY: Final = 0
 _TRANSACTION_KEY: Final = 1
-#: So many descriptions are kept for those who name the same again.
+#: The number of descriptions that one request keeps, for entries that are repeated.
 _REMEMBERED: Final = 1000
 #: More protocols than this have no meaning: a client names one or two.
 _PROTOCOLS_MAX: Final = 1000

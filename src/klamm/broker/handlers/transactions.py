@@ -33,7 +33,7 @@ from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
 
-#: So many descriptions are kept for those who name the same again.
+#: The number of descriptions that one request keeps, for entries that are repeated.
 _REMEMBERED: Final = 1000
 Errors = Mapping[TopicPartition, ErrorCode]
 

@@ -42,7 +42,7 @@ Row: TypeAlias = dict[str, Any]
 #: When the tail has more events than the first, all but the second are sealed.
 TAIL_EVENTS_MAX: Final = 2000
 TAIL_EVENTS_KEPT: Final = 1000
-#: States of so many bases are kept, for records that come later than the tail reaches back.
+#: The number of earlier states that are kept, for records older than the tail.
 _BASES_KEPT: Final = 16
 _SOURCE: Final = "_source.json"
 #: What is known of a record before it is folded.

@@ -36,7 +36,7 @@ _STEPS_S: Final = (
     *(86_400, 172_800, 604_800, 1_209_600, 2_592_000, 7_776_000),
 )
 _TICKS_MAX: Final = 7
-#: So many brokers have colours of their own; lines of more are told apart by dashes.
+#: The number of brokers with a colour of their own; more are told apart by dashed lines.
 _COLORS_APART: Final = 12
 _KINDS: Final = {
     "clean": BLUE,

@@ -29,7 +29,7 @@ from klamm.pipeline.whatif.whatif import broker_failures, rack_failures, scenari
 #: Shares of the largest topics that a variant leaves where they are.
 _PINNED: Final = (0.05, 0.1, 0.25, 0.5)
 _CAPACITIES: Final = (0.9, 0.95, 1.05, 1.1)
-#: All pairs of so many brokers are failures to try; of more, each broker by itself.
+#: Up to this many brokers, all pairs are tried as failures; with more, single brokers only.
 _PAIRS_MAX: Final = 60
 _ROW: Final = pa.schema(
     [
@@ -128,7 +128,7 @@ def explore(
     demands: Demands,
     wanted: int,
 ) -> pa.Table:
-    """Try so many variants, a task each, and mark those that no other beats."""
+    """Try variants, one Spark task each, and mark those that no other beats."""
     chosen = variants(demands, largest_topics(partitions), wanted)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, partitions.schema) as stream:

@@ -316,7 +316,7 @@ def sum_terms(failures: Failures, partitions: PartitionColumns) -> Terms:
 
 
 def _counted(cells: I64, signs: I8, size: int) -> tuple[I64, I64]:
-    """The cells, of so many, whose signs do not cancel each other out, and the sums of these.
+    """Of `size` cells, those whose signs do not cancel out, and their sums.
 
     Pairs of a thousand brokers have far more cells than a chunk of partitions touches.
     """
@@ -373,7 +373,7 @@ def scenario_sums(
 
 
 def block_of(key: I64, blocks: int) -> I32:
-    """Which of so many blocks a scenario belongs to, by the key of its units."""
+    """The block of a scenario, by the key of its units."""
     # Multiply by an odd number and take the upper bits: neighbouring keys go to different blocks.
     mixed = (key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
     return (mixed % np.uint64(blocks)).astype(np.int32)

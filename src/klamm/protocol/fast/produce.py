@@ -26,7 +26,7 @@ _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_RECORD_ERRORS: Final = 8
 _FIRST_FLEXIBLE: Final = 9
 _FIRST_WITH_LEADER: Final = 10
-#: So many topics and partitions take about a millisecond.
+#: This many topics and partitions take about a millisecond.
 _FEW_ENTRIES: Final = 500
 
 

@@ -21,7 +21,7 @@ from klamm.pipeline.history.fold.topics import (
 )
 
 Row: TypeAlias = dict[str, Any]
-#: At this time, this broker began to lead so many partitions more, or (negative) fewer.
+#: A time, a broker, and by how many partitions its leadership grew then (negative: shrank).
 LeaderChange: TypeAlias = tuple[int, int, int]
 
 TOPICS_SHOWN: Final = 20
