@@ -243,5 +243,4 @@ def test_the_charts_of_a_broker_are_made_of_its_metrics(page: Page, console: Con
 
 
 def test_lag_is_sampled_before_anybody_looks(console: Console):
-    found = console.wait("/api/lag", lambda found: "billing" in found["groups"])
-    assert found["groups"]["billing"]["lag"] == 300
+    console.wait("/api/lag", lambda found: found["groups"].get("billing", {}).get("lag") == 300)

@@ -86,6 +86,14 @@ class Situation:
     def is_live(self, broker: int) -> bool:
         return broker in self.now.live.tolist()
 
+    def is_back(self, broker: int) -> bool:
+        """Whether a broker runs and is registered.
+
+        Its registration alone does not tell: leaders and live brokers are read one after the
+        other, so that a broker that has just died may still be among the live ones.
+        """
+        return self.brokers.get(broker) == "running" and self.is_live(broker)
+
 
 @dataclass(frozen=True, slots=True)
 class LessonStep:
@@ -138,7 +146,7 @@ LESSONS: Final = (
                 lambda s: s.leader(s.now) not in (-1, s.chosen),
             ),
             LessonStep("The dead broker leaves the ISR.", lambda s: s.chosen not in s.isr()),
-            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_back(s.chosen), "start"),
             LessonStep("It catches up, and is in the ISR again.", lambda s: _is_whole(s)),
         ),
         "The new leader was in sync, so nothing that was acknowledged by all is lost. The broker "
@@ -164,7 +172,7 @@ LESSONS: Final = (
                 "The new controller reads everything and elects leaders for what the old one led.",
                 lambda s: not s.now.is_leaderless.any(),
             ),
-            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_back(s.chosen), "start"),
             LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
         ),
         "Each term of office has an epoch. Whatever an old controller still sends carries an older "
@@ -188,7 +196,7 @@ LESSONS: Final = (
                 "Others lead what it led.",
                 lambda s: s.chosen not in s.now.leader.tolist(),
             ),
-            LessonStep("Let broker {broker} go on.", lambda s: s.is_live(s.chosen), "resume"),
+            LessonStep("Let broker {broker} go on.", lambda s: s.is_back(s.chosen), "resume"),
             LessonStep("It learns what it missed, and catches up.", lambda s: _is_whole(s)),
         ),
         "A sleeper wakes up believing that it still leads. Its writes are refused, because the "
@@ -233,7 +241,7 @@ LESSONS: Final = (
                 "What it led was handed over before it went: the history has controlled shutdowns.",
                 lambda s: any(event.row["kind"] == "ControlledShutdown" for event in s.events),
             ),
-            LessonStep("Start broker {broker} again.", lambda s: s.is_live(s.chosen), "start"),
+            LessonStep("Start broker {broker} again.", lambda s: s.is_back(s.chosen), "start"),
             LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
         ),
         "Compare the time without a leader with that of a crash: on page Time, failure by failure.",

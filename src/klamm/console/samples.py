@@ -149,7 +149,8 @@ class Sampler:
 def sample_lags(admin: Admin, names: Sequence[str]) -> dict[str, Values]:
     """The lag of groups over all of their partitions, and how many records they have read.
 
-    The end of a partition is asked for once, however many groups read it.
+    The end of a partition is asked for once, however many groups read it. A group gets no sample
+    while the end of one of its partitions is unknown: the sum of the others is not its lag.
     """
     committed: dict[str, dict[TopicPartition, int]] = {}
     for group in names:
@@ -162,10 +163,11 @@ def sample_lags(admin: Admin, names: Sequence[str]) -> dict[str, Values]:
     )
     return {
         group: {
-            "lag": float(sum(max(0, ends[n] - at) for n, at in offsets.items() if n in ends)),
-            "read": float(sum(at for n, at in offsets.items() if n in ends)),
+            "lag": float(sum(max(0, ends[n] - at) for n, at in offsets.items())),
+            "read": float(sum(offsets.values())),
         }
         for group, offsets in committed.items()
+        if offsets.keys() <= ends.keys()
     }
 
 
