@@ -80,6 +80,8 @@ def lines() -> Iterator[str]:
     yield ""
     yield f"{len(idle)} more keys of Kafka's are known. One that promises protection refuses the"
     yield "start, unless its value switches the promise off; the others have no effect."
+    yield "`max.request.partition.size.limit` is one of them: it bounds DescribeTopicPartitions,"
+    yield "which only KRaft brokers of Kafka offer. In ZooKeeper mode it has nothing to bound."
     yield ""
     yield "## Settings of topics"
     yield ""
