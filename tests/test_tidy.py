@@ -203,20 +203,13 @@ def test_the_state_machines_of_the_broker_are_pure():
     assert not wrong
 
 
-#: Names that have two meanings for a reason.
-NAMED_TWICE = {
-    "Cluster",  # klamm.Cluster is the users' name; the other one is a connection of the source
-}
-
-
 def test_a_class_name_has_one_meaning():
     defined: dict[str, list[str]] = {}
     for module, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined.setdefault(node.name, []).append(module)
-    twice = {name: where for name, where in defined.items() if len(where) > 1}
-    assert {name: where for name, where in twice.items() if name not in NAMED_TWICE} == {}
+    assert {name: where for name, where in defined.items() if len(where) > 1} == {}
 
 
 def test_no_file_is_larger_than_two_rooms():

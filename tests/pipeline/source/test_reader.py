@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 from klamm.errors import ConfigError, UnavailableError
 from klamm.pipeline.source import loss
-from klamm.pipeline.source.cluster import Cluster
+from klamm.pipeline.source.cluster import SourceCluster
 from klamm.pipeline.source.limits import NoOffsetError
 from klamm.pipeline.source.loss import DataLossError
 from klamm.pipeline.source.offsets import RESERVED_KEY
@@ -396,7 +396,7 @@ def test_the_first_batch_is_known_as_such_after_an_empty_one(cluster, topic):
 def forget_topics(monkeypatch):
     """Makes the next answers about topics those of a broker that was just started: empty."""
     left = 0
-    describe, offsets = Cluster._describe, Cluster._list_offsets
+    describe, offsets = SourceCluster._describe, SourceCluster._list_offsets
 
     def forgetful(cluster, names):
         nonlocal left
@@ -412,8 +412,8 @@ def forget_topics(monkeypatch):
         nonlocal left
         left = answers
 
-    monkeypatch.setattr(Cluster, "_describe", forgetful)
-    monkeypatch.setattr(Cluster, "_list_offsets", unknowing)
+    monkeypatch.setattr(SourceCluster, "_describe", forgetful)
+    monkeypatch.setattr(SourceCluster, "_list_offsets", unknowing)
     return forget
 
 
@@ -447,9 +447,9 @@ def test_a_broker_that_does_not_know_the_topics_yet_costs_no_record(
 def test_a_stream_may_remember_which_partitions_there_are(cluster, topic, monkeypatch):
     cluster.create(topic, factor=1)
     asked = []
-    describe = Cluster._describe
+    describe = SourceCluster._describe
     monkeypatch.setattr(
-        Cluster, "_describe", lambda self, names: asked.append(names) or describe(self, names)
+        SourceCluster, "_describe", lambda self, names: asked.append(names) or describe(self, names)
     )
     ttl = {"partition.metadata.cache.ttl.ms": "60000"}
     stream = Stream(cluster, subscribe=topic, startingOffsets="earliest", **ttl)

@@ -82,7 +82,7 @@ class Topics:
     ids: Mapping[str, str]
 
 
-class Cluster:
+class SourceCluster:
     """One cluster, as the options say how to reach it."""
 
     def __init__(self, options: ReadOptions) -> None:

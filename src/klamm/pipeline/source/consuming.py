@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from klamm.errors import UnavailableError
 from klamm.names import TopicPartition
-from klamm.pipeline.source.cluster import Cluster, is_other
+from klamm.pipeline.source.cluster import SourceCluster, is_other
 from klamm.pipeline.source.columns import CREATE_TIME, LOG_APPEND_TIME, schema
 from klamm.pipeline.source.loss import cannot_read, report_loss
 from klamm.pipeline.source.offsets import Position
@@ -38,11 +38,11 @@ class KeptConsumer:
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self.last_error = LastError()
         self.consumer = Consumer(dict(kafka) | self.last_error.settings())
-        self._cluster: Cluster | None = None
+        self._cluster: SourceCluster | None = None
 
-    def cluster(self, options: ReadOptions) -> Cluster:
+    def cluster(self, options: ReadOptions) -> SourceCluster:
         if self._cluster is None:
-            self._cluster = Cluster(options)
+            self._cluster = SourceCluster(options)
         return self._cluster
 
     def close(self) -> None:
@@ -109,7 +109,9 @@ def _consume(
     _is_there(cluster, wanted, options, position)
 
 
-def _is_there(cluster: Cluster, wanted: OffsetRange, options: ReadOptions, position: int) -> bool:
+def _is_there(
+    cluster: SourceCluster, wanted: OffsetRange, options: ReadOptions, position: int
+) -> bool:
     """Whether there is the topic, and it is the one that was planned with; otherwise say so."""
     ids = {} if wanted.topic_id is None else {wanted.topic: wanted.topic_id}
     place = TopicPartition(wanted.topic, wanted.partition)

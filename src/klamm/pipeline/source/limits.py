@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from klamm.errors import ConfigError, KlammError
 from klamm.names import TopicPartition
-from klamm.pipeline.source.cluster import Cluster
+from klamm.pipeline.source.cluster import SourceCluster
 from klamm.pipeline.source.offsets import EARLIEST, LATEST, listed
 from klamm.pipeline.source.options import (
     AtTimestamp,
@@ -17,7 +17,7 @@ from klamm.pipeline.source.options import (
 
 
 def starting_offsets(
-    cluster: Cluster, partitions: frozenset[TopicPartition], options: ReadOptions
+    cluster: SourceCluster, partitions: frozenset[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
     """Where reading begins."""
     fallback = None if options.no_match == "error" else LATEST
@@ -25,14 +25,14 @@ def starting_offsets(
 
 
 def ending_offsets(
-    cluster: Cluster, partitions: frozenset[TopicPartition], options: ReadOptions
+    cluster: SourceCluster, partitions: frozenset[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
     """Where reading ends; a time after the last record means all there is."""
     return _resolve(cluster, partitions, options.ending, "ending", LATEST)
 
 
 def _resolve(
-    cluster: Cluster,
+    cluster: SourceCluster,
     partitions: frozenset[TopicPartition],
     limit: Limit,
     which: str,
@@ -64,7 +64,9 @@ def _require_all(
         )
 
 
-def _special(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def _special(
+    cluster: SourceCluster, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     """Offsets with the real ones in the place of -1 and -2."""
     return {
         **offsets,
@@ -74,7 +76,7 @@ def _special(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[To
 
 
 def _at(
-    cluster: Cluster, timestamps: Mapping[TopicPartition, int], no_match: int | None
+    cluster: SourceCluster, timestamps: Mapping[TopicPartition, int], no_match: int | None
 ) -> dict[TopicPartition, int]:
     found = cluster.at_timestamps(timestamps)
     missing = [each for each, offset in found.items() if offset is None]

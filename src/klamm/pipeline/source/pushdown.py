@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from klamm.names import TopicPartition
-from klamm.pipeline.source.cluster import Cluster
+from klamm.pipeline.source.cluster import SourceCluster
 
 _COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
@@ -54,7 +54,10 @@ class Narrowing:
         return all(test(partition) for test in self._tests)
 
     def cut(
-        self, cluster: Cluster, start: dict[TopicPartition, int], end: dict[TopicPartition, int]
+        self,
+        cluster: SourceCluster,
+        start: dict[TopicPartition, int],
+        end: dict[TopicPartition, int],
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Ranges without what the filters leave out."""
         kept = [each for each in end if self.keeps(each)]

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from klamm.errors import KlammError, UnavailableError
 from klamm.names import TopicPartition
 from klamm.pipeline.source import loss
-from klamm.pipeline.source.cluster import Cluster, Topics, UnknownPartitionError, is_other
+from klamm.pipeline.source.cluster import SourceCluster, Topics, UnknownPartitionError, is_other
 from klamm.pipeline.source.limits import ending_offsets, starting_offsets
 from klamm.pipeline.source.loss import report_loss
 from klamm.pipeline.source.offsets import RESERVED_KEY, Offsets, Position, listed, nested
@@ -50,7 +50,7 @@ class TopicReader(DataSourceReader):
         """Look at the cluster once, so that all tasks are about the same moment."""
         options = self._options
         tell_path(options.kafka)
-        cluster = Cluster(options)
+        cluster = SourceCluster(options)
         topics = cluster.topics(options.selection)
         start = starting_offsets(cluster, topics.partitions, options)
         end = ending_offsets(cluster, topics.partitions, options)
@@ -115,7 +115,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._cluster: Cluster | None = None
+        self._cluster: SourceCluster | None = None
         self._has_told = False
         #: Where to stop, for Trigger.AvailableNow.
         self._target: Position | None = None
@@ -231,10 +231,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _LOG.warning("Offsets of group %s were not committed: %s", group, error)
 
     @property
-    def _reached(self) -> Cluster:
+    def _reached(self) -> SourceCluster:
         # Made on first use: the reader travels to the tasks, and a connection cannot.
         if self._cluster is None:
-            self._cluster = Cluster(self._options)
+            self._cluster = SourceCluster(self._options)
         return self._cluster
 
     def __getstate__(self) -> dict[str, Any]:
