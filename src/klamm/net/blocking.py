@@ -1,11 +1,15 @@
-"""The blocking client connection: it negotiates versions and sends one request at a time."""
+"""The blocking client connection: it negotiates versions and sends one request at a time.
+
+A caller that has work to do while the broker prepares its response sends the request with `begin`
+and reads the response with `finish`.
+"""
 
 import contextlib
 import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,7 +23,7 @@ from klamm.protocol.codes import ErrorCode, KafkaError
 
 _SIZE: Final = struct.Struct(">i")
 _CONNECT_TIMEOUT_S: Final = 5.0
-_ANSWER_BYTES_MAX: Final = 1 << 30
+_RESPONSE_MAX_BYTES: Final = 1 << 30
 #: The last versions about a single group or key, and about topic names. Later ones differ in form.
 _SINGLE_FORM: Final[Mapping[ApiKey, int]] = MappingProxyType(
     {ApiKey.DELETE_TOPICS: 5, ApiKey.FIND_COORDINATOR: 3, ApiKey.OFFSET_FETCH: 7}
@@ -47,21 +51,26 @@ class BlockingConnection:
 
     def send(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
         """Send a request in the newest version that both sides know; return the response's body."""
-        with self._lock:
-            try:
-                if self._socket is None:
-                    self._connect(timeout_s)
-                elif self._login_at is not None and time.monotonic() >= self._login_at:
-                    self._log_in(timeout_s)
-                return self._exchange(api, self._version(api), values, timeout_s)
-            except OSError as error:
-                self._close()
-                reason = error.strerror or str(error) or type(error).__name__
-                raise UnavailableError(f"{self.host}:{self.port} ({reason})") from error
-            except BaseException:
-                # Part of the response may still be unread, so the connection cannot be used again.
-                self._close()
-                raise
+        with self._lock, self._closed_on_failure():
+            self._ensure_connected(timeout_s)
+            return self._exchange(api, self._version(api), values, timeout_s)
+
+    def version(self, api: ApiKey, timeout_s: float) -> int:
+        """The newest version of an API that both sides know."""
+        with self._lock, self._closed_on_failure():
+            self._ensure_connected(timeout_s)
+            return self._version(api)
+
+    def begin(self, api: ApiKey, version: int, values: Values, timeout_s: float) -> RequestHeader:
+        """Send a request and return the header that `finish` needs; nothing is sent in between."""
+        with self._lock, self._closed_on_failure():
+            self._ensure_connected(timeout_s)
+            return self._write(api, version, values, timeout_s)
+
+    def finish(self, header: RequestHeader) -> Any:
+        """Read the response to a request that `begin` sent; return its body."""
+        with self._lock, self._closed_on_failure():
+            return self._read_response(header)
 
     def close(self) -> None:
         """Close the connection after the request that another thread is sending."""
@@ -73,6 +82,25 @@ class BlockingConnection:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._close()
+            reason = error.strerror or str(error) or type(error).__name__
+            raise UnavailableError(f"{self.host}:{self.port} ({reason})") from error
+        except BaseException:
+            # Part of the response may still be unread, so the connection cannot be used again.
+            self._close()
+            raise
+
+    def _ensure_connected(self, timeout_s: float) -> None:
+        if self._socket is None:
+            self._connect(timeout_s)
+        elif self._login_at is not None and time.monotonic() >= self._login_at:
+            self._log_in(timeout_s)
 
     def _connect(self, timeout_s: float) -> None:
         self._socket = socket.create_connection(
@@ -111,22 +139,31 @@ class BlockingConnection:
         return version
 
     def _exchange(self, api: ApiKey, version: int, values: Values, timeout_s: float) -> Any:
+        return self._read_response(self._write(api, version, values, timeout_s))
+
+    def _write(self, api: ApiKey, version: int, values: Values, timeout_s: float) -> RequestHeader:
         assert self._socket is not None
         self._correlation_id += 1
         header = RequestHeader(api, version, self._correlation_id, self._client_id)
         self._socket.settimeout(timeout_s)
         self._socket.sendall(encode_request(header, values))
+        return header
+
+    def _read_response(self, header: RequestHeader) -> Any:
         (size,) = _SIZE.unpack(self._read(_SIZE.size))
-        if not 0 <= size <= _ANSWER_BYTES_MAX:
+        if not 0 <= size <= _RESPONSE_MAX_BYTES:
             raise OSError("the peer is not a Kafka broker")
         return decode_response(header, self._read(size))
 
-    def _read(self, size: int) -> bytes:
-        assert self._socket is not None
-        parts = bytearray()
-        while len(parts) < size:
-            part = self._socket.recv(min(size - len(parts), 1 << 20))
-            if not part:
+    def _read(self, size: int) -> memoryview:
+        if self._socket is None:
+            raise ConnectionError("the connection was closed")
+        # Each response has a buffer of its own: Arrow columns may go on using it.
+        content = memoryview(bytearray(size))
+        at = 0
+        while at < size:
+            count = self._socket.recv_into(content[at:])
+            if not count:
                 raise ConnectionError("it closed the connection")
-            parts += part
-        return bytes(parts)
+            at += count
+        return content.toreadonly()

@@ -168,7 +168,7 @@ class RangesReader:
             for each in group
         ]
         try:
-            self._leaders.link(address).ask(wishes)
+            self._leaders.link(address).send(wishes)
         except UnavailableError as error:
             self._lose_leader(address, group, str(error))
         else:
@@ -177,14 +177,14 @@ class RangesReader:
     def _hear(self, address: Address, group: list[Progress]) -> tuple[list[Answer], set[Progress]]:
         """What came of a request: records to decode, and whose they are."""
         try:
-            answers = self._leaders.link(address).answer()
+            responses = self._leaders.link(address).receive()
         except UnavailableError as error:
             self._lose_leader(address, group, str(error))
             return [], set()
         ready: list[Answer] = []
         served: set[Progress] = set()
         for each in group:
-            response = answers.get((each.wanted.topic, each.wanted.partition))
+            response = responses.get((each.wanted.topic, each.wanted.partition))
             answer = None if response is None else self._take(each, response)
             if answer is not None:
                 ready.append(answer)
