@@ -8,11 +8,16 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
+from typing import Final
 
 from tests.simulation.history import Outcome, run
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import tell
 from tests.simulation.variants import FOUND_WITHIN, VARIANTS
+
+#: A process is replaced after so many chunks of seeds: killed brokers close no file of their logs.
+_CHUNKS_OF_A_PROCESS: Final = 25
 
 
 def main(words: list[str] | None = None) -> int:
@@ -68,7 +73,12 @@ def _many(seeds: range, variant: str | None) -> int:
 def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
     """What comes of each seed, in order, with a process for each core."""
     # What is loaded by now is not looked at again after each history.
-    with ProcessPoolExecutor(os.cpu_count(), initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(
+        os.cpu_count(),
+        mp_context=get_context("spawn"),
+        initializer=gc.freeze,
+        max_tasks_per_child=_CHUNKS_OF_A_PROCESS,
+    ) as pool:
         yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
 
 

@@ -54,6 +54,11 @@ def test_a_deletion_that_has_begun_ends_the_reassignment_of_its_topic():
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_cancelled_reassignment_keeps_a_replica_that_is_in_sync():
+    outcome = run("940000208")
+    assert outcome.failure is None, tell(outcome)
+
+
 def test_a_coordinator_that_has_not_heard_of_a_partition_does_not_take_it_for_deleted():
     outcome = run("94052756")
     assert outcome.failure is None, tell(outcome)

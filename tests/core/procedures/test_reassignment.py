@@ -127,6 +127,22 @@ def test_another_request_replaces_the_first_and_retires_what_it_does_not_need() 
     assert world.cluster.leaving == {}
 
 
+@pytest.mark.parametrize("target", [None, [2, 5]])
+def test_the_last_replicas_in_sync_are_not_dropped_with_their_reassignment(target) -> None:
+    world = steady(FIVE, {"t": {0: [1, 2]}})
+    reassign(world, [3, 4])
+    world.report_isr("t", [1, 3])
+    world.lose(1)
+    world.settle()
+    assert world.state("t")[2] == [3]
+    world.forget_what_happened()
+    code, message = reassign(world, target)
+    assert code == ControllerError.INVALID_REPLICA_ASSIGNMENT
+    assert "in sync: [3]" in str(message)
+    assert world.writes == []
+    assert lists(world) == ([3, 4, 1, 2], [3, 4], [1, 2])
+
+
 @pytest.mark.rule("REASG-13", "REASG-U4", "VER-14", "REASG-B3")
 def test_a_target_that_is_the_present_list_succeeds_at_once() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})

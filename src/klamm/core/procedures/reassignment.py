@@ -77,7 +77,7 @@ def on_zk_reassignment(ctx: Context) -> Procedure[set[int]]:
     verdicts: dict[TopicPartition, Verdict] = {}
     targets: dict[TopicPartition, Sequence[int]] = {}
     for tp, replicas in requested.items():
-        flaw = _flaw(replicas)
+        flaw = _flaw(replicas) or _no_replica_in_sync(ctx, tp, replicas)
         if flaw is None:
             targets[tp] = replicas
         else:
@@ -100,12 +100,13 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
     for tp, replicas in event.targets.items():
         current = _current(ctx, tp)
         if replicas is None:
-            if current.is_being_reassigned:
-                targets[tp] = current.origin
-            else:
+            if not current.is_being_reassigned:
                 verdicts[tp] = (ControllerError.NO_REASSIGNMENT_IN_PROGRESS, None)
-            continue
-        flaw = _flaw(replicas) or _unreachable(ctx, current.reassign_to(replicas))
+                continue
+            replicas, flaw = current.origin, None
+        else:
+            flaw = _flaw(replicas) or _unreachable(ctx, current.reassign_to(replicas))
+        flaw = flaw or _no_replica_in_sync(ctx, tp, replicas)
         if flaw is None:
             targets[tp] = replicas
         else:
@@ -158,6 +159,27 @@ def _unreachable(ctx: Context, assignment: Assignment) -> Verdict | None:
     text = (
         "Replica assignment has brokers that are not alive. "
         f"Replica list: {list(assignment.adding)}, live broker list: {sorted(live)}"
+    )
+    return ControllerError.INVALID_REPLICA_ASSIGNMENT, text
+
+
+def _no_replica_in_sync(
+    ctx: Context, tp: TopicPartition, replicas: Sequence[int]
+) -> Verdict | None:
+    """A reassignment that ends or replaces another must keep a replica that is in sync.
+
+    If only replicas that were to be added are in sync, dropping them would lose committed records.
+    """
+    row = ctx.cluster.row(*tp)
+    if row is None or not ctx.cluster.has_leadership[row]:
+        return None
+    in_sync = [broker for broker in ctx.cluster.isr[row].tolist() if broker != NO_BROKER]
+    kept = ctx.cluster.assignment(row).reassign_to(replicas).replicas
+    if not set(in_sync).isdisjoint(kept):
+        return None
+    text = (
+        f"No replica of {list(kept)} is in sync; in sync: {in_sync}. Dropping them would lose "
+        "committed records. Wait until another replica is in sync."
     )
     return ControllerError.INVALID_REPLICA_ASSIGNMENT, text
 
