@@ -1,17 +1,15 @@
 """Work that is cut into steps is done at once where it is short, and else in turns with others."""
 
 import asyncio
-import functools
 import gc
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from klamm.broker import slices
-from klamm.broker.slices import (
+from klamm import slices
+from klamm.slices import (
     LargeBody,
     Steps,
     aside,
@@ -24,14 +22,7 @@ from klamm.broker.slices import (
     run,
     uncollected,
 )
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @functools.wraps(test)
-    def run_it() -> None:
-        asyncio.run(test())
-
-    return run_it
+from tests.support.event_loop import in_loop
 
 
 def long() -> Steps[dict[str, Any]]:

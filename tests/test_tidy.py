@@ -25,7 +25,7 @@ SRC = ROOT / "src"
 #: other.
 LAYERS = (
     ("names", "errors"),
-    ("config", "processes", "temporary"),
+    ("config", "processes", "slices", "temporary"),
     ("core", "protocol", "zookeeper"),
     ("metrics",),
     ("net",),

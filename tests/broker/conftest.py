@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from klamm.broker import slices
+from klamm import slices
 
 
 @pytest.fixture(autouse=True)

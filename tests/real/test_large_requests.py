@@ -5,10 +5,11 @@
 
 import pytest
 
+from klamm.node.forwarding import CONTROLLER_APIS
 from klamm.protocol.apis import APIS, ApiKey
 from tests.support.cluster import RealCluster
 from tests.support.large_requests import Existing, large_requests
-from tests.support.pings import Pings
+from tests.support.pings import ASK_CONTROLLER, Pings
 from tests.support.raw import Raw
 
 _BYTES = 200_000
@@ -37,6 +38,29 @@ def test_no_api_keeps_another_client_waiting(cluster: RealCluster, topic: str) -
                 assert key == ApiKey.SASL_HANDSHAKE, f"{request} is answered"
         waits[str(request)] = max(pings.waits_ms)
     assert len(waits) >= len(APIS) - _WITHOUT_ARRAYS
+    assert {name: wait for name, wait in waits.items() if wait > _STALL_MS} == {}
+
+
+def test_no_request_to_the_controller_keeps_another_waiting_for_it(
+    cluster: RealCluster, topic: str
+) -> None:
+    cluster.create(topic, assignment=[[1]])
+    controller = cluster.controller_id()
+    assert controller is not None
+    port = cluster[controller].port
+    with Raw(port) as raw:
+        existing = Existing(topic, raw.topic_id(topic), _NO_EPOCH)
+    waits: dict[str, float] = {}
+    for key in CONTROLLER_APIS:
+        requests = large_requests(key, _BYTES, existing, items_max=20_000)
+        request = next((each for each in requests if each.is_numbered), None)
+        if request is None:
+            continue
+        with Pings(port, ASK_CONTROLLER) as pings, Raw(port, timeout_s=100) as raw:
+            raw.socket.sendall(request.frame)
+            raw.receive()
+        waits[str(request)] = max(pings.waits_ms)
+    assert len(waits) == len(CONTROLLER_APIS) - 2
     assert {name: wait for name, wait in waits.items() if wait > _STALL_MS} == {}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from klamm.broker import slices
+from klamm import slices
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Partition

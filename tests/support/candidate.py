@@ -32,12 +32,12 @@ class Node:
         self.store = self.zookeeper.session()
         self.channels = ControllerChannels(1, "PLAINTEXT")
         self.history = History(history_config(directory), self.world)
-        request_sender = RequestBatchSender(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
-        interpreter = Interpreter(
+        self.request_sender = RequestBatchSender(1, self.channels, Ibp.parse("3.9"), "PLAINTEXT")
+        self.interpreter = Interpreter(
             1,
             self.store,
             self.channels,
-            request_sender,
+            self.request_sender,
             self.history,
             random.Random(7).randbytes,
             feature_version=2,
@@ -47,7 +47,7 @@ class Node:
             Settings(),
             self.store,
             self.channels,
-            interpreter,
+            self.interpreter,
             self.history,
             self.world,
             lambda: None,

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 from klamm.broker.clock import Clock
 from klamm.broker.log.manager import LogManager
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.slices import collect_frozen
 from klamm.config.broker import BrokerConfig
 from klamm.metrics.meters import Timer
+from klamm.slices import collect_frozen
 
 log = logging.getLogger("klamm.broker.scheduler")
 

@@ -78,11 +78,16 @@ class RequestBatchSender:
         self._heard = 0
         self._own_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
+    @property
+    def own_broker_is_updated(self) -> bool:
+        """Whether this node's own broker has responded to all UpdateMetadata so far."""
+        return self._heard >= self._told
+
     async def wait_own_broker_updated(self) -> None:
         """Wait until this node's own broker has responded to all UpdateMetadata queued until
         now.
         """
-        if self._heard < self._told:
+        if not self.own_broker_is_updated:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._own_waiters.append((self._told, waiter))
             await waiter

@@ -147,6 +147,10 @@ class Controller:
         #: Held while one session is replaced by the next.
         self._session_change = asyncio.Lock()
         self._expiry_begun = asyncio.Event()
+        #: Cleared while a failover is under way.
+        self._failover_ended = asyncio.Event()
+        self._failover_ended.set()
+        self._has_taken_over = False
         self._timers: set[asyncio.TimerHandle] = set()
         self._after_event: list[Callable[[], None]] = []
         self._session_observers: list[Callable[[StoreEvent], None]] = []
@@ -177,6 +181,22 @@ class Controller:
         requester = REQUESTER.get()
         told = f"{cause}{ASKED_BY}{requester}" if requester else cause
         self.queue.put(event, cause=told, respond=respond)
+
+    async def wait_taken_over(self, deadline: float) -> None:
+        """While a failover is under way, wait for its end, at most until the deadline.
+
+        Until then the context has only some of the brokers and topics.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._failover_ended.wait()
+
+    @property
+    def known_cluster(self) -> ClusterState | None:
+        """The cluster, if this node is controller and has read all of it."""
+        if self.context is None or not self.is_active or not self._has_taken_over:
+            return None
+        return self.context.cluster
 
     async def enter_election(self) -> None:
         """Take part in the election, after the broker has registered."""
@@ -346,19 +366,13 @@ class Controller:
                     self.queue.put(Reelect(), cause="no controller after a lost election")
                 return
             self.active_id = self.broker_id
-            await election.watch_controller(self._store)
-            cluster = ClusterState()
-            cluster.controller_id = self.broker_id
-            cluster.controller_epoch = result.epoch
-            self.context = Context(cluster, self.settings)
-            self._interpreter.fence = result.fence
-            log.info(
-                "[Controller id=%s] elected, epoch %s, epoch zkVersion %s",
-                self.broker_id,
-                result.epoch,
-                result.fence.version,
-            )
-            await self._carry_out(on_controller_failover(self.context), None)
+            self._has_taken_over = False
+            self._failover_ended.clear()
+            try:
+                await self._take_over(result)
+                self._has_taken_over = True
+            finally:
+                self._failover_ended.set()
         except (FencedError, SessionLostError):
             raise
         except Exception as error:
@@ -369,6 +383,22 @@ class Controller:
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
             if not had_role:
                 self.queue.put(Reelect(), cause="the election failed")
+
+    async def _take_over(self, won: election.Won) -> None:
+        """Read the cluster and act on it, as the controller that was just elected (ELEC-9)."""
+        await election.watch_controller(self._store)
+        cluster = ClusterState()
+        cluster.controller_id = self.broker_id
+        cluster.controller_epoch = won.epoch
+        self.context = Context(cluster, self.settings)
+        self._interpreter.fence = won.fence
+        log.info(
+            "[Controller id=%s] elected, epoch %s, epoch zkVersion %s",
+            self.broker_id,
+            won.epoch,
+            won.fence.version,
+        )
+        await self._carry_out(on_controller_failover(self.context), None)
 
     async def _give_up(self) -> bool:
         """Resign, and delete `/controller` if this session owns it; returns whether it did.
@@ -399,4 +429,5 @@ class Controller:
         self._timers.clear()
         self._channels.close_all()
         self._interpreter.fence = None
+        self._has_taken_over = False
         self.context = None

@@ -37,11 +37,13 @@ from klamm.net.secure import SecureClient
 from klamm.node.controller_link import REQUESTER_SIZE, MessageKind, ProcessLink
 from klamm.node.registration import zookeeper_access
 from klamm.processes import die_with_parent, follow_parent
+from klamm.slices import collect_frozen
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Store
 
 log = logging.getLogger("klamm.controller")
 _EPOCH: Final = struct.Struct(">q")
+_COLLECTION_S: Final = 600.0
 
 
 class ControllerProcess:
@@ -117,6 +119,7 @@ class ControllerProcess:
         session = asyncio.create_task(self.controller.follow_session())
         loop = asyncio.create_task(self.controller.run())
         link = asyncio.create_task(self._link.serve(self._on_message))
+        self._start(self._collect_frozen())
         try:
             await asyncio.wait([loop, link, session], return_when=asyncio.FIRST_COMPLETED)
             for task in (loop, link, session):
@@ -128,6 +131,11 @@ class ControllerProcess:
                 await self._store.close()
             for task in (session, loop, link, *self._tasks):
                 task.cancel()
+
+    async def _collect_frozen(self) -> None:
+        while True:
+            await asyncio.sleep(_COLLECTION_S)
+            collect_frozen()
 
     def _on_session_lost(self) -> None:
         """Have the broker give up its session too, unless that is where the loss began."""

@@ -36,7 +36,7 @@ def cluster() -> ClusterState:
 )
 def test_partitions_that_cannot_be_added_are_named(cluster, added, more, message):
     with pytest.raises(TopicRefusedError) as refused:
-        check_expansion(cluster, added, more, factor=2)
+        check_expansion(cluster.brokers, added, more, factor=2)
     assert (refused.value.code, str(refused.value)) == (
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         message,
@@ -44,7 +44,7 @@ def test_partitions_that_cannot_be_added_are_named(cluster, added, more, message
 
 
 def test_partitions_like_the_first_can_be_added(cluster):
-    check_expansion(cluster, {2: [1, 3], 3: [2, 1]}, 2, factor=2)
+    check_expansion(cluster.brokers, {2: [1, 3], 3: [2, 1]}, 2, factor=2)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])

@@ -15,7 +15,6 @@ from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import Reader, ReadView
-from klamm.broker.slices import Steps
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import (
@@ -24,6 +23,7 @@ from klamm.protocol.fast.fetch import (
     FetchPartitionResponse,
     LeaderHint,
 )
+from klamm.slices import Steps
 
 log = logging.getLogger("klamm.broker.fetch.reader")
 

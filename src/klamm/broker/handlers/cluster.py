@@ -31,13 +31,13 @@ from klamm.broker.metadata.cache import (
 )
 from klamm.broker.metadata.response import Operations, encode_all_topics
 from klamm.broker.security.access import Access
-from klamm.broker.slices import LargeBody, Steps, aside, each
 from klamm.errors import SessionLostError
 from klamm.names import is_internal, is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.metadata_records import PartitionMetadata
+from klamm.slices import LargeBody, Steps, aside, each
 
 log = logging.getLogger("klamm.broker.metadata")
 

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from klamm.broker.handlers.dispatch import Body, Call, Handler, in_slices
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.security.password_encoder import decode_settings, encode_settings
-from klamm.broker.slices import Steps, aside, counted, finish, paced
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
 from klamm.config.definitions import InvalidValueError, ValueType
@@ -27,6 +26,7 @@ from klamm.errors import ConfigError
 from klamm.names import complaint_about
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps, aside, counted, finish, paced
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config, write_config
 from klamm.zookeeper.store import Store

@@ -17,11 +17,11 @@ from klamm.broker.metadata.cache import (
     SnapshotChange,
 )
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState
-from klamm.broker.slices import aside, paced
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
+from klamm.slices import aside, paced
 
 log = logging.getLogger("klamm.broker.control")
 

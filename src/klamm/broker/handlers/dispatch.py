@@ -13,7 +13,6 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from klamm.broker.security.access import Access
-from klamm.broker.slices import LargeBody, Steps, aside, discard, run
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
 from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
@@ -29,6 +28,7 @@ from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.produce import ManyEntriesError
+from klamm.slices import LargeBody, Steps, aside, discard, run
 
 log = logging.getLogger("klamm.broker.requests")
 

@@ -31,7 +31,6 @@ from klamm.broker.log.results import Slice
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.access import Access
-from klamm.broker.slices import Steps, aside, finish
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.net.server import Part
@@ -46,6 +45,7 @@ from klamm.protocol.fast.fetch import (
     NodeEndpoint,
     encode_fetch_response,
 )
+from klamm.slices import Steps, aside, finish
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13

@@ -25,11 +25,11 @@ from klamm.broker.groups.service import GroupService
 from klamm.broker.handlers.dispatch import Body, Call, Handler, in_slices, translated
 from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
-from klamm.broker.slices import Steps, counted, each, pieces
 from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
 from klamm.protocol.acls import ResourceType
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps, counted, each, pieces
 
 T = TypeVar("T")
 _GROUP_KEY: Final = 0

@@ -6,9 +6,9 @@ from typing import Any
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.log.manager import DirectoryDescription, LogDescription, LogManager
-from klamm.broker.slices import LargeBody, aside
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import LargeBody, aside
 
 
 class LogDirHandlers:

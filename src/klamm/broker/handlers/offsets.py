@@ -13,10 +13,10 @@ from klamm.broker.log.results import TimestampedOffset
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.replication.replica_log import CONSUMER, Reader
-from klamm.broker.slices import Steps, counted, each
 from klamm.names import EARLIEST, LATEST, TopicPartition, is_internal
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps, counted, each
 
 #: Timestamps that stand for a place in the log beside LATEST and EARLIEST, and the first version
 #: of ListOffsets that may carry each.

@@ -31,7 +31,6 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
-from klamm.broker.slices import Steps, aside, each
 from klamm.broker.transactions.verifier import Errors, TransactionVerifier
 from klamm.names import ACKS_ALL, TopicPartition, is_internal
 from klamm.net.server import CloseConnection
@@ -47,6 +46,7 @@ from klamm.protocol.fast.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import HEADER_SIZE, Batch, decode_batch_header
+from klamm.slices import Steps, aside, each
 
 #: The response about more partitions than this is encoded beside the event loop.
 _MANY: Final = 1000

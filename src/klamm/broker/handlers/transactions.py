@@ -15,7 +15,6 @@ from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slice
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.slices import Steps, each
 from klamm.broker.transactions import codec
 from klamm.broker.transactions.codec import Addition
 from klamm.broker.transactions.effects import Effect
@@ -32,6 +31,7 @@ from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps, each
 
 #: The number of descriptions that one request keeps, for entries that are repeated.
 _REMEMBERED: Final = 1000

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, refused
 from klamm.broker.security.acl_store import AclStore, Entries
 from klamm.broker.security.principals import Principal
-from klamm.broker.slices import paced
 from klamm.errors import ConfigError, KlammError
 from klamm.protocol.acls import (
     CLUSTER_NAME,
@@ -24,6 +23,7 @@ from klamm.protocol.acls import (
 )
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import paced
 
 _E = TypeVar("_E", ResourceType, PatternType, AclOperation, AclPermission)
 

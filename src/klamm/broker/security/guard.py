@@ -27,7 +27,6 @@ from klamm.broker.handlers.dispatch import refused as refuse_all
 from klamm.broker.security.access import Access
 from klamm.broker.security.authorizer import AclAuthorizer
 from klamm.broker.security.requirements import REQUIREMENTS, Need, Scope
-from klamm.broker.slices import LargeBody, Steps, aside, each
 from klamm.errors import LocalProtocolError
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
@@ -35,6 +34,7 @@ from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import failure
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import LargeBody, Steps, aside, each
 
 _O = AclOperation
 _T = ResourceType

@@ -11,7 +11,6 @@ from typing import Any, Final
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices
 from klamm.broker.security.entities import CLIENT, IP, QUOTA_KEYS, USER, Entities, EntityName
 from klamm.broker.security.scram_credentials import ScramCredentials
-from klamm.broker.slices import Steps, counted, paced
 from klamm.errors import KlammError
 from klamm.net.scram import (
     ITERATIONS_MAX,
@@ -24,6 +23,7 @@ from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps, counted, paced
 from klamm.zookeeper.znodes import DEFAULT_ENTITY
 
 _MATCH_EXACT: Final = 0

@@ -8,10 +8,10 @@ from klamm.broker.clock import Clock
 from klamm.broker.log.errors import AppendError
 from klamm.broker.log.validation import AppendOrigin
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.slices import Steps
 from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
+from klamm.slices import Steps
 
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")

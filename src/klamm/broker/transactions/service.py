@@ -17,7 +17,6 @@ from klamm.broker.coordinator_service import CoordinatorService, read_portions
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.slices import finish
 from klamm.broker.transactions.config import TransactionConfig
 from klamm.broker.transactions.coordinator import TransactionCoordinator
 from klamm.broker.transactions.effects import (
@@ -45,6 +44,7 @@ from klamm.names import TRANSACTION_STATE, TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch, iterate_records
+from klamm.slices import finish
 
 log = logging.getLogger("klamm.broker.transactions")
 

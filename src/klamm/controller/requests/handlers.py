@@ -6,12 +6,13 @@ that is not controller each gets its own form of NOT_CONTROLLER.
 """
 
 import asyncio
-import itertools
 import logging
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 from klamm.controller.loop import Controller
 from klamm.controller.requests.topics import TopicAdmin
@@ -30,19 +31,35 @@ from klamm.core.events import (
     UpdateFeatures,
     UpgradeType,
 )
+from klamm.core.reassignment import Assignment
 from klamm.errors import KlammError, SessionLostError
 from klamm.names import TopicPartition
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
-from klamm.protocol.codec.frames import Request, decode_request, encode_response
+from klamm.protocol.codec.frames import (
+    Request,
+    decode_large_request,
+    decode_request,
+    encode_response,
+)
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import aside, discard, paced
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import BadVersionError, Store
 
 log = logging.getLogger("klamm.controller.requests.handlers")
 
 Body = dict[str, Any]
+T = TypeVar("T")
 _INT64_MAX: Final = (1 << 63) - 1
+#: The size from which on requests are decoded, and their responses encoded, in another thread.
+_LARGE_BYTES: Final = 64 * 1024
+#: How many partitions of a request are handled as one event.
+_TOGETHER: Final = 2000
+#: How long a request without a timeout of its own waits for a failover.
+_PATIENCE_S: Final = 30.0
 
 
 class ControllerRequests:
@@ -69,14 +86,27 @@ class ControllerRequests:
 
     async def handle(self, frame: bytes) -> bytes:
         """Handle a request frame; returns the response frame."""
-        request = decode_request(frame)
-        try:
-            body: Mapping[str, Any] = await self._handlers[request.header.api_key](request)
-        except Exception as error:
-            body = self._failed(request, error)
+        if len(frame) <= _LARGE_BYTES:
+            request = decode_request(frame)
+            response, errors = _encode(request.header, await self._body(request))
+        else:
+            request = await aside(decode_large_request, frame)
+            try:
+                body = await self._body(request)
+                response, errors = await aside(_encode, request.header, body)
+                discard(dismantle, body)
+            finally:
+                discard(dismantle, request.body)
         name = APIS[request.header.api_key].name
-        self.errors.update((name, int(code)) for code in error_codes(body))
-        return encode_response(request.header, body)
+        for code, count in errors.items():
+            self.errors[name, code] += count
+        return response
+
+    async def _body(self, request: Request) -> Body:
+        try:
+            return await self._handlers[request.header.api_key](request)
+        except Exception as error:
+            return dict(self._failed(request, error))
 
     def _failed(self, request: Request, error: Exception) -> Mapping[str, Any]:
         """The response to a request that failed. Part of it may have taken effect, so the error is
@@ -101,6 +131,22 @@ class ControllerRequests:
         name = APIS[request.header.api_key].name
         self._controller.submit(event, f"{name} request of {request.header.client_id!r}", respond)
         return await answered
+
+    async def _ask_each(
+        self, events: Iterable[Event], request: Request
+    ) -> tuple[int, dict[TopicPartition, Any]]:
+        """Queue events one after the other; their results as one, or the first error.
+
+        A request about very many partitions is cut into several events, so that the events of
+        others are handled in between.
+        """
+        results: dict[TopicPartition, Any] = {}
+        for event in events:
+            error, found = await self._ask(event, request)
+            if error != ErrorCode.NONE:
+                return error, {}
+            results |= found
+        return ErrorCode.NONE, results
 
     async def _controlled_shutdown(self, request: Request) -> Body:
         body = request.body
@@ -127,8 +173,9 @@ class ControllerRequests:
                 recovery=int(getattr(partition, "leader_recovery_state", 0)),
                 partition_epoch=int(partition.partition_epoch),
             )
-            for topic in body.topics
-            for partition in topic.partitions
+            async for topic, partition in paced(
+                (topic, partition) for topic in body.topics for partition in topic.partitions
+            )
         ]
         if any(each.recovery not in (RECOVERED, RECOVERING) for each in proposals):
             return {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "topics": []}
@@ -148,10 +195,11 @@ class ControllerRequests:
 
     async def _allocate_producer_ids(self, request: Request) -> Body:
         broker = int(request.body.broker_id)
-        context = self._controller.context
-        if context is None or not self._controller.is_active:
+        await self._controller.wait_taken_over(asyncio.get_running_loop().time() + _PATIENCE_S)
+        cluster = self._controller.known_cluster
+        if cluster is None:
             return {"error_code": ErrorCode.NOT_CONTROLLER, **_NO_BLOCK}
-        known = context.cluster.brokers.get(broker)
+        known = cluster.brokers.get(broker)
         if known is None:
             return {"error_code": ErrorCode.BROKER_ID_NOT_REGISTERED, **_NO_BLOCK}
         if known.epoch != int(request.body.broker_epoch):
@@ -198,7 +246,7 @@ class ControllerRequests:
                 int(each.max_version_level),
                 _upgrade_type(each, request.header.api_version),
             )
-            for each in request.body.feature_updates
+            async for each in paced(request.body.feature_updates)
         ]
         event = UpdateFeatures(updates, bool(getattr(request.body, "validate_only", False)))
         error, verdicts = await self._ask(event, request)
@@ -207,30 +255,34 @@ class ControllerRequests:
             "error_message": _message(error),
             "results": [
                 {"feature": name, "error_code": e, "error_message": message or _message(e)}
-                for name, (e, message) in verdicts.items()
+                async for name, (e, message) in paced(verdicts.items())
             ],
         }
 
     async def _elect_leaders(self, request: Request) -> Body:
         body = request.body
-        wanted = None
-        if body.topic_partitions is not None:
-            wanted = [
-                TopicPartition(topic.topic, partition)
-                for topic in body.topic_partitions
-                for partition in topic.partitions
-            ]
         kind = int(getattr(body, "election_type", RequestedElection.PREFERRED))
         if kind not in (RequestedElection.PREFERRED, RequestedElection.UNCLEAN):
             refused = failure(request.header, body, ErrorCode.UNKNOWN_SERVER_ERROR)  # as Kafka does
             return dict(refused or {})
         deadline = _deadline(body)
-        results = await self._ask(ElectLeaders(RequestedElection(kind), wanted), request)
+        election = RequestedElection(kind)
+        results: dict[TopicPartition, Any] = {}
+        if body.topic_partitions is None:
+            results = await self._ask(ElectLeaders(election, None), request)
+        else:
+            wanted = await _each_once(
+                (topic.topic, partition)
+                for topic in body.topic_partitions
+                for partition in topic.partitions
+            )
+            for piece in _pieces(wanted):
+                results |= await self._ask(ElectLeaders(election, piece), request)
         elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
         if elected and not await self._topics.wait_announced(deadline):
             late = (ErrorCode.REQUEST_TIMED_OUT, "The request timed out.", -1)
             results = {**results, **dict.fromkeys(elected, late)}
-        if wanted is None:
+        if body.topic_partitions is None:
             results = {
                 tp: result
                 for tp, result in results.items()
@@ -239,80 +291,59 @@ class ControllerRequests:
         return {
             "error_code": ErrorCode.NONE,
             "replica_election_results": [
-                {
-                    "topic": topic,
-                    "partition_result": [
-                        {
-                            "partition_id": p,
-                            "error_code": e,
-                            "error_message": message or _message(e),
-                        }
-                        for p, (e, message, _) in of_topic
-                    ],
-                }
-                for topic, of_topic in _by_name(results)
+                {"topic": topic, "partition_result": of_topic}
+                for topic, of_topic in await _by_name(results, _election_result)
             ],
         }
 
     async def _reassign(self, request: Request) -> Body:
-        targets = {
-            TopicPartition(topic.name, partition.partition_index): (
-                None if partition.replicas is None else [int(b) for b in partition.replicas]
-            )
+        targets: dict[TopicPartition, list[int] | None] = {}
+        async for name, partition in paced(
+            (topic.name, partition)
             for topic in request.body.topics
             for partition in topic.partitions
-        }
-        error, errors = await self._ask(ApiReassignment(targets), request)
+        ):
+            replicas = partition.replicas
+            targets[TopicPartition(name, partition.partition_index)] = (
+                None if replicas is None else [int(broker) for broker in replicas]
+            )
+        events = (ApiReassignment({tp: targets[tp] for tp in piece}) for piece in _pieces(targets))
+        error, errors = await self._ask_each(events, request)
         return {
             "error_code": error,
             "error_message": _message(error) or "",
             "responses": [
-                {
-                    "name": topic,
-                    "partitions": [
-                        {
-                            "partition_index": p,
-                            "error_code": e,
-                            "error_message": message or _message(e),
-                        }
-                        for p, (e, message) in of_topic
-                    ],
-                }
-                for topic, of_topic in _by_name(errors)
+                {"name": topic, "partitions": of_topic}
+                for topic, of_topic in await _by_name(errors, _reassignment_result)
             ],
         }
 
     async def _list_reassignments(self, request: Request) -> Body:
-        wanted = None
+        events: Iterable[Event] = [ListReassignments(None)]
         if request.body.topics is not None:
-            wanted = [
-                TopicPartition(topic.name, partition)
+            wanted = await _each_once(
+                (topic.name, partition)
                 for topic in request.body.topics
                 for partition in topic.partition_indexes
-            ]
-        error, found = await self._ask(ListReassignments(wanted), request)
+            )
+            events = map(ListReassignments, _pieces(wanted))
+        error, found = await self._ask_each(events, request)
         return {
             "error_code": error,
             "error_message": _message(error) or "",
             "topics": [
-                {
-                    "name": topic,
-                    "partitions": [
-                        {
-                            "partition_index": p,
-                            "replicas": assignment.replicas,
-                            "adding_replicas": assignment.adding,
-                            "removing_replicas": assignment.removing,
-                        }
-                        for p, assignment in of_topic
-                    ],
-                }
-                for topic, of_topic in _by_name(found)
+                {"name": topic, "partitions": of_topic}
+                for topic, of_topic in await _by_name(found, _running_reassignment)
             ],
         }
 
 
 _NO_BLOCK: Final = {"producer_id_start": 0, "producer_id_len": 0}
+
+
+def _encode(header: RequestHeader, body: Body) -> tuple[bytes, Counter[int]]:
+    """The response, and how often it has each error code."""
+    return encode_response(header, body), Counter(map(int, error_codes(body)))
 
 
 def _message(error: int) -> str | None:
@@ -367,9 +398,54 @@ def _by_topic(
     return groups.items()
 
 
-def _by_name(
-    results: Mapping[TopicPartition, Any],
-) -> Iterable[tuple[str, list[tuple[int, Any]]]]:
-    """Results by partition, grouped by topic and in order."""
-    for topic, group in itertools.groupby(sorted(results), key=lambda tp: tp[0]):
-        yield topic, [(tp.partition, results[tp]) for tp in group]
+async def _each_once(partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, None]:
+    return {TopicPartition(*each): None async for each in paced(partitions)}
+
+
+def _pieces(partitions: Iterable[TopicPartition]) -> Iterable[list[TopicPartition]]:
+    """The partitions of each event; one event without any if there are none."""
+    left = iter(partitions)
+    piece = list(islice(left, _TOGETHER))
+    yield piece
+    while piece := list(islice(left, _TOGETHER)):
+        yield piece
+
+
+async def _by_name(
+    results: Mapping[TopicPartition, T], body_of: Callable[[int, T], Body]
+) -> Iterable[tuple[str, list[Body]]]:
+    """The body of each partition's result, grouped by topic and in order."""
+    groups: dict[str, list[tuple[int, Body]]] = {}
+    async for tp, result in paced(results.items()):
+        body = body_of(tp.partition, result)
+        groups.setdefault(tp.topic, []).append((tp.partition, body))
+    for group in groups.values():
+        group.sort(key=itemgetter(0))
+    return [(topic, [body for _, body in groups[topic]]) for topic in sorted(groups)]
+
+
+def _election_result(partition: int, result: tuple[int, str | None, int]) -> Body:
+    error, message, _ = result
+    return {
+        "partition_id": partition,
+        "error_code": error,
+        "error_message": message or _message(error),
+    }
+
+
+def _reassignment_result(partition: int, result: tuple[int, str | None]) -> Body:
+    error, message = result
+    return {
+        "partition_index": partition,
+        "error_code": error,
+        "error_message": message or _message(error),
+    }
+
+
+def _running_reassignment(partition: int, assignment: Assignment) -> Body:
+    return {
+        "partition_index": partition,
+        "replicas": assignment.replicas,
+        "adding_replicas": assignment.adding,
+        "removing_replicas": assignment.removing,
+    }

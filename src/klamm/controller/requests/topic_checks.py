@@ -1,7 +1,7 @@
 """Checks of requests about topics; each one fails with Kafka's error code and message."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from klamm.core.cluster import ClusterState
@@ -27,19 +27,44 @@ def check_name(name: str) -> None:
         raise TopicRefusedError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
 
 
-def check_collision(name: str, existing: Sequence[str]) -> None:
-    """Refuse a name that has the same metric name as an existing topic (ADM-9)."""
-    if "." not in name and "_" not in name:
-        return
-    flat = name.replace(".", "_")
-    colliding = sorted(
-        other for other in existing if other != name and other.replace(".", "_") == flat
-    )
-    if colliding:
-        raise TopicRefusedError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"Topic '{name}' collides with existing topics: {', '.join(colliding)}",
-        )
+class TakenNames:
+    """The names of all topics, in which a new topic must not be found (ADM-8, ADM-9)."""
+
+    def __init__(self, existing: Iterable[str], marked_for_deletion: Iterable[str]) -> None:
+        self._existing = set(existing)
+        self._marked_for_deletion = set(marked_for_deletion)
+        #: Names by their metric name, once that is asked for.
+        self._by_metric_name: dict[str, list[str]] | None = None
+
+    def check(self, name: str) -> None:
+        """Refuse a topic that exists or is being deleted, or has the metric name of another."""
+        code = ErrorCode.TOPIC_ALREADY_EXISTS
+        if name in self._marked_for_deletion:
+            raise TopicRefusedError(code, f"Topic '{name}' is marked for deletion.")
+        if name in self._existing:
+            raise TopicRefusedError(code, f"Topic '{name}' already exists.")
+        if "." not in name and "_" not in name:
+            return
+        if self._by_metric_name is None:
+            self._by_metric_name = {}
+            for each in self._existing:
+                self._by_metric_name.setdefault(_metric_name(each), []).append(each)
+        colliding = self._by_metric_name.get(_metric_name(name))
+        if colliding:
+            raise TopicRefusedError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"Topic '{name}' collides with existing topics: {', '.join(sorted(colliding))}",
+            )
+
+    def add(self, name: str) -> None:
+        """A topic that passed the check is going to exist."""
+        self._existing.add(name)
+        if self._by_metric_name is not None:
+            self._by_metric_name.setdefault(_metric_name(name), []).append(name)
+
+
+def _metric_name(topic: str) -> str:
+    return topic.replace(".", "_")
 
 
 def check_count(partitions: int) -> None:
@@ -64,11 +89,11 @@ def check_consistent(partitions: Mapping[int, Sequence[int]]) -> None:
 
 
 def check_expansion(
-    cluster: ClusterState, added: Mapping[int, Sequence[int]], more: int, factor: int
+    brokers: Collection[int], added: Mapping[int, Sequence[int]], more: int, factor: int
 ) -> None:
     """The form of an explicit assignment of added partitions (ADM-21)."""
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    unknown = sorted(set(itertools.chain.from_iterable(added.values())) - cluster.brokers.keys())
+    unknown = sorted(set(itertools.chain.from_iterable(added.values())) - set(brokers))
     if unknown:
         raise TopicRefusedError(
             code, f"Unknown broker(s) in replica assignment: {', '.join(map(str, unknown))}."

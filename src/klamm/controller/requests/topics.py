@@ -7,8 +7,9 @@ effect.
 
 import asyncio
 import contextlib
+import functools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -20,8 +21,8 @@ from klamm.controller.announcements import RequestBatchSender
 from klamm.controller.interpreter import Interpreter
 from klamm.controller.loop import Controller
 from klamm.controller.requests.topic_checks import (
+    TakenNames,
     TopicRefusedError,
-    check_collision,
     check_consistent,
     check_count,
     check_expansion,
@@ -34,12 +35,23 @@ from klamm.core.cluster import ClusterState
 from klamm.errors import ConfigError, FencedError, MalformedZnodeError
 from klamm.protocol.codec.frames import Request
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import aside, counted, finish, paced
 from klamm.zookeeper import znodes
-from klamm.zookeeper.store import Create, Fence, NoNodeError, Row, SetData, Store, ZooKeeperCode
+from klamm.zookeeper.store import (
+    NO_VERSION,
+    Create,
+    Fence,
+    Row,
+    SetData,
+    Store,
+    ZooKeeperCode,
+)
 
 Body = dict[str, Any]
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _DEFAULT: Final = -1
+#: A topic with more partitions or settings than this is checked and encoded in another thread.
+_MANY: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,27 @@ class TopicToCreate:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits until each of its topics has been ready once."""
+
+    names: list[str]
+    is_ready: Callable[[ClusterState, str], bool]
+    done: asyncio.Future[None]
+
+    def look(self, cluster: ClusterState) -> bool:
+        """Drop topics that are ready, up to the first that is not; whether more may be ready."""
+        for _ in range(_MANY):
+            if not self.names:
+                break
+            if not self.is_ready(cluster, self.names[-1]):
+                return False
+            self.names.pop()
+        if not self.names and not self.done.done():
+            self.done.set_result(None)
+        return bool(self.names)
+
+
 class TopicAdmin:
     """Handles CreateTopics, DeleteTopics and CreatePartitions on the controller's node."""
 
@@ -81,7 +114,7 @@ class TopicAdmin:
         self._interpreter = interpreter
         self._request_sender = request_sender
         self._random = random
-        self._waiting: list[tuple[Callable[[ClusterState], bool], asyncio.Future[None]]] = []
+        self._waiting: list[_Waiting] = []
         controller.after_each_event(self._look_at_waiting)
 
     # CreateTopics
@@ -91,12 +124,12 @@ class TopicAdmin:
         body = request.body
         deadline = self._deadline(body)
         validate_only = bool(getattr(body, "validate_only", False))
+        await self._controller.wait_taken_over(deadline)
         results: dict[str, Body] = {}
         accepted: list[TopicToCreate] = []
-        counts: dict[str, int] = {}
-        for topic in body.topics:
-            counts[str(topic.name)] = counts.get(str(topic.name), 0) + 1
-        for topic in body.topics:
+        counts = await finish(counted(str(topic.name) for topic in body.topics))
+        taken: TakenNames | None = None
+        async for topic in paced(body.topics):
             name = str(topic.name)
             if name in results:
                 continue
@@ -111,12 +144,22 @@ class TopicAdmin:
                     raise TopicRefusedError(
                         ErrorCode.INVALID_REQUEST, "Found multiple entries for this topic."
                     )
-                new = await self._check_new_topic(cluster, topic)
+                # A topic whose deletion has begun is in no broker's cache; only ZooKeeper has it.
+                if not _is_gone(cluster, name):
+                    raise TopicRefusedError(
+                        ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
+                    )
+                taken = taken or await self._taken_names()
+                check = functools.partial(self._check_new_topic, racks_of(cluster), topic, taken)
+                sizes = (topic.num_partitions, len(topic.assignments), len(topic.configs))
+                new = await aside(check) if max(sizes) > _MANY else check()
             except TopicRefusedError as refused:
                 results[name] = _failed_topic(name, refused)
             else:
                 accepted.append(new)
                 results[name] = self._created_topic(new)
+                if not validate_only:
+                    taken.add(name)
         if not validate_only:
             for new, reason in await self._write(accepted):
                 results[new.name] = _failed_topic(new.name, reason)
@@ -125,13 +168,10 @@ class TopicAdmin:
                 results[name] = _failed_topic(name, TopicRefusedError(ErrorCode.REQUEST_TIMED_OUT))
         return {"topics": [results[str(topic.name)] for topic in body.topics]}
 
-    async def _check_new_topic(self, cluster: ClusterState, topic: Any) -> TopicToCreate:
+    def _check_new_topic(
+        self, racks: Mapping[int, str | None], topic: Any, taken: TakenNames
+    ) -> TopicToCreate:
         name = str(topic.name)
-        # A topic whose deletion has begun is in no broker's cache; only ZooKeeper still has it.
-        if not _is_gone(cluster, name):
-            raise TopicRefusedError(
-                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
-            )
         nulls = [str(entry.name) for entry in topic.configs if entry.value is None]
         if nulls:
             raise TopicRefusedError(
@@ -139,9 +179,9 @@ class TopicAdmin:
                 f"Null value not supported for topic configs: {','.join(nulls)}",
             )
         overrides = {str(entry.name): str(entry.value) for entry in topic.configs}
-        partitions = self._requested_assignment(cluster, topic)
+        partitions = self._requested_assignment(racks, topic)
         check_name(name)
-        await self._check_absent(name)
+        taken.check(name)
         if topic.assignments:
             check_consistent(partitions)
         try:
@@ -151,7 +191,9 @@ class TopicAdmin:
         topic_id = znodes.new_topic_id(self._random.randbytes)
         return TopicToCreate(name, topic_id, partitions, overrides)
 
-    def _requested_assignment(self, cluster: ClusterState, topic: Any) -> dict[int, list[int]]:
+    def _requested_assignment(
+        self, racks: Mapping[int, str | None], topic: Any
+    ) -> dict[int, list[int]]:
         count, factor = int(topic.num_partitions), int(topic.replication_factor)
         if topic.assignments:
             if count != _DEFAULT or factor != _DEFAULT:
@@ -165,7 +207,7 @@ class TopicAdmin:
             }
         count = self.config.num_partitions if count == _DEFAULT else count
         factor = self.config.default_replication_factor if factor == _DEFAULT else factor
-        return self.place(racks_of(cluster), count, factor)
+        return self.place(racks, count, factor)
 
     def place(
         self, racks: Mapping[int, str | None], count: int, factor: int
@@ -185,18 +227,9 @@ class TopicAdmin:
             raise TopicRefusedError(ErrorCode[error.kind.value], str(error)) from error
         return dict(enumerate(rows.tolist()))
 
-    async def _check_absent(self, name: str) -> None:
-        """The topic is neither there nor on its way out, and its name is its own (ADM-8, ADM-9)."""
-        if await self._store.exists(znodes.delete_topic_path(name)) is not None:
-            raise TopicRefusedError(
-                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' is marked for deletion."
-            )
-        existing = await self._store.children(znodes.TOPICS)
-        if name in existing:
-            raise TopicRefusedError(
-                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."
-            )
-        check_collision(name, existing)
+    async def _taken_names(self) -> TakenNames:
+        marked = await self._store.children(znodes.DELETE_TOPICS)
+        return TakenNames(await self._store.children(znodes.TOPICS), marked)
 
     async def _write(
         self, topics: Sequence[TopicToCreate]
@@ -204,7 +237,11 @@ class TopicAdmin:
         """Write topics, fenced; those that lost are returned with the reason."""
         lost = []
         try:
-            outcomes = await self._store.write_many((t.row() for t in topics), self._fence())
+            rows = [
+                await aside(each.row) if len(each.partitions) > _MANY else each.row()
+                async for each in paced(topics)
+            ]
+            outcomes = await self._store.write_many(rows, self._fence())
         except FencedError:
             return [(topic, TopicRefusedError(ErrorCode.NOT_CONTROLLER)) for topic in topics]
         for topic, outcome in zip(topics, outcomes, strict=True):
@@ -241,7 +278,7 @@ class TopicAdmin:
         """Create a topic that a client's Metadata request named (META-6); any node may do this."""
         try:
             check_name(name)
-            await self._check_absent(name)
+            (await self._taken_names()).check(name)
             partitions = self.place(await self._registered_racks(), count, factor)
         except TopicRefusedError as refused:
             return refused.code
@@ -272,31 +309,42 @@ class TopicAdmin:
         """Handle a CreatePartitions request."""
         body = request.body
         deadline = self._deadline(body)
-        results: dict[str, Body] = {}
+        await self._controller.wait_taken_over(deadline)
         rows: dict[str, Row] = {}
-        counts: dict[str, int] = {}
-        for topic in body.topics:
-            counts[str(topic.name)] = counts.get(str(topic.name), 0) + 1
+        counts = await finish(counted(str(topic.name) for topic in body.topics))
         try:
             cluster = self._cluster()
             check_racks(cluster)
         except TopicRefusedError as refused:
             return {"results": [_failed(name, refused) for name in counts]}
-        for topic in body.topics:
+        results: dict[str, Body] = {}
+        possible = {}
+        async for topic in paced(body.topics):
             name = str(topic.name)
             results[name] = {"name": name, "error_code": ErrorCode.NONE, "error_message": None}
             try:
-                if counts[name] > 1:
-                    raise TopicRefusedError(
-                        ErrorCode.INVALID_REQUEST, "Duplicate topic in request."
-                    )
-                if name in cluster.queued_for_deletion:
-                    raise TopicRefusedError(
-                        ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is queued for deletion."
-                    )
-                rows[name] = await self._expansion(cluster, topic)
+                self._check_expandable(cluster, name, counts[name])
+                possible[znodes.topic_path(name)] = topic
             except TopicRefusedError as refused:
                 results[name] = _failed(name, refused)
+        async for chunk in self._store.read_many(list(possible)):
+            async for path, data, version in paced(
+                zip(chunk.path, chunk.data, chunk.version, strict=True)
+            ):
+                topic = possible[path]
+                name = str(topic.name)
+                try:
+                    if version == NO_VERSION:
+                        raise TopicRefusedError(
+                            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                            f"The topic '{name}' does not exist.",
+                        )
+                    brokers, racks = set(cluster.brokers), racks_of(cluster)
+                    expand = functools.partial(_expansion, brokers, racks, topic, data)
+                    sizes = (topic.count, len(topic.assignments or ()), len(data or b"") // 10)
+                    rows[name] = await aside(expand) if max(sizes) > _MANY else expand()
+                except TopicRefusedError as refused:
+                    results[name] = _failed(name, refused)
         if not body.validate_only and rows:
             try:
                 await self._store.write_many(rows.values(), self._fence())
@@ -318,61 +366,20 @@ class TopicAdmin:
                 results[name] = _failed(name, TopicRefusedError(ErrorCode.REQUEST_TIMED_OUT))
         return {"results": [results[name] for name in counts]}
 
-    async def _expansion(self, cluster: ClusterState, topic: Any) -> Row:
-        """The write that adds partitions to a topic, after all checks (ADM-18..22)."""
-        name, count = str(topic.name), int(topic.count)
+    def _check_expandable(self, cluster: ClusterState, name: str, count: int) -> None:
+        """The checks of a topic that need nothing of its znode (ADM-18, ADM-19)."""
+        if count > 1:
+            raise TopicRefusedError(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
+        if name in cluster.queued_for_deletion:
+            raise TopicRefusedError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is queued for deletion."
+            )
         known = cluster.topics.get(name)
-        if known is not None and any(
-            row in cluster.being_reassigned for row in known.rows.tolist()
-        ):
+        if known is not None and not cluster.being_reassigned.isdisjoint(known.rows.tolist()):
             raise TopicRefusedError(
                 ErrorCode.REASSIGNMENT_IN_PROGRESS,
                 f"A partition reassignment is in progress for the topic '{name}'.",
             )
-        try:
-            node = await self._store.get(znodes.topic_path(name))
-        except NoNodeError:
-            raise TopicRefusedError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
-            ) from None
-        try:
-            present = znodes.decode_topic(name, node.data)
-        except MalformedZnodeError as error:
-            raise TopicRefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
-        existing = {p: list(replicas) for p, replicas in present.partitions.items()}
-        more = count - len(existing)
-        if more < 0:
-            raise TopicRefusedError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"Topic currently has {len(existing)} partitions, "
-                f"which is higher than the requested {count}.",
-            )
-        if more == 0:
-            raise TopicRefusedError(
-                ErrorCode.INVALID_PARTITIONS, f"Topic already has {len(existing)} partitions."
-            )
-        check_count(count)
-        if 0 not in existing:
-            raise TopicRefusedError(
-                ErrorCode.UNKNOWN_SERVER_ERROR, f"Topic '{name}' does not have a partition 0."
-            )
-        if topic.assignments is None:
-            added = self._more_replicas(cluster, existing, more)
-        else:
-            lists = [[int(b) for b in a.broker_ids] for a in topic.assignments]
-            added = dict(enumerate(lists, start=len(existing)))
-            check_expansion(cluster, added, more, len(existing[0]))
-        data = znodes.encode_topic(present._replace(partitions={**existing, **added}))
-        return (SetData(znodes.topic_path(name), data),)
-
-    def _more_replicas(
-        self, cluster: ClusterState, existing: Mapping[int, Sequence[int]], more: int
-    ) -> dict[int, list[int]]:
-        try:
-            rows = assign_more_replicas(racks_of(cluster), existing[0], len(existing), more)
-        except AssignmentError as error:
-            raise TopicRefusedError(ErrorCode[error.kind.value], str(error)) from error
-        return dict(enumerate(rows.tolist(), start=len(existing)))
 
     # DeleteTopics
 
@@ -381,8 +388,6 @@ class TopicAdmin:
         body = request.body
         version = request.header.api_version
         deadline = self._deadline(body)
-        results: list[Body] = []
-        accepted: list[str] = []
         if version >= 6:
             wanted = [(t.name and str(t.name), t.topic_id) for t in body.topics]
         else:
@@ -392,19 +397,25 @@ class TopicAdmin:
                 ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be specified."
             )
             return {"responses": [_deleted(name, i, refused) for name, i in wanted]}
-        for name, topic_id in wanted:
+        await self._controller.wait_taken_over(deadline)
+        results: list[Body] = []
+        accepted: dict[str, list[Body]] = {}
+        async for name, topic_id in paced(wanted):
             refused_with = None
             try:
                 name, topic_id = self._check_deletable(name, topic_id, version)
-                await self._mark_for_deletion(name)
-                accepted.append(name)
             except TopicRefusedError as refused:
                 refused_with = refused
             results.append(_deleted(name, topic_id, refused_with))
-        late = await self._late(accepted, _is_gone, deadline)
-        for result in results:
-            if result["name"] in late and result["error_code"] == ErrorCode.NONE:
-                result.update(error_code=ErrorCode.REQUEST_TIMED_OUT)
+            if name is not None and refused_with is None:
+                accepted.setdefault(name, []).append(results[-1])
+        failed = await self._mark_for_deletion(list(accepted))
+        marked = [name for name in accepted if name not in failed]
+        late = await self._late(marked, _is_gone, deadline)
+        failed |= dict.fromkeys(late, ErrorCode.REQUEST_TIMED_OUT)
+        for name, code in failed.items():
+            for result in accepted[name]:
+                result["error_code"] = code
         return {"responses": results}
 
     def _check_deletable(
@@ -426,22 +437,30 @@ class TopicAdmin:
             return name, None
         return name, znodes.decode_topic_id(znodes.topic_path(name), topic.id)
 
-    async def _mark_for_deletion(self, name: str) -> None:
-        if await self._store.exists(znodes.topic_path(name)) is None:
-            raise TopicRefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        row: Row = (Create(znodes.delete_topic_path(name), exist_ok=True),)
+    async def _mark_for_deletion(self, names: Sequence[str]) -> dict[str, ErrorCode]:
+        """Ask for the deletion of topics; returns the errors of those that cannot be deleted."""
+        failed = {}
+        marks: list[Row] = []
+        async for chunk in self._store.read_many([znodes.topic_path(name) for name in names]):
+            for path, version in zip(chunk.path, chunk.version, strict=True):
+                name = path.rpartition("/")[2]
+                if version == NO_VERSION:
+                    failed[name] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    marks.append((Create(znodes.delete_topic_path(name), exist_ok=True),))
         try:
-            await self._store.write_many([row], self._fence())
+            await self._store.write_many(marks, self._fence())
         except FencedError:
-            raise TopicRefusedError(ErrorCode.NOT_CONTROLLER) from None
+            failed |= {name: ErrorCode.NOT_CONTROLLER for name in names if name not in failed}
+        return failed
 
     # Waiting
 
     def _cluster(self) -> ClusterState:
-        context = self._controller.context
-        if context is None or not self._controller.is_active:
+        cluster = self._controller.known_cluster
+        if cluster is None:
             raise TopicRefusedError(ErrorCode.NOT_CONTROLLER)
-        return context.cluster
+        return cluster
 
     def _fence(self) -> Fence:
         fence = self._interpreter.fence
@@ -454,37 +473,35 @@ class TopicAdmin:
         return float(now + body.timeout.total_seconds())
 
     async def _late(
-        self, names: Sequence[str], ready: Callable[[ClusterState, str], bool], deadline: float
-    ) -> set[str]:
-        """Wait until each topic is as it should be and the own broker knows; name those late."""
-
-        async def wait(name: str) -> bool:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((lambda cluster: ready(cluster, name), done))
-            self._look_at_waiting()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await done
-                    return await self.wait_announced(deadline)
-            except TimeoutError:
-                return False
-
-        if names and deadline <= asyncio.get_running_loop().time():
-            return set(names)
-        waited = await asyncio.gather(*map(wait, names))
-        return {name for name, in_time in zip(names, waited, strict=True) if not in_time}
+        self, names: Sequence[str], is_ready: Callable[[ClusterState, str], bool], deadline: float
+    ) -> list[str]:
+        """Wait until all topics are as they should be and the own broker knows; name those late."""
+        if not names or deadline <= asyncio.get_running_loop().time():
+            return list(names)
+        waiting = _Waiting(list(names), is_ready, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._look_at_waiting()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiting.done
+        except TimeoutError:
+            context = self._controller.context
+            late = [
+                name
+                async for name in paced(waiting.names)
+                if context is None or not is_ready(context.cluster, name)
+            ]
+            return late if self._request_sender.own_broker_is_updated else list(names)
+        return [] if await self.wait_announced(deadline) else list(names)
 
     def _look_at_waiting(self) -> None:
         context = self._controller.context
-        still = []
-        for is_ready, done in self._waiting:
-            if done.done():
-                continue
-            if context is not None and is_ready(context.cluster):
-                done.set_result(None)
-            else:
-                still.append((is_ready, done))
-        self._waiting = still
+        if context is None:
+            return
+        has_more = [each.look(context.cluster) for each in self._waiting]
+        self._waiting = [each for each in self._waiting if not each.done.done()]
+        if any(has_more):
+            asyncio.get_running_loop().call_soon(self._look_at_waiting)
 
     async def wait_announced(self, deadline: float) -> bool:
         """Whether the own broker has, by the deadline, all metadata that was sent until now."""
@@ -511,6 +528,52 @@ def _is_gone(cluster: ClusterState, name: str) -> bool:
         or name in cluster.deletion_started
         or name in cluster.hidden_from_brokers
     )
+
+
+def _expansion(
+    brokers: Collection[int], racks: Mapping[int, str | None], topic: Any, data: bytes | None
+) -> Row:
+    """The write that adds partitions to a topic, after all checks of its znode (ADM-18..22)."""
+    name, count = str(topic.name), int(topic.count)
+    try:
+        present = znodes.decode_topic(name, data)
+    except MalformedZnodeError as error:
+        raise TopicRefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)) from error
+    existing = {p: list(replicas) for p, replicas in present.partitions.items()}
+    more = count - len(existing)
+    if more < 0:
+        raise TopicRefusedError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic currently has {len(existing)} partitions, "
+            f"which is higher than the requested {count}.",
+        )
+    if more == 0:
+        raise TopicRefusedError(
+            ErrorCode.INVALID_PARTITIONS, f"Topic already has {len(existing)} partitions."
+        )
+    check_count(count)
+    if 0 not in existing:
+        raise TopicRefusedError(
+            ErrorCode.UNKNOWN_SERVER_ERROR, f"Topic '{name}' does not have a partition 0."
+        )
+    if topic.assignments is None:
+        added = _more_replicas(racks, existing, more)
+    else:
+        lists = [[int(b) for b in a.broker_ids] for a in topic.assignments]
+        added = dict(enumerate(lists, start=len(existing)))
+        check_expansion(brokers, added, more, len(existing[0]))
+    data = znodes.encode_topic(present._replace(partitions={**existing, **added}))
+    return (SetData(znodes.topic_path(name), data),)
+
+
+def _more_replicas(
+    racks: Mapping[int, str | None], existing: Mapping[int, Sequence[int]], more: int
+) -> dict[int, list[int]]:
+    try:
+        rows = assign_more_replicas(racks, existing[0], len(existing), more)
+    except AssignmentError as error:
+        raise TopicRefusedError(ErrorCode[error.kind.value], str(error)) from error
+    return dict(enumerate(rows.tolist(), start=len(existing)))
 
 
 def _failed(name: str, refused: TopicRefusedError) -> Body:
