@@ -18,6 +18,9 @@ SEEDS ?=
 BROWSER ?=
 SIM ?=
 
+# Brokers, tools and tests are many processes: they share compiled modules, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean chaos-copying
 
@@ -36,6 +39,7 @@ $(INSTALLED): requirements.lock pyproject.toml | machine
 		--requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 setup: machine $(INSTALLED) ## make the virtual environment in .venv, from requirements.lock
