@@ -1,4 +1,5 @@
 import struct
+from datetime import timedelta
 
 import pytest
 
@@ -117,6 +118,21 @@ def test_unknown_tagged_fields_are_skipped():
     _, plain = decode_request(request(ApiKey.METADATA, 12, b"\0" + b"\1\1\0\0"))
     _, tagged = decode_request(request(ApiKey.METADATA, 12, tags + body))
     assert plain == tagged
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_bytes_of_a_string_that_are_no_utf_8_are_replaced(version):
+    header = RequestHeader(ApiKey.INIT_PRODUCER_ID, version, 7, "raw")
+    values = {
+        "transactional_id": "aqqb",
+        "transaction_timeout": 1000,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    frame = encode_request(header, values).replace(b"aqqb", b"a\xff\xfeb")
+    _, body = decode_request(frame[4:])
+    assert body.transactional_id == "a\ufffd\ufffdb"
+    assert body.transaction_timeout == timedelta(seconds=1)
 
 
 @pytest.mark.rule("FRM-6")

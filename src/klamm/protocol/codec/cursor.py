@@ -67,14 +67,9 @@ class Cursor:
         return None if length == -1 else self.take(length)
 
     def nullable_string(self) -> str | None:
-        """A string, or None."""
+        """A string, or None; bytes that are no UTF-8 become U+FFFD, as in Java."""
         length = self.length(_INT16)
-        if length == -1:
-            return None
-        try:
-            return str(self.take(length), "utf-8")
-        except UnicodeDecodeError:
-            raise RemoteProtocolError("a string is not UTF-8") from None
+        return None if length == -1 else str(self.take(length), "utf-8", "replace")
 
     def string(self) -> str:
         """A string that must not be null."""

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.cleaning import cleaned
 from klamm.protocol.codec.encoding import Values, encode_parts
 from klamm.protocol.codec.headers import (
     RequestHeader,
@@ -21,7 +22,6 @@ from klamm.protocol.codec.headers import (
     sized,
 )
 from klamm.protocol.codec.large import read_large
-from klamm.protocol.codec.unknown_tags import without_unknown_tags
 from klamm.protocol.fast.control_decode import decode_leader_and_isr, decode_update_metadata
 from klamm.protocol.fast.fetch import (
     decode_fetch_request,
@@ -29,6 +29,7 @@ from klamm.protocol.fast.fetch import (
     decode_large_fetch_request,
 )
 from klamm.protocol.fast.produce import decode_produce_request, decode_short_produce_request
+from klamm.protocol.schema._kio import InvalidUnicode
 from klamm.protocol.schema.declare import Kind
 from klamm.protocol.schema.lookup import message_reader, message_schema
 
@@ -55,7 +56,7 @@ _RESPONSE_DECODERS: Final[Mapping[int, Decoder]] = MappingProxyType(
     {ApiKey.FETCH: decode_fetch_response}
 )
 
-#: A limit for removing unknown tags, which is slow and could be used for an attack.
+#: A limit for cleaning messages, which is slow and could be used for an attack.
 _CLEANED_BYTES_MAX: Final = 1 << 20
 
 
@@ -160,11 +161,11 @@ def _decode_body(
     try:
         try:
             return decode(view, at, version)
-        except KeyError:  # a tag that kio does not know
+        except (KeyError, InvalidUnicode):  # a tag that kio does not know, or no UTF-8
             if len(view) > _CLEANED_BYTES_MAX:
                 raise
-            cleaned = without_unknown_tags(message_schema(key, version, kind), view, at)
-            return decode(memoryview(cleaned), 0, version)
+            readable = cleaned(message_schema(key, version, kind), view, at)
+            return decode(memoryview(readable), 0, version)
     except RemoteProtocolError:
         raise
     except Exception as error:  # kio raises a handful of unrelated types for bytes it cannot read

@@ -26,6 +26,7 @@ with _without_hypothesis():
     from kio._kio_native import get_field_reader, get_reader
     from kio.schema.errors import ErrorCode as KioErrorCode
     from kio.serial import entity_reader, entity_writer
+    from kio.serial.errors import InvalidUnicode
     from kio.static.constants import EntityType
     from kio.static.primitive import (
         i8,
@@ -37,6 +38,7 @@ with _without_hypothesis():
 
 __all__ = [
     "EntityType",
+    "InvalidUnicode",
     "KioErrorCode",
     "entity_reader",
     "entity_writer",

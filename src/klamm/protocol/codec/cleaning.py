@@ -1,8 +1,8 @@
-"""Removing tagged fields that a schema does not know.
+"""Making messages readable for kio that Kafka reads: unknown tags, strings that are no UTF-8.
 
-Kafka lets newer peers add tagged fields, which older ones skip (FRM-5). kio refuses them. It is
-too rare to give up kio's native reader for, so a message that kio cannot read is cleaned of unknown
-tags and given to it once more.
+Kafka lets newer peers add tagged fields, which older ones skip (FRM-5), and Java replaces bytes
+that are no UTF-8. kio refuses both. They are too rare to give up kio's native reader for, so a
+message that kio cannot read is cleaned of them and given to it once more.
 """
 
 import struct
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final, TypeAlias
 
 from klamm.protocol.codec.cursor import Cursor
-from klamm.protocol.codec.primitives import encode_tagged
+from klamm.protocol.codec.primitives import encode_string, encode_tagged
 from klamm.protocol.schema.fields import FIXED_FORMATS, WireField, wire_fields
 
 Skip: TypeAlias = Callable[[Cursor], bytes]
@@ -19,9 +19,13 @@ Skip: TypeAlias = Callable[[Cursor], bytes]
 _UUID_SIZE: Final = 16
 
 
-def without_unknown_tags(schema: Any, view: memoryview, at: int) -> bytes:
-    """The flexible message at `at`, with nothing in it that `schema` does not know."""
-    return _struct_copier(schema)(Cursor(view, at, is_flexible=True))
+def cleaned(schema: Any, view: memoryview, at: int) -> bytes:
+    """The message at `at`, with nothing in it that kio cannot read.
+
+    Tagged fields that `schema` does not know are left out; bytes of a string that are no UTF-8
+    become U+FFFD, as in Java.
+    """
+    return _struct_copier(schema)(Cursor(view, at, is_flexible=schema.__flexible__))
 
 
 @cache
@@ -37,7 +41,7 @@ def _struct_copier(schema: Any) -> Skip:
             for tag, value in sorted(cursor.tags().items())
             if tag in tagged
         ]
-        return b"".join(parts) + encode_tagged(known)
+        return b"".join(parts) + (encode_tagged(known) if cursor.is_flexible else b"")
 
     return copy
 
@@ -63,6 +67,8 @@ def _value_copier(each: WireField) -> Skip:
     size = struct.calcsize(f">{fixed_format}") if fixed_format else _UUID_SIZE
     if fixed_format or each.kafka_type == "uuid":
         return lambda cursor: bytes(cursor.take(size))
+    if each.kafka_type == "string":
+        return lambda cursor: encode_string(cursor.nullable_string(), cursor.is_flexible)
 
     def copy_sized(cursor: Cursor) -> bytes:
         start = cursor.at
