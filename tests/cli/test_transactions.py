@@ -67,7 +67,8 @@ def test_a_hanging_transaction_is_found_and_aborted(
     assert (found["producer_id"], found["topic"]) == (producer.producer_id, topic)
     wrong = klamm("transactions", "abort", *flags, str(found["start_offset"] + 1))
     wrong.failed("INVALID_TXN_STATE", "began at")
-    klamm("transactions", "abort", *flags, str(found["start_offset"])).ok()
+    aborted = klamm("transactions", "abort", *flags, str(found["start_offset"]), "--json").json()
+    assert aborted == found
     rest = klamm("transactions", "hanging", "--max-transaction-timeout", "0", "--topic", topic)
     assert "No transaction hangs" in rest.ok().err
     assert klamm("consume", topic, "--exit").ok().out == ""

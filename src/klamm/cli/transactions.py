@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -121,6 +122,7 @@ def abort(
     start_offset: Annotated[
         int, typer.Option(min=0, help="As `hanging` shows it.", show_default=False)
     ],
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -135,6 +137,9 @@ def abort(
     name = TopicPartition(topic, partition)
     with open_admin(bootstrap_server, command_config) as admin:
         found = transactions.abort(admin, name, start_offset)
+    if as_json:
+        show_json(asdict(found))
+        return
     say(
         f"Aborted the transaction of producer {found.producer_id} on {name} that began at offset "
         f"{start_offset}."
