@@ -368,14 +368,20 @@ def find_coordinator_keys(header: RequestHeader, body: Any) -> tuple[int, Sequen
 
 
 def find_coordinator_body(header: RequestHeader, found: Sequence[FoundCoordinator]) -> Values:
-    # Without an error, old versions have the message NONE and new ones an empty message, as in
-    # Kafka.
-    well = "" if header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS else ErrorCode.NONE.name
+    has_several = header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS
+
+    def message(error: ErrorCode) -> str:
+        # As in Kafka: old versions call the absence of an error NONE, and new ones explain only an
+        # error of the whole request.
+        if has_several:
+            return error.message if error is ErrorCode.INVALID_REQUEST else ""
+        return error.message if error else ErrorCode.NONE.name
+
     coordinators = [
         {
             "key": each.key,
             "error_code": each.error,
-            "error_message": each.error.message if each.error else well,
+            "error_message": message(each.error),
             "node_id": each.node_id,
             "host": each.host,
             "port": each.port,

@@ -213,7 +213,7 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def leave(self, ticket: Ticket, request: LeaveRequest, now_ms: int) -> list[Effect]:
-        error = self._check(request.group_id)
+        error = self.check_group(request.group_id)
         group = self._groups.get(request.group_id)
         if error:
             self._outbox.response(ticket, LeaveResponse(error=error))
@@ -233,7 +233,7 @@ class GroupCoordinator:
             )  # and no group comes of it
             return self._outbox.drain()
         is_transactional = request.producer is not None
-        error = self._check(request.group_id, may_be_empty=not is_transactional)
+        error = self.check_group(request.group_id, may_be_empty=not is_transactional)
         group = self._groups.get(request.group_id)
         if not error and group is None:
             if request.generation < 0 or is_transactional:
@@ -254,7 +254,7 @@ class GroupCoordinator:
     def delete_offsets(
         self, ticket: Ticket, request: OffsetDeleteRequest, now_ms: int
     ) -> list[Effect]:
-        error = self._check(request.group_id)
+        error = self.check_group(request.group_id)
         group = self._groups.get(request.group_id)
         if not error and group is None:
             error = ErrorCode.GROUP_ID_NOT_FOUND
@@ -284,7 +284,7 @@ class GroupCoordinator:
     # Requests that get their response at once and write nothing
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
-        error = self._check(request.group_id)
+        error = self.check_group(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return ErrorCode.NONE  # no member has timed out yet, as far as this broker knows
         group = self._groups.get(request.group_id)
@@ -293,7 +293,7 @@ class GroupCoordinator:
         return self._membership.heartbeat(group, request, now_ms)
 
     def fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
-        error = self._check(request.group_id, may_be_empty=True)
+        error = self.check_group(request.group_id, may_be_empty=True)
         if error:
             return OffsetFetchResponse(error=error)
         group = self._groups.get(request.group_id)
@@ -308,7 +308,7 @@ class GroupCoordinator:
         return OffsetFetchResponse(error=ErrorCode.NONE, offsets=offsets)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
-        error = self._check(group_id, may_be_empty=True)
+        error = self.check_group(group_id, may_be_empty=True)
         if error:
             return DescribedGroup(error=error, group_id=group_id)
         group = self._groups.get(group_id)
@@ -393,7 +393,7 @@ class GroupCoordinator:
 
     # Checks
 
-    def _check(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode:
+    def check_group(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode:
         """Whether this broker coordinates the group.
 
         Consumers without a group id, which are older than groups, keep offsets under the empty one.
@@ -408,7 +408,7 @@ class GroupCoordinator:
         return ErrorCode.NONE if partition in self._owned else ErrorCode.NOT_COORDINATOR
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
-        if error := self._check(request.group_id):
+        if error := self.check_group(request.group_id):
             return error
         low, high = self._config.min_session_timeout_ms, self._config.max_session_timeout_ms
         if not low <= request.session_timeout_ms <= high:
@@ -423,7 +423,7 @@ class GroupCoordinator:
         names_protocol = request.protocol_type is not None and request.protocol is not None
         if request.version >= FIRST_SYNC_WITH_PROTOCOL and not names_protocol:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        error = self._check(request.group_id)
+        error = self.check_group(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             # The rebalance under way is lost, so the member should rejoin at this coordinator.
             return ErrorCode.REBALANCE_IN_PROGRESS
@@ -494,7 +494,7 @@ class GroupCoordinator:
         self._transactional.setdefault((group.partition, producer_id), set()).add(group.id)
 
     def _delete_group(self, group_id: str, now_ms: int) -> ErrorCode:
-        if error := self._check(group_id, may_be_empty=True):
+        if error := self.check_group(group_id, may_be_empty=True):
             return error
         group = self._groups.get(group_id)
         if group is None:

@@ -426,7 +426,9 @@ def _unverified(code: ErrorCode, version: int) -> AppendError:
             f"{code.name}",
         )
     if code is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_WITH_ABORTABLE:
-        code = ErrorCode.INVALID_TXN_STATE
+        return AppendError(
+            ErrorCode.INVALID_TXN_STATE, "Partition was not added to the transaction"
+        )
     return AppendError(code)
 
 

@@ -239,7 +239,10 @@ class TransactionalDataHandlers:
 
     async def _verify(self, body: Any) -> tuple[ErrorCode, TransactionalProducer]:
         producer_id, epoch = body.producer_id, body.producer_epoch
-        index = group_partition(body.group_id, self._groups.coordinator.partition_count)
+        groups = self._groups.coordinator
+        if error := groups.check_group(body.group_id):
+            return error, TransactionalProducer(producer_id, epoch, None)
+        index = group_partition(body.group_id, groups.partition_count)
         name = TopicPartition(CONSUMER_OFFSETS, index)
         verification = self._replicas.begin_verification(name, producer_id, epoch, -1)
         producer = TransactionalProducer(producer_id, epoch, verification)

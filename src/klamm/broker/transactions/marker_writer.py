@@ -75,6 +75,8 @@ class MarkerWriter:
         """Append one marker; what has to be committed before it counts."""
         if isinstance(self._replicas.find(name), ErrorCode):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+        if marker.producer_id < 0 or marker.producer_epoch < 0:
+            return ErrorCode.UNKNOWN_SERVER_ERROR, -1  # no producer ends a transaction
         batch = build_batch(
             [
                 Record(

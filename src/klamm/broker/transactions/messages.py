@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
+from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
@@ -93,13 +93,15 @@ class EndResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedTransaction:
+    """With an error, numbers are zero, as in Kafka."""
+
     error: ErrorCode
     transactional_id: str
     state: str = ""
     timeout_ms: int = 0
-    start_ms: int = NO_TIMESTAMP
-    producer_id: int = NO_PRODUCER_ID
-    producer_epoch: int = NO_PRODUCER_EPOCH
+    start_ms: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
     partitions: tuple[TopicPartition, ...] = ()
 
 
