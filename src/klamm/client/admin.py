@@ -9,16 +9,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from klamm.client.errors import check, error_codes
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, UnavailableError
-from klamm.net.blocking import BlockingConnection
+from klamm.net.blocking import BlockingConnection, ResponseDecoder
 from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.encoding import Values
+from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codes import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from klamm.protocol.fast.metadata import MetadataColumns
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 NO_LEADER: Final = -1
@@ -107,7 +111,9 @@ class Admin:
 
     # Asking
 
-    def ask_any(self, api: ApiKey, values: Values) -> Any:
+    def ask_any(
+        self, api: ApiKey, values: Values, decode: ResponseDecoder = decode_response
+    ) -> Any:
         """The response of any broker: the last that responded, then those that the user named.
 
         A broker that hangs is left after a second and asked again, with more patience, when no
@@ -125,7 +131,7 @@ class Admin:
                 left_s = max(deadline - time.monotonic(), _FIRST_PATIENCE_S)
                 wait_s = left_s if len(addresses) == 1 else min(patience_s, left_s)
                 try:
-                    response = self._connection(address).send(api, values, wait_s)
+                    response = self._connection(address).send(api, values, wait_s, decode)
                 except UnavailableError as error:
                     refused.append(str(error))
                     has_hung = has_hung or isinstance(error.__cause__, TimeoutError)
@@ -181,7 +187,20 @@ class Admin:
 
     def metadata(self, topics: Iterable[str] | None) -> Any:
         """Request Metadata of some topics, of none, or (None) of all; creates no topic."""
-        answer = self.ask_any(ApiKey.METADATA, _metadata_request(topics))
+        return self._with_brokers(self.ask_any(ApiKey.METADATA, _metadata_request(topics)))
+
+    def metadata_columns(self) -> "MetadataColumns":
+        """Request Metadata of all topics, as columns."""
+        from klamm.protocol.fast.metadata import decode_metadata_columns
+
+        asked = _metadata_request(None)
+        columns: MetadataColumns = self._with_brokers(
+            self.ask_any(ApiKey.METADATA, asked, decode_metadata_columns)
+        )
+        return columns
+
+    def _with_brokers(self, answer: Any) -> Any:
+        """A Metadata response, whose brokers are remembered."""
         self._brokers = {
             each.node_id: LiveBroker(each.node_id, each.host, each.port, each.rack)
             for each in answer.brokers

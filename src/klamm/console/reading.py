@@ -2,18 +2,19 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+from uuid import UUID
 
 import numpy as np
 
 from klamm.client.admin import Admin
 from klamm.client.errors import check
 from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
-from klamm.core.columns import padded
 from klamm.errors import KlammError
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
+from klamm.protocol.fast.metadata import MetadataColumns
 
 _TOPIC: Final = 2  # as a resource type of DescribeConfigs
 _TOPICS_AT_A_TIME: Final = 500
@@ -22,37 +23,34 @@ _ELECTION_KEYS: Final = ("min.insync.replicas", "unclean.leader.election.enable"
 
 def read_columns(admin: Admin, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The whole cluster as one broker knows it; `known` are brokers that were seen before."""
-    return columns_of(admin.metadata(None), known)
+    return columns_of(admin.metadata_columns(), known)
 
 
-def columns_of(answer: Any, known: Mapping[int, ShownBroker]) -> ClusterColumns:
-    """The columns of a Metadata response about all topics."""
-    topics = sorted(answer.topics, key=lambda topic: topic.name)
+def columns_of(answer: MetadataColumns, known: Mapping[int, ShownBroker]) -> ClusterColumns:
+    """The columns of a Metadata response about all topics, in the order of topic and partition."""
     # A topic that is being created has no partitions yet, and an error in their place.
-    topics = [each for each in topics if each.partitions]
-    parts = [
-        part
-        for topic in topics
-        for part in sorted(topic.partitions, key=lambda part: part.partition_index)
-    ]
+    places = [n for n, topic in enumerate(answer.topics) if topic.count]
+    places.sort(key=lambda n: answer.topics[n].name)
+    topics = [answer.topics[n] for n in places]
+    rank = np.zeros(len(answer.topics), np.int64)
+    rank[places] = np.arange(len(places))
+    rows = np.lexsort(
+        (answer.partition_index, np.repeat(rank, [topic.count for topic in answer.topics]))
+    )
     live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
-    replicas = padded([part.replica_nodes for part in parts])
-    isr = padded([part.isr_nodes for part in parts])
-    size = len(parts)
+    replicas = answer.replica_nodes[rows]
     return ClusterColumns(
         brokers=with_named_brokers(live, replicas, known),
         controller=answer.controller_id,
         topics=tuple(topic.name for topic in topics),
-        topic_ids=tuple(_topic_id(getattr(topic, "topic_id", None)) for topic in topics),
-        internal=tuple(bool(topic.is_internal) for topic in topics),
-        counts=np.array([len(topic.partitions) for topic in topics], np.int32),
-        partition=np.fromiter((part.partition_index for part in parts), np.int32, size),
-        leader=np.fromiter((part.leader_id for part in parts), np.int32, size),
-        leader_epoch=np.fromiter(
-            (getattr(part, "leader_epoch", -1) for part in parts), np.int32, size
-        ),
+        topic_ids=tuple(_topic_id(topic.topic_id) for topic in topics),
+        internal=tuple(topic.is_internal for topic in topics),
+        counts=np.array([topic.count for topic in topics], np.int32),
+        partition=answer.partition_index[rows],
+        leader=answer.leader_id[rows],
+        leader_epoch=answer.leader_epoch[rows],
         replicas=replicas,
-        isr=isr,
+        isr=answer.isr_nodes[rows],
         cluster_id=answer.cluster_id,
     )
 
@@ -102,6 +100,6 @@ def read_sizes(admin: Admin, brokers: Sequence[int]) -> dict[TopicPartition, int
     return sizes
 
 
-def _topic_id(value: Any) -> str | None:
+def _topic_id(value: UUID | None) -> str | None:
     """As Kafka's own tools write it."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=") if value else None

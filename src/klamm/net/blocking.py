@@ -9,9 +9,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from klamm.errors import UnavailableError
 from klamm.net.secure import INSECURE, SecureClient
@@ -20,6 +20,9 @@ from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode, KafkaError
+
+#: Makes a value of the bytes of a response, given the header of its request.
+ResponseDecoder: TypeAlias = Callable[[RequestHeader, memoryview], Any]
 
 _SIZE: Final = struct.Struct(">i")
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -49,11 +52,18 @@ class BlockingConnection:
         self._versions: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
 
-    def send(self, api: ApiKey, values: Values, timeout_s: float) -> Any:
+    def send(
+        self,
+        api: ApiKey,
+        values: Values,
+        timeout_s: float,
+        decode: ResponseDecoder = decode_response,
+    ) -> Any:
         """Send a request in the newest version that both sides know; return the response's body."""
         with self._lock, self._closed_on_failure():
             self._ensure_connected(timeout_s)
-            return self._exchange(api, self._version(api), values, timeout_s)
+            header = self._write(api, self._version(api), values, timeout_s)
+            return self._read_response(header, decode)
 
     def version(self, api: ApiKey, timeout_s: float) -> int:
         """The newest version of an API that both sides know."""
@@ -149,11 +159,13 @@ class BlockingConnection:
         self._socket.sendall(encode_request(header, values))
         return header
 
-    def _read_response(self, header: RequestHeader) -> Any:
+    def _read_response(
+        self, header: RequestHeader, decode: ResponseDecoder = decode_response
+    ) -> Any:
         (size,) = _SIZE.unpack(self._read(_SIZE.size))
         if not 0 <= size <= _RESPONSE_MAX_BYTES:
             raise OSError("the peer is not a Kafka broker")
-        return decode_response(header, self._read(size))
+        return decode(header, self._read(size))
 
     def _read(self, size: int) -> memoryview:
         if self._socket is None:
