@@ -75,21 +75,26 @@ class ScriptedBroker:
                 connection.sendall(encode_response(request.header, answer))
 
 
+def metadata_of(brokers: list[ScriptedBroker], first_id: int = 1) -> dict[str, Any]:
+    """The response that names these brokers; the first is controller."""
+    return {
+        "brokers": [
+            {"node_id": number, "host": "127.0.0.1", "port": each.port, "rack": None}
+            for number, each in enumerate(brokers, start=first_id)
+        ],
+        "cluster_id": "c",
+        "controller_id": first_id,
+        "topics": [],
+    }
+
+
 @contextmanager
 def scripted(*scripts: dict[ApiKey, Answer]) -> Iterator[list[ScriptedBroker]]:
     """Brokers with ids from 1 on, which know each other; the first is controller."""
     brokers: list[ScriptedBroker] = []
 
     def metadata(_: Any) -> dict[str, Any]:
-        return {
-            "brokers": [
-                {"node_id": number, "host": "127.0.0.1", "port": each.port, "rack": None}
-                for number, each in enumerate(brokers, start=1)
-            ],
-            "cluster_id": "c",
-            "controller_id": 1,
-            "topics": [],
-        }
+        return metadata_of(brokers)
 
     try:
         for script in scripts:
@@ -252,3 +257,21 @@ def test_an_address_has_a_host_and_a_port(text: str):
 def test_a_suggestion_is_made_only_where_something_is_similar():
     assert suggestion("ordres", ["orders", "clicks"]) == "; did you mean orders?"
     assert suggestion("payments", ["orders", "clicks"]) == ""
+
+
+def test_a_broker_that_others_take_for_dead_is_asked_last():
+    told: list[dict[str, Any]] = []
+
+    def survivors(_: Any) -> dict[str, Any]:
+        return told[0]
+
+    with scripted({}, {ApiKey.METADATA: survivors}) as (cut_off, alive):
+        everybody = metadata_of([cut_off, alive])
+        told.append(metadata_of([alive], first_id=2))
+        with Admin(cut_off.address) as admin:
+            assert len(admin.metadata([]).brokers) == 2
+            assert admin.ask_second()
+            assert [each.node_id for each in admin.metadata([]).brokers] == [2]
+            told[0] = everybody
+            assert len(admin.metadata([]).brokers) == 2
+            assert not admin.ask_second()

@@ -67,8 +67,8 @@ def console(
     from klamm.console.light import leave_out_pandas
 
     leave_out_pandas()
-    from klamm.console import link, server
-    from klamm.console.session import ConsoleSettings
+    from klamm.console import link
+    from klamm.console.session import ConsoleSettings, Session
 
     if more_spools and not spool:
         raise typer.BadParameter("directories come after --spool", param_hint="--spool")
@@ -97,4 +97,9 @@ def console(
         if open_:
             typer.launch(url)
 
-    server.run(settings, listening, link.given_token(), on_ready=tell)
+    session = Session(settings)
+    session.start()
+    # The brokers answer while the server is imported.
+    from klamm.console import server
+
+    server.run(session, listening, link.given_token(), on_ready=tell)

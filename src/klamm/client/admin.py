@@ -45,6 +45,7 @@ _TRANSACTION: Final = 1
 _PAUSE_S: Final = 0.1
 #: How long one broker of several may take to respond before the next is asked.
 _FIRST_PATIENCE_S: Final = 1.0
+_SECOND_PATIENCE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,6 +86,9 @@ class Admin:
         self._brokers: dict[int, LiveBroker] = {}
         #: The address of the broker that responded last.
         self._responsive: tuple[str, int] | None = None
+        #: Brokers that others do not count among the live ones; they are asked last.
+        self._outcasts: frozenset[tuple[str, int]] = frozenset()
+        self._second: BlockingConnection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +105,8 @@ class Admin:
         """Close every connection."""
         with self._lock:
             connections, self._connections = list(self._connections.values()), {}
+            if self._second is not None:
+                connections.append(self._second)
         for connection in connections:
             connection.close()
 
@@ -125,6 +131,7 @@ class Admin:
             last = [] if self._responsive is None else [self._responsive]
             found = [(broker.host, broker.port) for broker in list(self._brokers.values())]
             addresses = list(dict.fromkeys([*last, *self._bootstrap, *found]))
+            addresses.sort(key=self._outcasts.__contains__)
             refused: list[str] = []
             has_hung = False
             for address in addresses:
@@ -144,6 +151,41 @@ class Admin:
                     "its --bootstrap-server?"
                 )
             patience_s *= 2
+
+    def ask_second(self) -> bool:
+        """Ask a second broker who is alive; whether the one that responded last is not.
+
+        A broker that has lost ZooKeeper still answers clients, with what it knew before. It is
+        asked last from then on, until it is alive again. For one thread at a time.
+        """
+        first = self._responsive
+        others = [(broker.host, broker.port) for broker in list(self._brokers.values())]
+        others = [address for address in others if address != first]
+        if first is None or not others:
+            return False
+        if self._second is None or (self._second.host, self._second.port) not in others:
+            self._second = self._other_second(others)
+        try:
+            answer = self._second.send(ApiKey.METADATA, _metadata_request([]), _SECOND_PATIENCE_S)
+        except UnavailableError:
+            self._second = self._other_second(others)
+            return False
+        live = frozenset((each.host, each.port) for each in answer.brokers)
+        self._outcasts -= live
+        if first in live:
+            return False
+        self._outcasts |= {first}
+        self._responsive = self._second.host, self._second.port
+        return True
+
+    def _other_second(self, others: Sequence[tuple[str, int]]) -> BlockingConnection:
+        """A connection to the next of some brokers; the last one is closed."""
+        at = 0
+        if self._second is not None:
+            self._second.close()
+            last = self._second.host, self._second.port
+            at = (others.index(last) + 1) % len(others) if last in others else 0
+        return BlockingConnection(*others[at], self._client_id, self._secure)
 
     def ask_controller(self, api: ApiKey, values: Values) -> Any:
         """Send a request to the controller; follow the role when it moves."""

@@ -195,33 +195,33 @@ def preview_plan(session: Session, request: Request, body: Any) -> Any:
     columns = watch.fresh().columns
     sizes = read_sizes(admin, columns.live.tolist())
     prepared = prepare(columns, watch.election_settings(), sizes, body)
-    if session.mover is not None:
-        session.mover.keep(prepared)
+    if session.background.mover is not None:
+        session.background.mover.keep(prepared)
     return prepared.describe()
 
 
 def moves(session: Session, request: Request, _: Any) -> Any:
     session.online()
-    job = None if session.mover is None else session.mover.job()
-    return {"job": job, "under_way": session.reassignments()}
+    job = None if session.background.mover is None else session.background.mover.job()
+    return {"job": job, "under_way": session.background.reassignments()}
 
 
 def run_plan(session: Session, request: Request, body: Any) -> Any:
-    assert session.mover is not None
+    assert session.background.mover is not None
     throttle = body.get("throttle")
     limit = None if throttle is None else number_in(body, "throttle")
-    return session.mover.run(text_in(body, "plan"), limit)
+    return session.background.mover.run(text_in(body, "plan"), limit)
 
 
 def steer(session: Session, request: Request, body: Any) -> Any:
-    assert session.mover is not None
+    assert session.background.mover is not None
     match request.path_params["what"]:
         case "pause":
-            return session.mover.pause()
+            return session.background.mover.pause()
         case "resume":
-            return session.mover.resume()
+            return session.background.mover.resume()
         case "cancel":
-            return session.mover.cancel()
+            return session.background.mover.cancel()
         case other:
             raise ConfigError(f"A plan can be paused, resumed or cancelled, not {other!r}.")
 
@@ -244,9 +244,9 @@ def do_to_broker(session: Session, request: Request, body: Any) -> Any:
 
 
 def _lessons(session: Session) -> Lessons:
-    if session.lessons is None:
+    if session.background.lessons is None:
         raise ConfigError("Lessons need a cluster of their own: `klamm up` starts one.")
-    return session.lessons
+    return session.background.lessons
 
 
 _ask = partial(route, method="POST")

@@ -5,50 +5,20 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from klamm.client.configs import ConfigResource
 from klamm.console import views
 from klamm.console.columns import encode_columns
 from klamm.console.failures import find_worst, play_failure
-from klamm.console.requests import failure, route
+from klamm.console.requests import parse_key, route
 from klamm.console.samples import time_left
 from klamm.console.session import Session
-from klamm.console.streams import parse_key, stream_changes, stream_events
 from klamm.errors import ConfigError, KlammError
 
 _ACTIONS_SHOWN: Final = 100
 
 
 # The cluster
-
-
-def cluster(session: Session, request: Request, _: Any) -> dict[str, Any]:
-    session.columns(fresh=True)
-    columns, health, _version, _layout = session.moment()
-    return views.cluster_summary(columns, health, session.controller_since(columns)) | {
-        "history": len(session.ledger),
-        "history_hint": None if len(session.ledger) else session.how_to_get_history(),
-        "offline": session.is_offline,
-        "allow_changes": session.settings.allow_changes,
-        "lessons": session.lessons is not None,
-        "bootstrap_servers": session.bootstrap_servers,
-        "command_config": _text_or_none(session.settings.command_config),
-        "spools": [str(each) for each in session.settings.spools if each.is_dir()],
-        "user": session.user,
-    }
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def map_now(session: Session, request: Request, _: Any) -> Response:
-    columns, health, version, layout = session.moment()
-    since = session.controller_since(columns)
-    extra = {"version": version, "layout": layout, "health": health, "controller_since": since}
-    content = session.encoded((version, since), lambda: encode_columns(columns, extra))
-    return Response(content, media_type="application/octet-stream")
 
 
 def topics(session: Session, request: Request, _: Any) -> Any:
@@ -80,34 +50,34 @@ def group(session: Session, request: Request, _: Any) -> Any:
 def lags(session: Session, request: Request, _: Any) -> Any:
     """The lag of every group that is sampled, and how long it lasts."""
     session.online()
-    assert session.lags is not None
+    assert session.background.lags is not None
     sampled = {
         group: {"lag": series["lag"][-1], "seconds_left": time_left(series)}
-        for group, series in session.lags.all().items()
+        for group, series in session.background.lags.all().items()
     }
-    return {"groups": sampled, "left_out": session.lags.left_out}
+    return {"groups": sampled, "left_out": session.background.lags.left_out}
 
 
 def lag(session: Session, request: Request, _: Any) -> Any:
     """The lag of a group over time, and how long it lasts."""
     session.online()
-    assert session.lags is not None
-    series = session.lags.series(request.path_params["name"])
+    assert session.background.lags is not None
+    series = session.background.lags.series(request.path_params["name"])
     return series | {"seconds_left": time_left(series)}
 
 
 def rates(session: Session, request: Request, _: Any) -> Any:
     """The numbers of a broker over time: its own metrics, or what can be seen from outside."""
     session.online()
-    assert session.rates is not None
-    return session.rates.series(request.path_params["id"])
+    assert session.background.rates is not None
+    return session.background.rates.series(request.path_params["id"])
 
 
 def denials(session: Session, request: Request, _: Any) -> Any:
     """What brokers have refused for want of a right, as their metrics say."""
     _, watch = session.online()
-    assert session.metrics is not None
-    return session.metrics.denials(watch.moment().columns.live.tolist())
+    assert session.background.metrics is not None
+    return session.background.metrics.denials(watch.moment().columns.live.tolist())
 
 
 def brokers(session: Session, request: Request, _: Any) -> Any:
@@ -125,14 +95,18 @@ def broker_settings(session: Session, request: Request, _: Any) -> Any:
 
 def actions(session: Session, request: Request, _: Any) -> Any:
     """What was changed from consoles, the newest first."""
-    return [] if session.journal is None else session.journal.newest(_ACTIONS_SHOWN)
+    return (
+        []
+        if session.background.journal is None
+        else session.background.journal.newest(_ACTIONS_SHOWN)
+    )
 
 
 # The history
 
 
 def story(session: Session, request: Request, _: Any) -> Any:
-    return session.story(request.path_params["name"])
+    return session.background.story(request.path_params["name"])
 
 
 def history(session: Session, request: Request, _: Any) -> Any:
@@ -187,29 +161,10 @@ def _judged(session: Session) -> tuple[Any, Any]:
     return session.columns(fresh=True), session.watch.election_settings()
 
 
-# Streams
-
-
-async def events(request: Request) -> Response:
-    session: Session = request.app.state.session
-    last = request.headers.get("last-event-id") or request.query_params.get("after")
-    try:
-        return stream_events(session.ledger, last, session.stopping)
-    except ConfigError as error:
-        return failure(error)
-
-
-async def changes(request: Request) -> Response:
-    session: Session = request.app.state.session
-    return stream_changes(session.watch, session.stopping)
-
-
 _get = partial(route, method="GET")
 _ask = partial(route, method="POST")
 
 ROUTES: Final = [
-    _get("/api/cluster", cluster),
-    _get("/api/map", map_now),
     _get("/api/topics", topics),
     _get("/api/topics/{name}", topic),
     _get("/api/topics/{name}/settings", topic_settings),
@@ -230,6 +185,4 @@ ROUTES: Final = [
     _get("/api/history/{id}/map", map_then),
     _ask("/api/whatif", whatif),
     _get("/api/whatif/worst", worst),
-    Route("/api/events", events),
-    Route("/api/changes", changes),
 ]

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from klamm.errors import ConfigError, KlammError
+from klamm.errors import KlammError
 from klamm.history.arrow import SCHEMA, decode_stream
 from klamm.history.broker_story import read_broker_rows, requests_about
 from klamm.history.spool import read_file, spool_files
 from klamm.history.story import (
-    DEFAULT_TOPIC,
     event_sentence,
     split_name,
     story_rows,
@@ -25,9 +24,7 @@ from klamm.history.story import (
 )
 
 __all__ = [
-    "DEFAULT_TOPIC",
     "SCHEMA",
-    "check_spools",
     "event_sentence",
     "follow_spools",
     "follow_topic",
@@ -43,15 +40,6 @@ _POLL_S: Final = 0.2
 
 #: Takes the batches that are there; the second argument says whether these are all of them.
 OnBatches = Callable[[list[pa.RecordBatch], bool], None]
-
-
-def check_spools(spools: Sequence[Path], *, may_come: bool) -> None:
-    """Refuse a spool that is not there; beside a live cluster it may come, with its controller."""
-    for directory in spools:
-        if not directory.is_dir() and not may_come:
-            raise ConfigError(
-                f"There is no spool {directory}; klamm.history.dir says where each node has its own"
-            )
 
 
 def tell_requests(

@@ -193,6 +193,12 @@ class Ledger:
             order = self._sorted()
             return [self._events[key] for key in order[-limit:]]
 
+    def last_term(self) -> dict[str, Any] | None:
+        """The event with which the newest term of office began."""
+        with self._lock:
+            rows = (self._events[key].row for key in reversed(self._sorted()))
+            return next((row for row in rows if row["term"] == "began"), None)
+
     def backlog(self, limit: int) -> list[HistoryEvent]:
         """What somebody who comes now wants to see: the last events from which something came,
         and the very last ones."""

@@ -29,13 +29,13 @@ def read_columns(admin: Admin, known: Mapping[int, ShownBroker]) -> ClusterColum
 def columns_of(answer: MetadataColumns, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The columns of a Metadata response about all topics, in the order of topic and partition."""
     # A topic that is being created has no partitions yet, and an error in their place.
-    places = [n for n, topic in enumerate(answer.topics) if topic.count]
+    places = [n for n, topic in enumerate(answer.topics) if topic.partitions]
     places.sort(key=lambda n: answer.topics[n].name)
     topics = [answer.topics[n] for n in places]
     rank = np.zeros(len(answer.topics), np.int64)
     rank[places] = np.arange(len(places))
     rows = np.lexsort(
-        (answer.partition_index, np.repeat(rank, [topic.count for topic in answer.topics]))
+        (answer.partition_index, np.repeat(rank, [topic.partitions for topic in answer.topics]))
     )
     live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
     replicas = answer.replica_nodes[rows]
@@ -45,7 +45,7 @@ def columns_of(answer: MetadataColumns, known: Mapping[int, ShownBroker]) -> Clu
         topics=tuple(topic.name for topic in topics),
         topic_ids=tuple(_topic_id(topic.topic_id) for topic in topics),
         internal=tuple(topic.is_internal for topic in topics),
-        counts=np.array([topic.count for topic in topics], np.int32),
+        counts=np.array([topic.partitions for topic in topics], np.int32),
         partition=answer.partition_index[rows],
         leader=answer.leader_id[rows],
         leader_epoch=answer.leader_epoch[rows],

@@ -196,7 +196,7 @@ async def scan(request: Request) -> Response:
 
 async def _scanned(session: Session, asked: RecordScan) -> AsyncIterator[bytes]:
     stopping = threading.Event()
-    client = session.client_settings()
+    client = session.background.client_settings()
     total = min(asked.total, _SCANNED_MAX)
     found = scanned = 0
     try:
@@ -236,7 +236,9 @@ def export(session: Session, request: Request, _: Any) -> Response:
         raise ConfigError("What has no end cannot be exported.")
     rows = [
         record
-        for portion, _ in read_records(session.client_settings(), asked, threading.Event())
+        for portion, _ in read_records(
+            session.background.client_settings(), asked, threading.Event()
+        )
         for record in portion
     ]
     content = {"json": _as_json, "csv": _as_csv, "parquet": _as_parquet}[form](rows)
@@ -298,7 +300,7 @@ def produce(session: Session, request: Request, body: Any) -> Any:
         raise ConfigError('Headers are like [["source", "shop"]].') from None
     producer = Producer(
         {
-            **session.client_settings(),
+            **session.background.client_settings(),
             "client.id": f"klamm-console/{session.user}",
             "acks": "all",
             "message.timeout.ms": 10_000,

@@ -57,10 +57,10 @@ def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = Fal
             found = await run_in_threadpool(answer, session, request, body)
         except KlammError as error:
             found, refusal = failure(error), error
-        if changes and session.journal is not None:
+        if changes and session.background.journal is not None:
             action = request.url.path.removeprefix("/api/")
             said = None if refusal is None else str(refusal)
-            await run_in_threadpool(session.journal.note, action, body or {}, said)
+            await run_in_threadpool(session.background.journal.note, action, body or {}, said)
         return found if isinstance(found, Response) else Json(found)
 
     return Route(path, endpoint, methods=[method])
@@ -125,3 +125,11 @@ def parse_number(text: str, name: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"{name} is not a number: {text!r}.")
     return int(text)
+
+
+def parse_key(text: str) -> tuple[int, int]:
+    """`EPOCH:SEQUENCE`."""
+    epoch, colon, sequence = text.partition(":")
+    if not (colon and epoch.isdecimal() and sequence.isdecimal()):
+        raise ConfigError(f"{text!r} is not the id of an event; expected is EPOCH:SEQUENCE")
+    return int(epoch), int(sequence)

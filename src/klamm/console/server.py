@@ -4,22 +4,25 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
-from klamm.console import access, actions, api, records, transactions
+from klamm.console import now
 from klamm.console.link import link
 from klamm.console.safety import ConsoleGuard, content_security_policy
-from klamm.console.session import ConsoleSettings, Session
+from klamm.console.session import Session
 from klamm.pipeline.render.page import design
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -31,7 +34,30 @@ _IMPORT_MAP_BEGIN: Final = '<script type="importmap">'
 _CLOSE_WITHIN_S: Final = 2
 
 
-def make_app(session: Session, token: str, port: int) -> Any:
+class OtherRoutes:
+    """The routes that the first page does not need, imported when one of them is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._router: Router | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        router = self._router
+        if router is None:
+            router = await run_in_threadpool(self.load)
+        await router(scope, receive, send)
+
+    def load(self) -> Router:
+        with self._lock:
+            if self._router is None:
+                from klamm.console import access, actions, api, records, transactions
+
+                modules = (actions, records, transactions, access, api)
+                self._router = Router([each for module in modules for each in module.ROUTES])
+            return self._router
+
+
+def make_app(session: Session, others: OtherRoutes, token: str, port: int) -> Any:
     """The whole application, guard included."""
     shell = (STATIC / "index.html").read_text(encoding="utf-8")
     import_map = shell.partition(_IMPORT_MAP_BEGIN)[2].partition("</script>")[0]
@@ -51,11 +77,7 @@ def make_app(session: Session, token: str, port: int) -> Any:
 
     app = Starlette(
         routes=[
-            *actions.ROUTES,
-            *records.ROUTES,
-            *transactions.ROUTES,
-            *access.ROUTES,
-            *api.ROUTES,
+            *now.ROUTES,
             *(Route(path, page) for path in PAGES),
             Route("/topics/{name}", page),
             Route("/groups/{name:path}", page),
@@ -67,31 +89,39 @@ def make_app(session: Session, token: str, port: int) -> Any:
         lifespan=lifespan,
     )
     app.state.session = session
+    app.router.default = others
     compressed = GZipMiddleware(app, minimum_size=2048, compresslevel=1)
     return ConsoleGuard(compressed, token, port, content_security_policy([import_map]))
 
 
 def run(
-    settings: ConsoleSettings,
+    session: Session,
     listening: socket.socket,
     token: str,
     *,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until a signal comes; `on_ready` gets the link once it can be opened."""
-    session = Session(settings)
-    session.start()
+    """Serve a session that was started, and close it when a signal comes.
+
+    `on_ready` gets the link once it can be opened.
+    """
+    others = OtherRoutes()
+    session.start_rest(then=others.load)
     try:
-        asyncio.run(_serve(session, listening, token, on_ready))
+        asyncio.run(_serve(session, others, listening, token, on_ready))
     finally:
         session.close()
 
 
 async def _serve(
-    session: Session, listening: socket.socket, token: str, on_ready: Callable[[str], None]
+    session: Session,
+    others: OtherRoutes,
+    listening: socket.socket,
+    token: str,
+    on_ready: Callable[[str], None],
 ) -> None:
     config = uvicorn.Config(
-        make_app(session, token, listening.getsockname()[1]),
+        make_app(session, others, token, listening.getsockname()[1]),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -7,14 +7,16 @@ misses of the history it reads again, and what it misses of the cluster it repla
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.responses import StreamingResponse
 
-from klamm.console.ledger import HistoryEvent, Key, Ledger
+from klamm.console.requests import parse_key
 from klamm.console.watch import ClusterWatch
-from klamm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from klamm.console.ledger import HistoryEvent, Key, Ledger
 
 _KEEP_ALIVE_S: Final = 10.0
 _BACKLOG: Final = 200
@@ -22,27 +24,19 @@ _TOGETHER_MAX: Final = 200
 _HEADERS: Final = {"x-accel-buffering": "no"}
 
 
-def parse_key(text: str) -> Key:
-    """`EPOCH:SEQUENCE`."""
-    epoch, colon, sequence = text.partition(":")
-    if not (colon and epoch.isdecimal() and sequence.isdecimal()):
-        raise ConfigError(f"{text!r} is not the id of an event; expected is EPOCH:SEQUENCE")
-    return int(epoch), int(sequence)
-
-
-def stream_events(ledger: Ledger, last: str | None, stopping: asyncio.Event) -> StreamingResponse:
+def stream_events(ledger: "Ledger", last: str | None, stopping: asyncio.Event) -> StreamingResponse:
     """The decisions behind `last`, or the newest ones, and those to come."""
     after = None if last is None else parse_key(last)
     return _response(_events(ledger, after, stopping))
 
 
 async def _events(
-    ledger: Ledger, after: Key | None, stopping: asyncio.Event
+    ledger: "Ledger", after: "Key | None", stopping: asyncio.Event
 ) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
 
-    def on_events(_: list[HistoryEvent]) -> None:
+    def on_events(_: "list[HistoryEvent]") -> None:
         loop.call_soon_threadsafe(arrived.set)
 
     end = ledger.listen(on_events)

@@ -1,6 +1,5 @@
 """What the API answers, in the words of the command line's `--json`."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -129,31 +128,3 @@ def group_details(admin: Admin, name: str) -> dict[str, Any]:
     found = groups.describe(admin, name)
     positions = [asdict(each) | {"lag": each.lag} for each in found.positions]
     return asdict(found) | {"positions": positions}
-
-
-def cluster_summary(
-    columns: ClusterColumns, health: Mapping[str, Any], since: str | None
-) -> dict[str, Any]:
-    """The cluster in numbers, with the sentence of health."""
-    return {
-        "cluster_id": columns.cluster_id,
-        "controller": columns.controller,
-        "controller_since": since,
-        "brokers": [
-            {
-                "id": each.id,
-                "host": each.host,
-                "port": each.port,
-                "rack": each.rack,
-                "state": "live" if each.live else "down",
-                "controller": each.id == columns.controller,
-            }
-            for each in columns.brokers
-        ],
-        "topics": len(columns.topics),
-        "partitions": len(columns),
-        "leaderless": health["leaderless"],
-        "under_replicated": health["under_replicated"],
-        "health": health["text"],
-        "level": health["level"],
-    }

@@ -26,6 +26,8 @@ log = logging.getLogger("klamm.console")
 
 _LOOK_INTERVAL_S: Final = 0.25
 _READ_INTERVAL_S: Final = 1.0
+#: A second broker is asked whether the first is alive.
+_SECOND_INTERVAL_S: Final = 1.0
 #: Reading takes at most this share of the time, or after an event this one.
 _SHARE: Final = 0.1
 _SHARE_AFTER_EVENT: Final = 0.25
@@ -99,6 +101,10 @@ class ClusterWatch:
             raise UnavailableError(self._problem or "No broker has answered yet.")
         return moment
 
+    def wait_first(self, timeout_s: float) -> bool:
+        """Wait until the cluster has been read; whether it has."""
+        return self._first.wait(timeout_s)
+
     def fresh(self) -> Moment:
         """One that is read now; where reading is dear, the newest one."""
         moment = self.moment()
@@ -132,7 +138,7 @@ class ClusterWatch:
     # In the thread
 
     def _run(self) -> None:
-        next_read = 0.0
+        next_read, next_second = 0.0, 0.0
         brokers: tuple[Any, ...] = ()
         while not self._stopping.is_set():
             now = time.monotonic()
@@ -150,6 +156,11 @@ class ClusterWatch:
                     if seen != brokers:
                         next_read = 0.0
                         continue
+                    if now >= next_second:
+                        next_second = now + _SECOND_INTERVAL_S
+                        if self.admin.ask_second():
+                            next_read = 0.0
+                            continue
                 self._problem = None
             except KlammError as error:
                 self._on_problem(str(error))

@@ -78,6 +78,10 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        if self._is_cut:  # meanwhile
+            writer.transport.abort()
+            onward.transport.abort()
+            return
         self._open |= {writer, onward}
         try:
             await asyncio.gather(self._pass(reader, onward), self._pass(onward_reader, writer))

@@ -56,7 +56,7 @@ function ThemeButton() {
 
 function Console() {
   const { path } = useLocation();
-  const { data: cluster } = useApi("/api/cluster", { every: 5000 });
+  const { data: cluster, reload } = useApi("/api/cluster", { every: 5000 });
   const [to, title, Page] = pageOf(path);
   useEffect(() => {
     document.title = `${title} · klamm console`;
@@ -73,7 +73,7 @@ function Console() {
         <div><${ThemeButton} /></div>
       </div>
     </header>
-    <main id="main"><${Page} cluster=${cluster} /></main>
+    <main id="main"><${Page} cluster=${cluster} refresh=${reload} /></main>
   </div>`;
 }
 

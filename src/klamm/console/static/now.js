@@ -112,13 +112,17 @@ export function Decision({ event, onOpen }) {
   </li>`;
 }
 
-export function Now({ cluster }) {
+export function Now({ cluster, refresh }) {
   const { map, error } = useMap();
   const events = useDecisions();
   const [all, setAll] = useState(false);
   const [story, setStory] = useStory();
   const shown = (all ? events : events.filter((event) => event.tells)).slice().reverse();
   const controller = map && map.controller >= 0 ? map.controller : null;
+  useEffect(() => {
+    if (controller !== null && cluster && cluster.controller !== controller) refresh(); // since when is known there
+  }, [controller]);
+  const since = cluster && cluster.controller === controller ? cluster.controller_since : null;
   return html`<div>
     <div class="head"><h1>Now</h1>${cluster && cluster.cluster_id ? html`<span class="soft small">cluster <code>${cluster.cluster_id}</code></span>` : null}</div>
     <${Health} health=${map && map.health} />
@@ -126,7 +130,7 @@ export function Now({ cluster }) {
     <div class="columns">
       <section class="card" aria-label="Map">
         ${map ? html`<p class="soft small">${counted(map.topics.length, "topic")}, ${counted(map.rows, "partition")}.
-          ${controller === null ? " Nobody is controller." : html` Controller is broker <b>${controller}</b>${map.controller_since ? ` since ${moment(map.controller_since).slice(0, 19)}` : ""}.`}</p>
+          ${controller === null ? " Nobody is controller." : html` Controller is broker <b>${controller}</b>${since ? ` since ${moment(since).slice(0, 19)}` : ""}.`}</p>
         <${MapView} map=${map} onOpen=${setStory} />` : html`<p class="soft">Reading the cluster…</p>`}
       </section>
       <section class="card" aria-label="Decisions">

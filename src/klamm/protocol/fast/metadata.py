@@ -57,13 +57,13 @@ class MetadataBroker(NamedTuple):
 
 
 class MetadataTopic(NamedTuple):
-    """A topic; its partitions are the next `count` rows of the columns."""
+    """A topic; its partitions are the next rows of the columns."""
 
     name: str
     topic_id: UUID | None
     is_internal: bool
     error_code: int
-    count: int
+    partitions: int
 
 
 class MetadataColumns(NamedTuple):
