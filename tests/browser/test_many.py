@@ -7,11 +7,27 @@ import pytest
 
 from klamm.core.events import AutoRebalance, TopicChange
 from tests.browser.conftest import OUT, start_klamm
+from tests.browser.test_pages import name_of
 from tests.support.chromium import Page
 from tests.support.large_cluster import large_cluster
 from tests.support.office import Office
 
 TILES = "document.querySelector('canvas.tiles')?.width > 100"
+#: The pages of a console without a cluster: a page says what only brokers could tell.
+OFFLINE_PAGES = {
+    "/": "document.querySelector('[data-partition]')",
+    "/time": "document.querySelector('#moment[data-shown=yes]')",
+    "/whatif?brokers=1": "document.querySelector('#answer') && document.querySelector('#assumed')",
+    "/topics": "document.querySelector('[data-topic]')",
+    "/brokers": "document.querySelector('tbody tr')",
+    **dict.fromkeys(
+        (
+            *("/moves", "/topics/audit", "/groups", "/groups/billing", "/brokers/1"),
+            *("/transactions", "/transactions/loader", "/users", "/acls", "/quotas"),
+        ),
+        "document.querySelector('#offline')",
+    ),
+}
 #: The longest time in which the page did nothing else, from here on.
 WATCH_FREEZES = """
 window.longest = 0;
@@ -107,6 +123,14 @@ def test_a_saved_history_opens_offline(tab: Page, tmp_path: Path):
         tab.screenshot(OUT / "console-time-failure.png")
         tab.click('[data-partition="audit-0"]')
         tab.wait("document.querySelector('#story').innerText.includes('audit-0')")
+        base = process.ready["url"].partition("/?")[0]
+        for path, is_drawn in OFFLINE_PAGES.items():
+            tab.go(base + path)
+            tab.wait(is_drawn)
+            # Without a cluster, the command that gives the same answer reads the history.
+            tab.wait("document.querySelector('.cli code')?.innerText.includes('--spool')")
+            assert not tab.evaluate("!!document.querySelector('[role=alert]')")
+            tab.screenshot(OUT / f"console-offline-{name_of(path)}.png")
         assert tab.complaints == []
     finally:
         process.end()

@@ -13,7 +13,7 @@ from klamm.console.failures import find_worst, play_failure
 from klamm.console.requests import parse_key, route
 from klamm.console.samples import time_left
 from klamm.console.session import Session
-from klamm.errors import ConfigError, KlammError
+from klamm.errors import ConfigError
 
 _ACTIONS_SHOWN: Final = 100
 
@@ -111,9 +111,7 @@ def story(session: Session, request: Request, _: Any) -> Any:
 
 def history(session: Session, request: Request, _: Any) -> Any:
     """All events as columns, in order: what the slider moves over."""
-    if not len(session.ledger):
-        raise KlammError(session.how_to_get_history())
-    events = session.ledger.index().events
+    events = session.read_ledger().index().events
     return {
         "epoch": [event.key[0] for event in events],
         "seq": [event.key[1] for event in events],
@@ -126,15 +124,16 @@ def history(session: Session, request: Request, _: Any) -> Any:
 
 
 def event(session: Session, request: Request, _: Any) -> Any:
-    return session.ledger.event(parse_key(request.path_params["id"])).describe()
+    return session.read_ledger().event(parse_key(request.path_params["id"])).describe()
 
 
 def map_then(session: Session, request: Request, _: Any) -> Response:
     """The map after an event, with the event itself."""
     key = parse_key(request.path_params["id"])
-    position = session.ledger.position_of(key)
+    ledger = session.read_ledger()
+    position = ledger.position_of(key)
     columns = session.past(position)
-    told = session.ledger.index().events[position].describe()
+    told = ledger.index().events[position].describe()
     extra = {"position": position, "event": told, "version": 0, "layout": 0}
     return Response(encode_columns(columns, extra), media_type="application/octet-stream")
 

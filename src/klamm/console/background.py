@@ -104,9 +104,7 @@ class Background:
     def story(self, name: str) -> list[dict[str, Any]]:
         """The story of TOPIC-PARTITION, as `klamm story --json` tells it."""
         session = self._session
-        if not len(self.ledger):
-            raise KlammError(session.how_to_get_history())
-        told = self.ledger.story(name)
+        told = session.read_ledger().story(name)
         rows = read_broker_rows(
             [each for each in session.settings.spools if each.is_dir()],
             session.bootstrap_servers or "",

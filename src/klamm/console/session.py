@@ -151,16 +151,21 @@ class Session:
             return self.past(None)
         return (self.watch.fresh() if fresh else self.watch.moment()).columns
 
+    def read_ledger(self) -> "Ledger":
+        """The history, once it is read; an error where there is none."""
+        ledger = self.ledger
+        ledger.caught_up.wait(_CAUGHT_UP_S)
+        if not len(ledger):
+            raise KlammError(self.how_to_get_history())
+        return ledger
+
     def past(self, position: int | None) -> ClusterColumns:
         """The cluster after an event, or (None) after the last one."""
-        self.ledger.caught_up.wait(_CAUGHT_UP_S)
-        count = len(self.ledger)
-        if not count:
-            raise KlammError(self.how_to_get_history())
+        ledger = self.read_ledger()
         known = {}
         if self.watch is not None:
             known = {each.id: each for each in self.watch.moment().columns.brokers}
-        return self.ledger.state_at(count - 1 if position is None else position, known)
+        return ledger.state_at(len(ledger) - 1 if position is None else position, known)
 
     def moment(self) -> tuple[ClusterColumns, dict[str, Any], int, int]:
         """Columns, health, version and layout of what page Now shows."""

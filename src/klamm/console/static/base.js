@@ -154,7 +154,7 @@ export function Failure({ error }) {
 
 export function Figures({ items }) {
   return html`<ul class="figures">
-    ${items.map(([label, value, level]) => html`<li class=${level || ""}><b>${value}</b><span>${label}</span></li>`)}
+    ${items.map(([label, value, level]) => html`<li class=${level || ""}><b class=${String(value).length > 12 ? "long" : ""}>${value}</b><span>${label}</span></li>`)}
   </ul>`;
 }
 
@@ -162,9 +162,13 @@ export function Figures({ items }) {
 const quoted = (value) => (/^[\w@%+=:,./-]+$/.test(value) ? String(value) : `'${String(value).replaceAll("'", "'\\''")}'`);
 export const sh = (parts, ...values) => parts.reduce((text, part, n) => text + part + (n < values.length ? quoted(values[n]) : ""), "");
 
-// The command that gives the same answer, to be copied.
+// The command that makes tables of the history that is looked at.
+export const historyCommand = (cluster) => `klamm history --out history --json${cluster.spools.length ? ` --spool${cluster.spools.map((each) => sh` ${each}`).join("")}` : ""}`;
+
+// The command that gives the same answer, to be copied. Without a cluster that is the history's.
 export function Cli({ command, cluster }) {
   const [copied, setCopied] = useState(false);
+  if (cluster && cluster.offline && !command.includes("--spool")) command = historyCommand(cluster);
   const server = cluster && cluster.bootstrap_servers && cluster.bootstrap_servers.split(",")[0];
   const secured = cluster && cluster.command_config ? sh` --command-config ${cluster.command_config}` : "";
   const text = server && !command.includes("--spool") ? `${command}${sh` --bootstrap-server ${server}`}${secured}` : command;

@@ -1,5 +1,5 @@
 // The frame around the pages: navigation, theme, and which page an address stands for.
-import { html, Link, render, useApi, useEffect, useLocation, useState } from "./base.js";
+import { Cli, Failure, html, Link, render, useApi, useEffect, useLocation, useState } from "./base.js";
 import { applyTheme, KEY } from "./theme.js";
 import { Now } from "./now.js";
 import { Time } from "./time.js";
@@ -37,6 +37,24 @@ function pageOf(path) {
   return found || PAGES[0];
 }
 
+// Pages that ask brokers, and what a saved history has instead.
+const ASKS_BROKERS = [
+  [/^\/moves/, "Moves", "A saved history has no cluster that could be changed. What was moved, and who asked for it, is on page Time."],
+  [/^\/topics\/./, "Topic", "Settings and records of a topic are asked of brokers. Its partitions are on the pages Now and Time; a click on one tells its story."],
+  [/^\/groups/, "Groups", "Members, offsets and lag are asked of brokers; a saved history has what controllers decided."],
+  [/^\/brokers\/./, "Broker", "Settings, directories and charts of a broker are asked of the broker. What it led and held is on the pages Now and Time."],
+  [/^\/transactions/, "Transactions", "Transactional ids are asked of their coordinators; a saved history has what controllers decided."],
+  [/^\/(acls|users|quotas)/, "Access", "Users, ACLs and quotas are asked of brokers; a saved history has what controllers decided."],
+];
+
+function Offline({ title, text, cluster }) {
+  return html`<div>
+    <div class="head"><h1>${title}</h1></div>
+    <p class="note" id="offline">This console shows a saved history, without a cluster. ${text} <code>klamm console --bootstrap-server HOST:PORT</code> looks at a cluster.</p>
+    <${Cli} command="klamm history" cluster=${cluster} />
+  </div>`;
+}
+
 function servers(list) {
   const [first, ...others] = list.split(",");
   return others.length ? `${first} and ${others.length} more` : first;
@@ -56,11 +74,17 @@ function ThemeButton() {
 
 function Console() {
   const { path } = useLocation();
-  const { data: cluster, reload } = useApi("/api/cluster", { every: 5000 });
+  const { data: cluster, error, reload } = useApi("/api/cluster", { every: 5000 });
   const [to, title, Page] = pageOf(path);
   useEffect(() => {
     document.title = `${title} · klamm console`;
-  }, [title]);
+    const current = document.querySelector(".side [aria-current=page]"); // on a phone the row of pages is wider than the screen
+    if (current) current.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [title, cluster === null]);
+  const asks = ASKS_BROKERS.find(([pattern]) => pattern.test(path));
+  const shown = asks && (!cluster || cluster.offline)
+    ? cluster ? html`<${Offline} title=${asks[1]} text=${asks[2]} cluster=${cluster} />` : html`<div><div class="head"><h1>${title}</h1></div>${error ? html`<${Failure} error=${error} />` : html`<p class="soft">Reading…</p>`}</div>`
+    : html`<${Page} cluster=${cluster} refresh=${reload} />`;
   const pages = PAGES.filter(([, , , , needs]) => !needs || (cluster && cluster[needs]));
   return html`<div class="frame">
     <a class="skip" href="#main">Skip to the content</a>
@@ -73,7 +97,7 @@ function Console() {
         <div><${ThemeButton} /></div>
       </div>
     </header>
-    <main id="main"><${Page} cluster=${cluster} refresh=${reload} /></main>
+    <main id="main">${shown}</main>
   </div>`;
 }
 

@@ -42,7 +42,7 @@ function Job({ job, cluster, reload }) {
     <div class="row"><h2>${active ? "A plan is running" : "The last plan"}</h2><span class="tag ${active ? "accent" : ENDS[job.status][0]}">${job.status}</span><span class="soft small">by ${job.user}</span></div>
     <div class="bar" role="progressbar" aria-valuenow=${Math.round(100 * share)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><i style=${{ width: `${100 * (job.status === "done" ? 1 : share)}%` }}></i></div>
     <p style=${{ marginTop: ".6rem" }}>${number(job.partitions_done)} of ${counted(job.partitions, "partition")} ${job.bytes ? `(${bytes(job.bytes_done)} of ${bytes(job.bytes)})` : ""}; wave ${job.wave} of ${job.waves}${active && job.seconds_left !== null ? `; about ${seconds(job.seconds_left)} left` : ""}${job.throttle ? `; at most ${bytes(job.throttle)} a second for each broker` : ""}.
-      ${active ? " It goes on when this page is closed, and after a restart of the console." : ENDS[job.status][1]}</p>
+      ${active ? " It goes on when this page is closed, and after a restart of the console." : ` ${ENDS[job.status][1]}`}</p>
     ${job.message ? html`<p class="note ${job.status === "failed" ? "bad" : ""}">${job.message}</p>` : null}
     <${Failure} error=${error} />
     ${active && job.status !== "cancelling" && cluster && cluster.allow_changes ? html`<div class="row">

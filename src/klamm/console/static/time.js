@@ -1,5 +1,5 @@
 // Time: the cluster as it was after any event of the history, and how that event went.
-import { Cli, Failure, getBytes, getJson, html, micros, moment, number, setQuery, sh, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
+import { Cli, Failure, getBytes, getJson, historyCommand, html, micros, moment, number, setQuery, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
 import { decodeMap, MapView } from "./map.js";
 import { Story, useStory } from "./story.js";
 
@@ -92,7 +92,8 @@ export function Time({ cluster }) {
   const end = past ? past.seq.length - 1 : 0;
   return html`<div>
     <div class="head"><h1>Time</h1><span class="soft small">${past ? `${number(past.seq.length)} events, ${moment(past.at[0])} to ${moment(past.at[end])}` : ""}</span></div>
-    <${Failure} error=${error} />
+    ${cluster && cluster.history_hint && !past ? html`<p class="note" id="no-history">${cluster.history_hint}</p>` : html`<${Failure} error=${error} />`}
+    ${!past && !error ? html`<p class="soft">Reading…</p>` : null}
     ${past && position !== null ? html`<section class="card stack" aria-label="Moment">
       <div>
         <label class="hidden" for="position">Position in the history</label>
@@ -127,6 +128,6 @@ export function Time({ cluster }) {
       </div>
     </div>` : null}
     ${story ? html`<${Story} key=${story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
-    ${cluster ? html`<${Cli} command=${cluster.spools.length ? `klamm history --out history --json --spool${cluster.spools.map((each) => sh` ${each}`).join("")}` : "klamm history --out history --json"} cluster=${cluster} />` : null}
+    ${cluster ? html`<${Cli} command=${historyCommand(cluster)} cluster=${cluster} />` : null}
   </div>`;
 }

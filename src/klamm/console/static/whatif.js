@@ -56,6 +56,7 @@ export function WhatIf({ cluster }) {
   return html`<div>
     <div class="head"><h1>What if</h1><span class="soft small">Click brokers or racks that fail.</span></div>
     <${Failure} error=${mapError || error} />
+    ${cluster && cluster.offline ? html`<p class="note" id="assumed">A saved history has no settings of topics: <code>min.insync.replicas</code> counts as 1, and unclean leaders are not elected.</p>` : null}
     <section class="card" aria-label="What fails">
       ${map ? html`<${Brokers} map=${map} chosen=${chosen} onChoose=${toggle} />` : html`<p class="soft">Reading the cluster…</p>`}
       ${racks.length ? html`<div class="row"><span class="soft small">Racks</span>${racks.map((rack) => html`<button key=${rack} data-rack=${rack} aria-pressed=${String(kind === "racks" && names.includes(rack))} onClick=${() => toggleRack(rack)}>rack ${rack}</button>`)}
@@ -100,6 +101,6 @@ export function WhatIf({ cluster }) {
       </section>
     </div>` : null}
     <${Cli} command=${`klamm snapshot --out snapshot`} cluster=${cluster} />
-    <${Cli} command=${sh`klamm whatif --snapshot snapshot --set ${`${kind}:${asked || "1,2"}`} --out whatif --json`} cluster=${null} />
+    ${cluster && cluster.offline ? null : html`<${Cli} command=${sh`klamm whatif --snapshot snapshot --set ${`${kind}:${asked || "1,2"}`} --out whatif --json`} cluster=${null} />`}
   </div>`;
 }
