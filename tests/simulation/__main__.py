@@ -5,19 +5,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
-from typing import Final
 
+from tests.simulation.batch import outcomes
 from tests.simulation.history import Outcome, run
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import tell
 from tests.simulation.variants import FOUND_WITHIN, VARIANTS
-
-#: A process is replaced after so many chunks of seeds: killed brokers close no file of their logs.
-_CHUNKS_OF_A_PROCESS: Final = 25
 
 
 def main(words: list[str] | None = None) -> int:
@@ -68,23 +62,6 @@ def _many(seeds: range, variant: str | None) -> int:
         print(f"\nThe first of them (make sim SEED={failed[0].plan.seed}):\n")
         return _one(failed[0].plan.seed, variant, False)
     return 0
-
-
-def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
-    """What comes of each seed, in order, with a process for each core."""
-    # What is loaded by now is not looked at again after each history.
-    with ProcessPoolExecutor(
-        os.cpu_count(),
-        mp_context=get_context("spawn"),
-        initializer=gc.freeze,
-        max_tasks_per_child=_CHUNKS_OF_A_PROCESS,
-    ) as pool:
-        yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
-
-
-def _outcome(variant: str | None, seed: str) -> Outcome:
-    outcome = run(seed, variant=VARIANTS[variant] if variant else None)
-    return Outcome(outcome.plan, outcome.failure, outcome.events, outcome.seconds, outcome.digest)
 
 
 def _find_variants() -> int:

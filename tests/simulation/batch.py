@@ -1,0 +1,35 @@
+"""Histories of many seeds, with a process for each core.
+
+The functions that other processes call are here: they could not import them from `__main__`.
+"""
+
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Final
+
+from tests.simulation.history import Outcome, run
+from tests.simulation.variants import VARIANTS
+
+#: A process is replaced after so many chunks of seeds: killed brokers close no file of their logs.
+_CHUNKS_OF_A_PROCESS: Final = 25
+
+
+def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
+    """What comes of each seed, in order, with a process for each core."""
+    # What is loaded by now is not looked at again after each history.
+    with ProcessPoolExecutor(
+        os.cpu_count(),
+        mp_context=get_context("spawn"),
+        initializer=gc.freeze,
+        max_tasks_per_child=_CHUNKS_OF_A_PROCESS,
+    ) as pool:
+        yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
+
+
+def _outcome(variant: str | None, seed: str) -> Outcome:
+    outcome = run(seed, variant=VARIANTS[variant] if variant else None)
+    return Outcome(outcome.plan, outcome.failure, outcome.events, outcome.seconds, outcome.digest)
