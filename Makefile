@@ -22,7 +22,7 @@ SIM ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean chaos-copying
+.PHONY: help machine setup demo recording test unit fmt lint types bench bench-spark kafka interop clients crash sim chaos spark-test spark-versions ingest-kills sink-kills report-look browser wheel-test lakehouse-test spark-wheel conformance docs lock clean chaos-copying soak
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -104,6 +104,9 @@ crash: setup ## kill controllers and transaction coordinators at every write, be
 chaos: setup ## faults on real processes, and a check of what clients saw; MINUTES=2 SEED=7 ENSEMBLE=1
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ENSEMBLE),--zookeepers 3)
+
+soak: setup ## load, joins, topics and faults; fails if memory, descriptors or latencies grow; MINUTES=60
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 chaos-copying: setup ## consume, transform and produce while coordinators, leaders and copiers are killed; KILLS="--kills 20 --seed 7"
 	@$(BIN)/python -m tests.chaos.copying $(KILLS)

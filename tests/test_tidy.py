@@ -364,6 +364,7 @@ CROSS_CUTTING = frozenset(
     {
         "browser",
         "chaos",
+        "soak",
         "interop",
         "known_bugs",
         "real",
