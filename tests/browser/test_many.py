@@ -10,7 +10,7 @@ from tests.browser.conftest import OUT, start_klamm
 from tests.browser.test_pages import name_of
 from tests.support.chromium import Page
 from tests.support.large_cluster import large_cluster
-from tests.support.office import Office
+from tests.support.recorded_controller import RecordedController
 
 TILES = "document.querySelector('canvas.tiles')?.width > 100"
 #: The pages of a console without a cluster: a page says what only brokers could tell.
@@ -68,14 +68,14 @@ def test_a_hundred_thousand_partitions_are_drawn_and_usable(tab: Page, tmp_path:
 
 
 def test_a_thousand_events_a_second_do_not_freeze_the_page(tab: Page, tmp_path: Path):
-    office = Office(tmp_path / "node", (1, 2, 3))
-    office.fail_over(1)
-    office.add_topic("orders", {0: [1, 2, 3], 1: [2, 3, 1]})
-    office.handle(TopicChange())
-    office.history.spool.flush()
+    controller = RecordedController(tmp_path / "node", (1, 2, 3))
+    controller.fail_over()
+    controller.create_topic("orders", {0: [1, 2, 3], 1: [2, 3, 1]})
+    controller.handle(TopicChange())
+    controller.history.spool.flush()
     process = start_klamm(
         *("console", "--port", "0", "--json"),
-        f"--spool={office.config.klamm_history_dir}",
+        f"--spool={controller.config.klamm_history_dir}",
         log=tmp_path / "console.log",
     )
     try:
@@ -86,19 +86,19 @@ def test_a_thousand_events_a_second_do_not_freeze_the_page(tab: Page, tmp_path: 
         events = 0
         while time.monotonic() - begun < 3:
             for _ in range(100):
-                office.handle(AutoRebalance())
+                controller.handle(AutoRebalance())
                 events += 1
             pause = events / 1000 - (time.monotonic() - begun)
             if pause > 0:
                 time.sleep(pause)
-        office.add_topic("last", {0: [1, 2, 3]})
-        office.handle(TopicChange())
-        office.history.spool.flush()
+        controller.create_topic("last", {0: [1, 2, 3]})
+        controller.handle(TopicChange())
+        controller.history.spool.flush()
         tab.wait("document.querySelector('#decisions').innerText.includes('last')")
         assert events > 1000
         assert tab.evaluate("window.longest") < 1000
     finally:
-        office.history.spool.close()
+        controller.history.spool.close()
         process.end()
         tab.go("about:blank")
         tab.complaints.clear()

@@ -25,7 +25,7 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.session import open_store
 from tests.support.candidate import Node, running
-from tests.support.office import Clock, Office
+from tests.support.recorded_controller import Clock, RecordedController
 
 CONTROLLER = "kafka_controller_KafkaController_"
 CHANNELS = "kafka_controller_ControllerChannelManager_"
@@ -60,7 +60,7 @@ def test_a_node_that_is_not_controller_shows_zeros(tmp_path: Path):
 
 
 @pytest.mark.rule("MET-1", "EVT-9")
-def test_gauges_follow_the_controller_into_office_and_out_of_it(tmp_path: Path):
+def test_gauges_follow_the_role_of_the_controller(tmp_path: Path):
     async def scenario(node: Node) -> None:
         topic = znodes.TopicAssignment(None, {0: [7], 1: [7]})
         await node.store.create(znodes.topic_path("orders"), znodes.encode_topic(topic))
@@ -77,13 +77,13 @@ def test_gauges_follow_the_controller_into_office_and_out_of_it(tmp_path: Path):
 @pytest.mark.rule("EVT-9")
 def test_gauges_are_recomputed_after_a_failed_event_too(tmp_path: Path):
     async def scenario(node: Node) -> None:
-        office = Office(tmp_path / "office")
-        office.fail_over()
-        office.add_topic("orders", {0: [1, 2]})
+        controller = RecordedController(tmp_path / "history")
+        controller.fail_over()
+        controller.create_topic("orders", {0: [1, 2]})
         node.metrics.begin(QueuedEvent(BrokerChange(), 0.0, "a test"), 1, 0.0)
-        node.metrics.end("failed: for whatever reason", office.context)
+        node.metrics.end("failed: for whatever reason", controller.ctx)
         assert node[f"{CONTROLLER}ActiveBrokerCount"] == 3
-        office.history.spool.close()
+        controller.history.spool.close()
 
     run(scenario, tmp_path)
 

@@ -26,51 +26,55 @@ from klamm.history.arrow import PART_DECISIONS_MAX, SCHEMA
 from klamm.history.spool import read_spool
 from klamm.zookeeper import znodes
 from tests.support.candidate import running
-from tests.support.office import Office
+from tests.support.procedure_store import TOPICS, state_path
+from tests.support.recorded_controller import RecordedController
 
 
 @pytest.fixture
-def office(tmp_path: Path):
-    office = Office(tmp_path)
-    yield office
-    office.history.spool.close()
+def controller(tmp_path: Path):
+    controller = RecordedController(tmp_path)
+    yield controller
+    controller.history.spool.close()
 
 
-def in_office(office: Office, **topics: dict[int, list[int]]) -> Office:
-    """The same office, having created topics."""
-    office.fail_over()
+def active(controller: RecordedController, **topics: dict[int, list[int]]) -> RecordedController:
+    """The same node, after it became controller and created topics."""
+    controller.fail_over()
     for name, replicas in topics.items():
-        office.add_topic(name, replicas)
-    office.handle(TopicChange(), "watch on /brokers/topics")
-    return office
+        controller.create_topic(name, replicas)
+    controller.handle(TopicChange(), "watch on /brokers/topics")
+    return controller
 
 
-def lose(office: Office, *brokers: int) -> None:
-    for broker in brokers:
-        del office.registered[broker]
-    office.handle(BrokerChange(), "watch on /brokers/ids")
+def lose(controller: RecordedController, *brokers: int) -> None:
+    controller.lose(*brokers)
+    controller.handle(BrokerChange(), "watch on /brokers/ids")
 
 
-def decisions(office: Office, seq: int) -> list[dict[str, Any]]:
-    return [d for row in office.records() if row["seq"] == seq for d in row["decisions"]]
+def decisions(controller: RecordedController, seq: int) -> list[dict[str, Any]]:
+    return [d for row in controller.records() if row["seq"] == seq for d in row["decisions"]]
 
 
-def decision(office: Office, seq: int) -> dict[str, Any]:
-    (only,) = decisions(office, seq)
+def decision(controller: RecordedController, seq: int) -> dict[str, Any]:
+    (only,) = decisions(controller, seq)
     return only
 
 
-def propose(office: Office, leader: int, isr: tuple[int, ...], leader_epoch: int = 0) -> None:
-    epoch = office.registered[leader].epoch
-    partition_epoch = office.states["orders", 0][5]
+def propose(
+    controller: RecordedController, leader: int, isr: tuple[int, ...], leader_epoch: int = 0
+) -> None:
+    epoch = controller.registrations[leader].epoch
+    partition_epoch = controller.version("orders")
     proposal = PartitionProposal("orders", None, 0, leader_epoch, isr, 0, partition_epoch)
-    office.handle(AlterPartition(leader, epoch, 3, [proposal]), f"request of broker {leader}")
+    controller.handle(AlterPartition(leader, epoch, 3, [proposal]), f"request of broker {leader}")
 
 
-def test_a_term_begins_with_sequence_one_and_ends_with_the_resignation(office: Office):
-    in_office(office)
-    office.resign()
-    records = office.records()
+def test_a_term_begins_with_sequence_one_and_ends_with_the_resignation(
+    controller: RecordedController,
+):
+    active(controller)
+    controller.resign()
+    records = controller.records()
     assert [(r["controller_epoch"], r["seq"], r["term"]) for r in records] == [
         (1, 1, "began"),
         (1, 2, None),
@@ -80,35 +84,43 @@ def test_a_term_begins_with_sequence_one_and_ends_with_the_resignation(office: O
     assert {r["controller"] for r in records} == {1}
 
 
-def test_each_term_counts_from_one_again(office: Office):
-    office.fail_over(epoch=4)
-    office.resign()
-    office.fail_over(epoch=6)
-    assert [(r["controller_epoch"], r["seq"]) for r in office.records()] == [(4, 1), (4, 2), (6, 1)]
+def test_each_term_counts_from_one_again(controller):
+    controller.fail_over(epoch=4)
+    controller.resign()
+    controller.fail_over(epoch=6)
+    assert [(r["controller_epoch"], r["seq"]) for r in controller.records()] == [
+        (4, 1),
+        (4, 2),
+        (6, 1),
+    ]
 
 
-def test_nothing_is_recorded_outside_of_a_term(office: Office):
-    office.resign()
-    assert office.records() == []
-    assert not office.config.klamm_history_dir.exists()
+def test_nothing_is_recorded_outside_of_a_term(controller):
+    controller.resign()
+    assert controller.records() == []
+    assert not controller.config.klamm_history_dir.exists()
 
 
-def test_a_takeover_that_fails_halfway_is_recorded_with_its_epoch(office: Office):
-    office.fails_to_announce = True
+def test_a_takeover_that_fails_halfway_is_recorded_with_its_epoch(controller):
+    controller.fail_announcements()
     with pytest.raises(RuntimeError):
-        office.fail_over(epoch=9)
-    office.history.end("failed: no way to announce", None)
-    (record,) = office.records()
+        controller.fail_over(epoch=9)
+    controller.history.end("failed: no way to announce", None)
+    (record,) = controller.records()
     assert (record["controller_epoch"], record["seq"]) == (9, 1)
     assert (record["term"], record["outcome"]) == ("ended", "failed: no way to announce")
 
 
-def test_a_record_says_when_why_how_it_ended_and_how_long_each_phase_took(office: Office):
-    in_office(office, orders={0: [1, 2]})
-    record = office.records()[-1]
+def test_a_record_says_when_why_how_it_ended_and_how_long_each_phase_took(
+    controller: RecordedController,
+):
+    active(controller, orders={0: [1, 2]})
+    record = controller.records()[-1]
     assert record["cause"] == "watch on /brokers/topics"
     assert record["outcome"] == "done"
-    assert record["at"].timestamp() == pytest.approx(office.clock.now() - record["total_us"] / 1e6)
+    assert record["at"].timestamp() == pytest.approx(
+        controller.clock.now() - record["total_us"] / 1e6
+    )
     # Two reads, one write and one announcement of a millisecond each, after five in the queue.
     assert record["queued_us"] == pytest.approx(5000, abs=2)
     assert (record["reading_us"], record["writing_us"]) == (2000, 1000)
@@ -118,20 +130,22 @@ def test_a_record_says_when_why_how_it_ended_and_how_long_each_phase_took(office
     assert record["announced_after_us"] == pytest.approx(4000, abs=2)
 
 
-def test_the_event_that_asked_for_another_is_named(office: Office):
-    in_office(office)
-    (rebalance,) = office.enqueued
-    office.handle(rebalance, "timer")
-    office.handle(AutoRebalance(), "timer")
-    assert [r["caused_by"] for r in office.records()] == [None, None, 1, None]
+def test_the_event_that_asked_for_another_is_named(controller):
+    active(controller)
+    ((rebalance, _),) = controller.scheduled
+    controller.handle(rebalance, "timer")
+    controller.handle(AutoRebalance(), "timer")
+    assert [r["caused_by"] for r in controller.records()] == [None, None, 1, None]
 
 
-def test_a_failed_event_is_recorded_with_what_was_decided_before_it_failed(office: Office):
-    office.fail_over()
-    office.add_topic("orders", {0: [1, 2]})
-    office.fails_to_announce = True
-    office.handle(TopicChange())
-    record = office.records()[-1]
+def test_a_failed_event_is_recorded_with_what_was_decided_before_it_failed(
+    controller: RecordedController,
+):
+    controller.fail_over()
+    controller.create_topic("orders", {0: [1, 2]})
+    controller.fail_announcements()
+    controller.handle(TopicChange())
+    record = controller.records()[-1]
     assert record["outcome"].startswith("failed: RuntimeError")
     assert [d["kind"] for d in record["decisions"]] == ["created"]
 
@@ -139,9 +153,9 @@ def test_a_failed_event_is_recorded_with_what_was_decided_before_it_failed(offic
 # Decisions
 
 
-def test_a_created_partition_has_no_past(office: Office):
-    in_office(office, orders={0: [2, 1, 3]})
-    assert decision(office, 2) == {
+def test_a_created_partition_has_no_past(controller):
+    active(controller, orders={0: [2, 1, 3]})
+    assert decision(controller, 2) == {
         "topic": "orders",
         "partition": 0,
         "kind": "created",
@@ -158,10 +172,10 @@ def test_a_created_partition_has_no_past(office: Office):
     }
 
 
-def test_a_clean_election_shows_before_and_after(office: Office):
-    in_office(office, orders={0: [1, 2, 3]})
-    lose(office, 1)
-    assert decision(office, 3) == {
+def test_a_clean_election_shows_before_and_after(controller):
+    active(controller, orders={0: [1, 2, 3]})
+    lose(controller, 1)
+    assert decision(controller, 3) == {
         "topic": "orders",
         "partition": 0,
         "kind": "clean",
@@ -178,18 +192,20 @@ def test_a_clean_election_shows_before_and_after(office: Office):
     }
 
 
-def test_a_follower_that_goes_offline_leaves_the_isr(office: Office):
-    in_office(office, orders={0: [1, 2, 3]})
-    lose(office, 3)
-    left = decision(office, 3)
+def test_a_follower_that_goes_offline_leaves_the_isr(controller):
+    active(controller, orders={0: [1, 2, 3]})
+    lose(controller, 3)
+    left = decision(controller, 3)
     assert (left["kind"], left["leader"], left["isr"]) == ("replica_offline", 1, [1, 2])
     assert (left["old_state"], left["state"]) == ("online", "online")
 
 
-def test_a_partition_without_a_candidate_is_recorded_as_left_without_a_leader(office: Office):
-    in_office(office, orders={0: [1]})
-    lose(office, 1)
-    offline, nobody = decisions(office, 3)
+def test_a_partition_without_a_candidate_is_recorded_as_left_without_a_leader(
+    controller: RecordedController,
+):
+    active(controller, orders={0: [1]})
+    lose(controller, 1)
+    offline, nobody = decisions(controller, 3)
     assert (offline["kind"], offline["leader"], offline["isr"]) == ("replica_offline", -1, [1])
     assert nobody["kind"] == "none"
     assert (nobody["old_leader"], nobody["leader"]) == (1, -1)
@@ -198,103 +214,107 @@ def test_a_partition_without_a_candidate_is_recorded_as_left_without_a_leader(of
     assert (nobody["old_state"], nobody["state"]) == ("online", "offline")
 
 
-def test_a_partition_stays_without_a_leader_only_once(office: Office):
-    in_office(office, orders={0: [1]})
-    lose(office, 1)
-    lose(office, 3)
-    assert [d["kind"] for d in decisions(office, 4)] == []
+def test_a_partition_stays_without_a_leader_only_once(controller):
+    active(controller, orders={0: [1]})
+    lose(controller, 1)
+    lose(controller, 3)
+    assert [d["kind"] for d in decisions(controller, 4)] == []
 
 
-def test_a_successor_says_again_who_has_no_leader(office: Office):
-    in_office(office, orders={0: [1]})
-    lose(office, 1)
-    office.resign()
-    office.fail_over(epoch=2)
-    record = office.records()[-1]
+def test_a_successor_says_again_who_has_no_leader(controller):
+    active(controller, orders={0: [1]})
+    lose(controller, 1)
+    controller.resign()
+    controller.fail_over(epoch=2)
+    record = controller.records()[-1]
     nobody = record["decisions"][-1]
     assert (nobody["kind"], nobody["old_leader"], nobody["leader"]) == ("none", -1, -1)
 
 
-def test_a_partition_created_without_a_live_replica_has_no_leader_from_the_start(office: Office):
-    in_office(office, orders={0: [7]})
-    nobody = decision(office, 2)
+def test_a_partition_created_without_a_live_replica_has_no_leader_from_the_start(
+    controller: RecordedController,
+):
+    active(controller, orders={0: [7]})
+    nobody = decision(controller, 2)
     assert (nobody["kind"], nobody["old_state"], nobody["state"]) == ("none", "new", "new")
 
 
 @pytest.mark.rule("LEAD-7")
-def test_an_unclean_election_is_flagged(office: Office):
-    in_office(office, orders={0: [1, 2]})
-    lose(office, 2)
-    lose(office, 1)
-    office.unclean_topics.add("orders")
-    office.register(2)
-    office.handle(BrokerChange())
-    elected = decision(office, 5)
+def test_an_unclean_election_is_flagged(controller):
+    active(controller, orders={0: [1, 2]})
+    lose(controller, 2)
+    lose(controller, 1)
+    controller.allow_unclean_elections("orders")
+    controller.register(2)
+    controller.handle(BrokerChange())
+    elected = decision(controller, 5)
     assert (elected["kind"], elected["leader"], elected["isr"]) == ("unclean", 2, [2])
     assert elected["old_isr"] == [1]
 
 
-def test_clean_and_unclean_elections_of_one_event_are_told_apart(office: Office):
-    in_office(office, orders={0: [1, 2, 3], 1: [1, 2, 3]})
-    epoch = office.registered[1].epoch
+def test_clean_and_unclean_elections_of_one_event_are_told_apart(controller):
+    active(controller, orders={0: [1, 2, 3], 1: [1, 2, 3]})
+    epoch = controller.registrations[1].epoch
     proposal = PartitionProposal("orders", None, 1, 0, (1,), 0, 0)
-    office.handle(AlterPartition(1, epoch, 3, [proposal]))
-    office.unclean_topics.add("orders")
-    lose(office, 1)
-    assert [(d["partition"], d["kind"]) for d in decisions(office, 4)] == [
+    controller.handle(AlterPartition(1, epoch, 3, [proposal]))
+    controller.allow_unclean_elections("orders")
+    lose(controller, 1)
+    assert [(d["partition"], d["kind"]) for d in decisions(controller, 4)] == [
         (0, "clean"),
         (1, "unclean"),
     ]
 
 
-def test_a_leader_that_changes_its_isr_is_named_with_the_change(office: Office):
-    in_office(office, orders={0: [1, 2, 3]})
-    propose(office, 1, (1, 2))
-    changed = decision(office, 3)
+def test_a_leader_that_changes_its_isr_is_named_with_the_change(controller):
+    active(controller, orders={0: [1, 2, 3]})
+    propose(controller, 1, (1, 2))
+    changed = decision(controller, 3)
     assert (changed["kind"], changed["old_isr"], changed["isr"]) == (
         "isr_changed",
         [1, 2, 3],
         [1, 2],
     )
-    assert office.records()[-1]["brokers"] == [1]
+    assert controller.records()[-1]["brokers"] == [1]
 
 
-def test_an_isr_that_an_old_leader_wrote_itself_is_seen_when_it_is_read(office: Office):
-    office.settings.alter_partition = False
-    in_office(office, orders={0: [1, 2, 3], 1: [1, 2, 3]})
-    office.states["orders", 0] = (1, 0, [1, 3], 0, 1, 1)
-    office.isr_notifications = {("orders", 0), ("orders", 1)}
-    office.handle(IsrChangeNotification())
-    changed = decision(office, 3)
+def test_an_isr_that_an_old_leader_wrote_itself_is_seen_when_it_is_read(
+    controller: RecordedController,
+):
+    controller.settings.alter_partition = False
+    active(controller, orders={0: [1, 2, 3], 1: [1, 2, 3]})
+    controller.put_state("orders", 0, leader=1, isr=[1, 3], version=1)
+    controller.notify_isr_change(("orders", 0), ("orders", 1))
+    controller.handle(IsrChangeNotification())
+    changed = decision(controller, 3)
     assert (changed["partition"], changed["kind"], changed["isr"]) == (0, "isr_changed", [1, 3])
 
 
-def test_preferred_elections_and_handovers_have_their_own_kinds(office: Office):
-    in_office(office, orders={0: [1, 2]})
-    office.handle(ControlledShutdown(1, office.registered[1].epoch))
-    assert decision(office, 3)["kind"] == "controlled_shutdown"
-    lose(office, 1)
-    office.register(1)
-    office.handle(BrokerChange())
-    propose(office, 2, (2, 1), leader_epoch=decision(office, 3)["leader_epoch"])
-    office.handle(AutoRebalance())
-    kinds = [(d["kind"], d["leader"]) for d in decisions(office, 7)]
+def test_preferred_elections_and_handovers_have_their_own_kinds(controller):
+    active(controller, orders={0: [1, 2]})
+    controller.handle(ControlledShutdown(1, controller.registrations[1].epoch))
+    assert decision(controller, 3)["kind"] == "controlled_shutdown"
+    lose(controller, 1)
+    controller.register(1)
+    controller.handle(BrokerChange())
+    propose(controller, 2, (2, 1), leader_epoch=decision(controller, 3)["leader_epoch"])
+    controller.handle(AutoRebalance())
+    kinds = [(d["kind"], d["leader"]) for d in decisions(controller, 7)]
     assert kinds == [("preferred", 1)]
 
 
-def test_a_write_that_lost_is_recorded_beside_the_one_that_won(office: Office):
-    in_office(office, orders={0: [1, 2, 3]})
-    office.refusals["orders", 0] = WriteOutcome.BAD_VERSION
-    lose(office, 1)
-    lost, won = decisions(office, 3)
+def test_a_write_that_lost_is_recorded_beside_the_one_that_won(controller):
+    active(controller, orders={0: [1, 2, 3]})
+    controller.faults.refuse[state_path("orders", 0)] = [WriteOutcome.BAD_VERSION]
+    lose(controller, 1)
+    lost, won = decisions(controller, 3)
     assert (lost["outcome"], lost["state"]) == ("bad_version", "offline")
     assert (won["outcome"], won["state"]) == ("done", "online")
 
 
-def test_many_decisions_are_divided_among_parts_of_one_event(office: Office):
+def test_many_decisions_are_divided_among_parts_of_one_event(controller):
     count = PART_DECISIONS_MAX + 10
-    in_office(office, orders={p: [1 + p % 3] for p in range(count)})
-    parts = [r for r in office.records() if r["seq"] == 2]
+    active(controller, orders={p: [1 + p % 3] for p in range(count)})
+    parts = [r for r in controller.records() if r["seq"] == 2]
     assert [(r["part"], r["parts"]) for r in parts] == [(0, 2), (1, 2)]
     assert [len(r["decisions"]) for r in parts] == [PART_DECISIONS_MAX, 10]
     assert [d["partition"] for r in parts for d in r["decisions"]] == list(range(count))
@@ -302,10 +322,10 @@ def test_many_decisions_are_divided_among_parts_of_one_event(office: Office):
     assert [len(r["topic_changes"]) for r in parts] == [1, 0]
 
 
-def test_replica_lists_of_different_lengths_share_a_batch(office: Office):
-    in_office(office, short={0: [3]}, long={0: [1, 2, 3]})
-    lose(office, 3)
-    assert [(d["topic"], d["isr"]) for d in decisions(office, 2)] == [
+def test_replica_lists_of_different_lengths_share_a_batch(controller):
+    active(controller, short={0: [3]}, long={0: [1, 2, 3]})
+    lose(controller, 3)
+    assert [(d["topic"], d["isr"]) for d in decisions(controller, 2)] == [
         ("long", [1, 2, 3]),
         ("short", [3]),
     ]
@@ -314,19 +334,21 @@ def test_replica_lists_of_different_lengths_share_a_batch(office: Office):
 # Brokers, topics and moves
 
 
-def changes(office: Office, column: str) -> list[tuple[Any, ...]]:
-    return [(row["seq"], *change.values()) for row in office.records() for change in row[column]]
+def changes(controller: RecordedController, column: str) -> list[tuple[Any, ...]]:
+    return [
+        (row["seq"], *change.values()) for row in controller.records() for change in row[column]
+    ]
 
 
-def test_broker_sessions_are_recorded_with_their_epochs(office: Office):
-    office.fail_over()
-    lose(office, 3)
-    office.register(3)
-    office.handle(BrokerChange())
-    office.register(2)
-    office.handle(BrokerChange())
-    office.handle(ControlledShutdown(1, office.registered[1].epoch))
-    assert changes(office, "broker_changes") == [
+def test_broker_sessions_are_recorded_with_their_epochs(controller):
+    controller.fail_over()
+    lose(controller, 3)
+    controller.register(3)
+    controller.handle(BrokerChange())
+    controller.register(2)
+    controller.handle(BrokerChange())
+    controller.handle(ControlledShutdown(1, controller.registrations[1].epoch))
+    assert changes(controller, "broker_changes") == [
         (1, 1, "present", 101),
         (1, 2, "present", 102),
         (1, 3, "present", 103),
@@ -337,19 +359,19 @@ def test_broker_sessions_are_recorded_with_their_epochs(office: Office):
     ]
 
 
-def test_the_life_of_a_topic_is_recorded(office: Office):
-    in_office(office, orders={0: [1, 2]})
-    office.add_topic("orders", {0: [1, 2], 1: [2, 1]})
-    office.handle(PartitionModifications("orders"))
-    lose(office, 2)
-    office.deletions.add("orders")
-    office.handle(TopicDeletion())
-    office.register(2)
-    office.handle(BrokerChange())
+def test_the_life_of_a_topic_is_recorded(controller):
+    active(controller, orders={0: [1, 2]})
+    controller.expand_topic("orders", {1: [2, 1]})
+    controller.handle(PartitionModifications("orders"))
+    lose(controller, 2)
+    controller.request_deletion("orders")
+    controller.handle(TopicDeletion())
+    controller.register(2)
+    controller.handle(BrokerChange())
     for broker in (1, 2):
         errors = dict.fromkeys([("orders", 0), ("orders", 1)], 0)
-        office.handle(StopReplicaResponseReceived(broker, 0, errors))
-    assert changes(office, "topic_changes") == [
+        controller.handle(StopReplicaResponseReceived(broker, 0, errors))
+    assert changes(controller, "topic_changes") == [
         (2, "orders", "created", 1),
         (3, "orders", "expanded", 1),
         (5, "orders", "deletion_paused", 2),
@@ -358,36 +380,39 @@ def test_the_life_of_a_topic_is_recorded(office: Office):
     ]
 
 
-def test_a_topic_that_somebody_else_removed_has_vanished(office: Office):
-    in_office(office, orders={0: [1, 2]})
-    del office.topics["orders"]
-    office.handle(TopicChange())
-    assert changes(office, "topic_changes")[-1] == (3, "orders", "vanished", 0)
+def test_a_topic_that_somebody_else_removed_has_vanished(controller):
+    active(controller, orders={0: [1, 2]})
+    for path in [path for path in controller.nodes if path.startswith(f"{TOPICS}/orders")]:
+        controller.delete(path)
+    controller.handle(TopicChange())
+    assert changes(controller, "topic_changes")[-1] == (3, "orders", "vanished", 0)
 
 
-def test_a_reassignment_is_recorded_from_its_start_to_its_end(office: Office):
-    office.register(4)
-    in_office(office, orders={0: [1, 2, 3]})
-    office.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
-    propose(office, 1, (1, 2, 3, 4), leader_epoch=1)
-    assert changes(office, "moves") == [
+def test_a_reassignment_is_recorded_from_its_start_to_its_end(controller):
+    controller.register(4)
+    active(controller, orders={0: [1, 2, 3]})
+    controller.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
+    propose(controller, 1, (1, 2, 3, 4), leader_epoch=1)
+    assert changes(controller, "moves") == [
         (3, "orders", 0, "started", [4, 2, 3, 1], [4], [1]),
         (4, "orders", 0, "completed", [4, 2, 3], [4], [1]),
     ]
-    kinds = [d["kind"] for seq in (3, 4) for d in decisions(office, seq)]
+    kinds = [d["kind"] for seq in (3, 4) for d in decisions(controller, seq)]
     assert kinds == ["epoch_raised", "isr_changed", "reassignment", "replica_offline"]
 
 
-def test_a_reassignment_can_be_replaced_cancelled_and_found_by_a_successor(office: Office):
-    office.register(4)
-    office.register(5)
-    in_office(office, orders={0: [1, 2, 3]})
-    office.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
-    office.handle(ApiReassignment({("orders", 0): [5, 2, 3]}))
-    office.resign()
-    office.fail_over(epoch=2)
-    office.handle(ApiReassignment({("orders", 0): None}))
-    phases = [(phase, adding) for _, _, _, phase, _, adding, _ in changes(office, "moves")]
+def test_a_reassignment_can_be_replaced_cancelled_and_found_by_a_successor(
+    controller: RecordedController,
+):
+    controller.register(4)
+    controller.register(5)
+    active(controller, orders={0: [1, 2, 3]})
+    controller.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
+    controller.handle(ApiReassignment({("orders", 0): [5, 2, 3]}))
+    controller.resign()
+    controller.fail_over(epoch=2)
+    controller.handle(ApiReassignment({("orders", 0): None}))
+    phases = [(phase, adding) for _, _, _, phase, _, adding, _ in changes(controller, "moves")]
     assert phases == [("started", [4]), ("replaced", [5]), ("present", [5]), ("cancelled", [5])]
 
 
@@ -409,20 +434,20 @@ def test_a_real_candidate_records_its_term(tmp_path: Path):
             await node.until(lambda: node[offline] == 1)
 
     asyncio.run(scenario())
-    took_office, failure = (
+    began, failure = (
         row
         for batch in read_spool(tmp_path / "history")
         for row in batch.to_pylist()
         if row["kind"] in ("Startup", "BrokerChange")
     )
-    assert (took_office["term"], took_office["cause"]) == ("began", "broker registered")
-    assert [d["kind"] for d in took_office["decisions"]] == ["created"]
+    assert (began["term"], began["cause"]) == ("began", "broker registered")
+    assert [d["kind"] for d in began["decisions"]] == ["created"]
     assert failure["cause"] == "watch on /brokers/ids"
     assert failure["broker_changes"][0]["change"] == "failed"
     assert [d["kind"] for d in failure["decisions"]] == ["replica_offline", "none"]
 
 
-def test_a_node_that_never_takes_office_never_imports_pyarrow():
+def test_a_node_that_is_never_controller_never_imports_pyarrow():
     code = (
         "import sys, klamm.history.recorder, klamm.history.spool\n"
         "sys.exit('pyarrow' in sys.modules)"

@@ -32,7 +32,7 @@ from klamm.protocol.fast.produce import (
 )
 from klamm.protocol.records import iterate_batches, iterate_records
 from tests.history.test_spool import record
-from tests.support.office import Clock, history_config
+from tests.support.recorded_controller import Clock, history_config
 
 
 class Inbox:

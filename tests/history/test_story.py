@@ -24,46 +24,48 @@ from klamm.errors import ConfigError, KlammError
 from klamm.history.partition_events import Gap, read_partition_events
 from klamm.history.spool import read_spool
 from klamm.history.story import run, split_name, story
-from tests.support.office import Office
+from tests.support.procedure_store import state_path
+from tests.support.recorded_controller import RecordedController
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
-    office = Office(tmp_path, brokers=(1, 2, 3, 4))
-    yield office
-    office.history.spool.close()
+def controller(tmp_path: Path) -> Iterator[RecordedController]:
+    controller = RecordedController(tmp_path, brokers=(1, 2, 3, 4))
+    yield controller
+    controller.history.spool.close()
 
 
-def told(office: Office, topic: str = "orders", partition: int = 0) -> list[str]:
+def told(controller: RecordedController, topic: str = "orders", partition: int = 0) -> list[str]:
     """The story without the times, which are of no interest here."""
-    office.history.spool.flush()
-    batches = read_spool(office.config.klamm_history_dir)
+    controller.history.spool.flush()
+    batches = read_spool(controller.config.klamm_history_dir)
     texts = story(read_partition_events(batches, topic, partition), topic, partition)
     return [text.partition(" epoch ")[2] or text for text in texts]
 
 
-def begin(office: Office, replicas: list[int]) -> None:
-    office.fail_over()
-    office.add_topic("orders", {0: replicas})
-    office.handle(TopicChange())
+def begin(controller: RecordedController, replicas: list[int]) -> None:
+    controller.fail_over()
+    controller.create_topic("orders", {0: replicas})
+    controller.handle(TopicChange())
 
 
-def lose(office: Office, *brokers: int) -> None:
-    for broker in brokers:
-        del office.registered[broker]
-    office.handle(BrokerChange())
+def lose(controller: RecordedController, *brokers: int) -> None:
+    controller.lose(*brokers)
+    controller.handle(BrokerChange())
 
 
-def propose(office: Office, *isr: int) -> None:
-    leader, leader_epoch, _, recovery, _, version = office.states["orders", 0]
-    proposal = PartitionProposal("orders", None, 0, leader_epoch, isr, recovery, version)
-    office.handle(AlterPartition(leader, office.registered[leader].epoch, 3, [proposal]))
+def propose(controller: RecordedController, *isr: int) -> None:
+    leader, leader_epoch, _ = controller.state("orders")
+    proposal = PartitionProposal(
+        "orders", None, 0, leader_epoch, isr, 0, controller.version("orders")
+    )
+    controller.handle(AlterPartition(leader, controller.registrations[leader].epoch, 3, [proposal]))
 
 
-def test_a_sentence_begins_with_time_epoch_and_sequence(office: Office):
-    begin(office, [1, 2])
-    office.history.spool.flush()
-    events = read_partition_events(read_spool(office.config.klamm_history_dir), "orders", 0)
+def test_a_sentence_begins_with_time_epoch_and_sequence(controller):
+    begin(controller, [1, 2])
+    controller.history.spool.flush()
+    events = read_partition_events(read_spool(controller.config.klamm_history_dir), "orders", 0)
     assert list(story(events, "orders", 0)) == [
         "2001-09-09 01:46:40.005 epoch 1 #1: broker 1 became controller.",
         "2001-09-09 01:46:40.022 epoch 1 #2: topics appeared or vanished in ZooKeeper; "
@@ -71,15 +73,15 @@ def test_a_sentence_begins_with_time_epoch_and_sequence(office: Office):
     ]
 
 
-def test_a_failure_and_a_return(office: Office):
-    begin(office, [1, 2, 3])
-    lose(office, 1)
-    office.register(1)
-    office.handle(BrokerChange())
-    propose(office, 2, 3, 1)
-    office.handle(AutoRebalance())
-    lose(office, 3)
-    assert told(office)[2:] == [
+def test_a_failure_and_a_return(controller):
+    begin(controller, [1, 2, 3])
+    lose(controller, 1)
+    controller.register(1)
+    controller.handle(BrokerChange())
+    propose(controller, 2, 3, 1)
+    controller.handle(AutoRebalance())
+    lose(controller, 3)
+    assert told(controller)[2:] == [
         "1 #3: broker 1 disappeared; orders-0 got leader 2 (was 1), leader epoch 1, ISR 2,3.",
         "1 #5: broker 2 asked for an ISR; the ISR of orders-0 became 2,3,1 (1 joined).",
         "1 #6: leaders are being rebalanced; orders-0 went back to its preferred leader 1 (was 2),"
@@ -89,14 +91,14 @@ def test_a_failure_and_a_return(office: Office):
     ]
 
 
-def test_nobody_is_left_and_then_somebody_who_was_not_in_sync(office: Office):
-    begin(office, [1, 2])
-    lose(office, 2)
-    lose(office, 1)
-    office.unclean_topics.add("orders")
-    office.register(2)
-    office.handle(BrokerChange())
-    assert told(office)[3:] == [
+def test_nobody_is_left_and_then_somebody_who_was_not_in_sync(controller):
+    begin(controller, [1, 2])
+    lose(controller, 2)
+    lose(controller, 1)
+    controller.allow_unclean_elections("orders")
+    controller.register(2)
+    controller.handle(BrokerChange())
+    assert told(controller)[3:] == [
         "1 #4: broker 1 disappeared; a replica of orders-0 went offline: no leader (was 1), leader "
         "epoch 2, ISR 1; nobody could be elected for orders-0, it has no leader (was 1): ISR 1 of "
         "replicas 1,2.",
@@ -105,12 +107,12 @@ def test_nobody_is_left_and_then_somebody_who_was_not_in_sync(office: Office):
     ]
 
 
-def test_a_handover_and_a_bounce(office: Office):
-    begin(office, [1, 2])
-    office.handle(ControlledShutdown(1, office.registered[1].epoch))
-    office.register(2)
-    office.handle(BrokerChange())
-    assert told(office)[2:4] == [
+def test_a_handover_and_a_bounce(controller):
+    begin(controller, [1, 2])
+    controller.handle(ControlledShutdown(1, controller.registrations[1].epoch))
+    controller.register(2)
+    controller.handle(BrokerChange())
+    assert told(controller)[2:4] == [
         "1 #3: broker 1 asked to shut down; orders-0 was handed over to leader 2 (was 1), leader "
         "epoch 1, ISR 2.",
         "1 #4: broker 2 came back with a new registration; a replica of orders-0 went offline: no "
@@ -118,11 +120,11 @@ def test_a_handover_and_a_bounce(office: Office):
     ]
 
 
-def test_a_reassignment_from_start_to_end(office: Office):
-    begin(office, [1, 2, 3])
-    office.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
-    propose(office, 1, 2, 3, 4)
-    assert told(office)[2:] == [
+def test_a_reassignment_from_start_to_end(controller):
+    begin(controller, [1, 2, 3])
+    controller.handle(ApiReassignment({("orders", 0): [4, 2, 3]}))
+    propose(controller, 1, 2, 3, 4)
+    assert told(controller)[2:] == [
         "1 #3: a reassignment was asked for; orders-0 kept leader 1 under a new epoch, leader epoch"
         " 1, ISR 1,2,3; orders-0 is to move to replicas 4,2,3 (adding 4, removing 1).",
         "1 #4: broker 1 asked for an ISR; the ISR of orders-0 became 1,2,3,4 (4 joined); orders-0 "
@@ -132,14 +134,14 @@ def test_a_reassignment_from_start_to_end(office: Office):
     ]
 
 
-def test_a_move_that_is_replaced_found_and_cancelled(office: Office):
-    begin(office, [1, 2])
-    office.handle(ApiReassignment({("orders", 0): [3, 2]}))
-    office.handle(ApiReassignment({("orders", 0): [4, 2]}))
-    office.resign()
-    office.fail_over(epoch=2)
-    office.handle(ApiReassignment({("orders", 0): None}))
-    texts = told(office)
+def test_a_move_that_is_replaced_found_and_cancelled(controller):
+    begin(controller, [1, 2])
+    controller.handle(ApiReassignment({("orders", 0): [3, 2]}))
+    controller.handle(ApiReassignment({("orders", 0): [4, 2]}))
+    controller.resign()
+    controller.fail_over(epoch=2)
+    controller.handle(ApiReassignment({("orders", 0): None}))
+    texts = told(controller)
     assert texts[3].endswith("orders-0 is now to move to replicas 4,2 (adding 4, removing 1).")
     assert texts[4] == "1 #5: broker 1 gave up being controller (ZooKeeper session expired)."
     assert texts[5].startswith("2 #1: broker 1 became controller; ")
@@ -147,16 +149,16 @@ def test_a_move_that_is_replaced_found_and_cancelled(office: Office):
     assert texts[6].endswith("the move of orders-0 was cancelled: replicas 2,1.")
 
 
-def test_a_deletion(office: Office):
-    begin(office, [1, 2])
-    lose(office, 2)
-    office.deletions.add("orders")
-    office.handle(TopicDeletion())
-    office.register(2)
-    office.handle(BrokerChange())
+def test_a_deletion(controller):
+    begin(controller, [1, 2])
+    lose(controller, 2)
+    controller.request_deletion("orders")
+    controller.handle(TopicDeletion())
+    controller.register(2)
+    controller.handle(BrokerChange())
     for broker in (1, 2):
-        office.handle(StopReplicaResponseReceived(broker, 0, {("orders", 0): 0}))
-    texts = told(office)
+        controller.handle(StopReplicaResponseReceived(broker, 0, {("orders", 0): 0}))
+    texts = told(controller)
     assert texts[3] == (
         "1 #4: the topic is to be deleted; a replica of orders-0 went offline: no leader (was 1), "
         "leader epoch 2, ISR 1; the deletion of topic orders has to wait."
@@ -167,41 +169,41 @@ def test_a_deletion(office: Office):
     )
 
 
-def test_a_write_that_was_refused_says_why(office: Office):
-    begin(office, [1, 2])
-    office.refusals["orders", 0] = WriteOutcome.BAD_VERSION
-    lose(office, 1)
+def test_a_write_that_was_refused_says_why(controller):
+    begin(controller, [1, 2])
+    controller.faults.refuse[state_path("orders", 0)] = [WriteOutcome.BAD_VERSION]
+    lose(controller, 1)
     refusal = "; refused: orders-0 got leader 2 (was 1), leader epoch 1, ISR 2, because ZooKeeper "
-    assert refusal in told(office)[2]
+    assert refusal in told(controller)[2]
 
 
-def test_an_event_that_failed_says_so(office: Office):
-    office.fail_over()
-    office.add_topic("orders", {0: [1]})
-    office.fails_to_announce = True
-    office.handle(TopicChange())
-    assert told(office)[1].endswith(
+def test_an_event_that_failed_says_so(controller):
+    controller.fail_over()
+    controller.create_topic("orders", {0: [1]})
+    controller.fail_announcements()
+    controller.handle(TopicChange())
+    assert told(controller)[1].endswith(
         "; the event was not carried through (failed: RuntimeError('no way to announce'))."
     )
 
 
-def test_other_partitions_are_not_part_of_the_story(office: Office):
-    begin(office, [1, 2])
-    office.add_topic("other", {0: [3]})
-    office.handle(TopicChange())
-    lose(office, 3)
-    assert len(told(office)) == 2
+def test_other_partitions_are_not_part_of_the_story(controller):
+    begin(controller, [1, 2])
+    controller.create_topic("other", {0: [3]})
+    controller.handle(TopicChange())
+    lose(controller, 3)
+    assert len(told(controller)) == 2
 
 
 # Several spools
 
 
 def test_spools_of_several_nodes_are_put_in_order_and_duplicates_dropped(tmp_path: Path):
-    first, second = Office(tmp_path / "1"), Office(tmp_path / "2")
+    first, second = RecordedController(tmp_path / "1"), RecordedController(tmp_path / "2")
     begin(first, [1, 2])
     first.history.spool.close()
     shutil.copytree(first.config.klamm_history_dir, tmp_path / "copy")
-    second.topics, second.states = first.topics, first.states
+    second.share_zookeeper_of(first)
     second.fail_over(epoch=2)
     lose(second, 1)
     second.history.spool.close()
@@ -216,10 +218,10 @@ def test_spools_of_several_nodes_are_put_in_order_and_duplicates_dropped(tmp_pat
     assert heads == ["epoch 1 #1:", "epoch 1 #2:", "epoch 2 #1:", "epoch 2 #2:"]
 
 
-def rows(*keys: tuple[int, int, int, int], office: Office) -> list[pa.RecordBatch]:
-    """The batches of an office, with other epochs, sequences, parts and numbers of parts."""
-    office.history.spool.flush()
-    (batch,) = read_spool(office.config.klamm_history_dir)
+def rows(*keys: tuple[int, int, int, int], controller: RecordedController) -> list[pa.RecordBatch]:
+    """The batches of an controller, with other epochs, sequences, parts and numbers of parts."""
+    controller.history.spool.flush()
+    (batch,) = read_spool(controller.config.klamm_history_dir)
     batch = batch.slice(0, 1)
     batches = []
     for key in keys:
@@ -232,9 +234,9 @@ def rows(*keys: tuple[int, int, int, int], office: Office) -> list[pa.RecordBatc
     return batches
 
 
-def test_gaps_are_named(office: Office):
-    office.fail_over()
-    some = rows((1, 2, 0, 1), (1, 5, 0, 1), (4, 1, 0, 1), (4, 2, 1, 2), office=office)
+def test_gaps_are_named(controller):
+    controller.fail_over()
+    some = rows((1, 2, 0, 1), (1, 5, 0, 1), (4, 1, 0, 1), (4, 2, 1, 2), controller=controller)
     events = list(read_partition_events(some, "orders", 0))
     assert [entry for entry in events if isinstance(entry, Gap)] == [
         Gap(1, 1, 1),
@@ -249,12 +251,14 @@ def test_gaps_are_named(office: Office):
     assert "(Nothing is known of controller epoch 2.)" in texts
 
 
-def test_a_partition_in_a_later_part_of_an_event_is_told_with_the_events_reason(office: Office):
-    office.fail_over()
-    office.add_topic("orders", {p: [1, 2] for p in range(5000)})
-    office.handle(TopicChange())
-    lose(office, 1)
-    assert told(office, partition=4999)[-1] == (
+def test_a_partition_in_a_later_part_of_an_event_is_told_with_the_events_reason(
+    controller: RecordedController,
+):
+    controller.fail_over()
+    controller.create_topic("orders", {p: [1, 2] for p in range(5000)})
+    controller.handle(TopicChange())
+    lose(controller, 1)
+    assert told(controller, partition=4999)[-1] == (
         "1 #3: broker 1 disappeared; orders-4999 got leader 2 (was 1), leader epoch 1, ISR 2."
     )
 
@@ -262,24 +266,24 @@ def test_a_partition_in_a_later_part_of_an_event_is_told_with_the_events_reason(
 # The command
 
 
-def test_the_json_has_the_events_with_their_sentences(office: Office):
-    begin(office, [1, 2])
-    office.history.spool.flush()
+def test_the_json_has_the_events_with_their_sentences(controller):
+    begin(controller, [1, 2])
+    controller.history.spool.flush()
     output: list[str] = []
-    run("orders-0", spools=[office.config.klamm_history_dir], as_json=True, write=output.append)
+    run("orders-0", spools=[controller.config.klamm_history_dir], as_json=True, write=output.append)
     (document,) = output
-    took_office, created = json.loads(document)
-    assert took_office["term"] == "began"
+    began, created = json.loads(document)
+    assert began["term"] == "began"
     assert created["kind"] == "TopicChange"
     assert created["decisions"][0]["isr"] == [1, 2]
     assert created["text"].endswith("orders-0 was created with leader 1, leader epoch 0, ISR 1,2.")
 
 
-def test_a_partition_that_was_never_heard_of_is_an_error(office: Office):
-    begin(office, [1, 2])
-    office.history.spool.flush()
+def test_a_partition_that_was_never_heard_of_is_an_error(controller):
+    begin(controller, [1, 2])
+    controller.history.spool.flush()
     with pytest.raises(KlammError, match="nothing about orders-7"):
-        run("orders-7", spools=[office.config.klamm_history_dir])
+        run("orders-7", spools=[controller.config.klamm_history_dir])
 
 
 def test_a_spool_that_is_not_there_is_named_with_the_key_that_says_where_it_is(tmp_path: Path):

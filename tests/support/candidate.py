@@ -16,7 +16,7 @@ from klamm.core.context import Settings
 from klamm.history.recorder import History
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
-from tests.support.office import Clock, history_config
+from tests.support.recorded_controller import Clock, history_config
 
 
 class World(Clock):

@@ -11,7 +11,7 @@ from klamm.controller.requests.topic_checks import TopicRefusedError
 from klamm.controller.requests.topics import TopicAdmin
 from klamm.core.assignment import assign_replicas
 from klamm.protocol.codes import ErrorCode
-from tests.support.office import history_config
+from tests.support.recorded_controller import history_config
 
 BROKERS: dict[int, str | None] = {1: None, 2: None, 3: None, 4: None}
 

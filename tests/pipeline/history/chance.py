@@ -11,6 +11,7 @@ from klamm.core.events import (
     TopicDeletion,
 )
 from tests.pipeline.history.night import Cluster
+from tests.support.procedure_store import TOPICS, Faults
 
 BROKERS = (1, 2, 3, 4, 5)
 
@@ -21,12 +22,12 @@ def random_history(directory: Path, seed: int, steps: int = 60) -> Cluster:
     cluster = Cluster(directory, BROKERS)
     epoch, at = 1, 0.0
     cluster.new_controller(1, epoch, at)
-    controller, created = 1, 0
+    active, created = 1, 0
     for _ in range(steps):
         at += chance.uniform(0.2, 30)
-        office = cluster.at(at)
-        live = sorted(office.registered)
-        others = [broker for broker in live if broker != controller]
+        controller = cluster.at(at)
+        live = sorted(controller.registrations)
+        others = [broker for broker in live if broker != active]
         match chance.choice(("create", "lose", "start", "catch up", "move", "other")):
             case "create" if len(live) >= 3:
                 created += 1
@@ -38,34 +39,36 @@ def random_history(directory: Path, seed: int, steps: int = 60) -> Cluster:
                 cluster.start(at, chance.choice(gone))
             case "catch up":
                 cluster.catch_up(at)
-            case "move" if office.topics and len(live) >= 3:
-                name = chance.choice(sorted(office.topics))
+            case "move" if controller.children(TOPICS) and len(live) >= 3:
+                name = chance.choice(controller.children(TOPICS))
                 target = chance.sample(live, min(2, len(live)))
-                office.handle(ApiReassignment({(name, 0): target}), "AlterPartitionReassignments")
+                controller.handle(
+                    ApiReassignment({(name, 0): target}), "AlterPartitionReassignments"
+                )
             case "other":
                 match chance.choice(("rebalance", "delete", "shut down", "controller", "silent")):
                     case "rebalance":
-                        office.handle(AutoRebalance(), "timer")
-                    case "delete" if office.topics:
-                        office.deletions.add(chance.choice(sorted(office.topics)))
-                        office.handle(TopicDeletion(), "watch on /admin/delete_topics")
+                        controller.handle(AutoRebalance(), "timer")
+                    case "delete" if controller.children(TOPICS):
+                        controller.request_deletion(chance.choice(controller.children(TOPICS)))
+                        controller.handle(TopicDeletion(), "watch on /admin/delete_topics")
                     case "shut down" if len(others) > 1:
                         leaving = chance.choice(others)
-                        epoch_of = office.registered[leaving].epoch
-                        office.handle(ControlledShutdown(leaving, epoch_of), "a request")
+                        epoch_of = controller.registrations[leaving].epoch
+                        controller.handle(ControlledShutdown(leaving, epoch_of), "a request")
                         cluster.lose(at + 0.5, leaving)
                     case "controller" if others:
                         if chance.random() < 0.5:
-                            office.resign()
+                            controller.resign()
                         else:
-                            del office.registered[controller]
-                        controller = chance.choice(others)
+                            controller.lose(active)
+                        active = chance.choice(others)
                         epoch += chance.choice((1, 1, 2))
-                        cluster.new_controller(controller, epoch, at + 1)
+                        cluster.new_controller(active, epoch, at + 1)
                     case "silent" if len(others) > 1:
-                        office.fails_to_announce = True
-                        del office.registered[chance.choice(others)]
-                        office.handle(BrokerChange(), "watch on /brokers/ids")
-                        office.fails_to_announce = False
+                        controller.fail_announcements()
+                        controller.lose(chance.choice(others))
+                        controller.handle(BrokerChange(), "watch on /brokers/ids")
+                        controller.faults = Faults()
     cluster.close()
     return cluster

@@ -24,6 +24,7 @@ from klamm.pipeline.history.input import (
 )
 from klamm.pipeline.history.tables import controller_terms, events, gaps
 from tests.pipeline.history.night import Cluster
+from tests.support.procedure_store import state_path
 
 #: The first test of a run pays for Spark's start and for all tables.
 pytestmark = pytest.mark.timeout(600)
@@ -119,11 +120,11 @@ def test_a_leader_that_was_never_announced_counts_when_the_next_controller_annou
     cluster.new_controller(1, epoch=1, at=0)
     cluster.create(1, orders={0: [2, 3]}, other={0: [2, 3]})
     # The controller elects, and is gone before it can say so to anybody.
-    office = cluster.at(10)
-    office.refusals["other", 0] = WriteOutcome.FAILED
-    office.fails_to_announce = True
-    del office.registered[2]
-    office.handle(BrokerChange(), "watch on /brokers/ids")
+    controller = cluster.at(10)
+    controller.faults.refuse[state_path("other", 0)] = [WriteOutcome.FAILED]
+    controller.fail_announcements()
+    controller.lose(2)
+    controller.handle(BrokerChange(), "watch on /brokers/ids")
     cluster.new_controller(3, epoch=2, at=20)
     cluster.close()
     tables = make_tables(read_spools(spark, cluster.spools))
