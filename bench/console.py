@@ -19,11 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tests.support.office import Office
+
 from klamm.core.events import AutoRebalance, TopicChange
 from klamm.processes import tied_klamm
 from tests.support.chromium import Page, find_browser, open_page
 from tests.support.large_cluster import LargeCluster, large_cluster
-from tests.support.office import Office
 
 TOKEN = "bench"
 USABLE = (

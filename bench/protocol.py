@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.frames import decode_request, decode_response, encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
@@ -42,6 +41,7 @@ from klamm.protocol.fast.produce import (
 from klamm.protocol.records import Record, build_batch, has_valid_crc, records_data, scan_records
 from klamm.protocol.schema._kio import entity_reader, entity_writer
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 
 TOPIC_ID = uuid.UUID(int=1)
 RECORDS_BYTES = 10_000

@@ -23,12 +23,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from klamm import Cluster
 from klamm.client.admin import Admin
+from klamm.client.errors import check
 from klamm.errors import KlammError
+from klamm.protocol.apis import ApiKey
 
 SOURCE, TARGET, GROUP = "numbers", "copies", "copiers"
 PARTITIONS = 4
 COPIERS = 2
 _BATCH = 50
+_TRANSACTION = 1  # as a FindCoordinator key type
 _TRANSACTION_TIMEOUT_MS = 10_000
 _ROLES = ("coordinator", "leader", "copier")
 
@@ -188,7 +191,10 @@ class Chaos:
     def _coordinator(self, name: str) -> int | None:
         try:
             with Admin(self._cluster.bootstrap_servers) as admin:
-                return admin.transaction_coordinator(name)
+                asked = {"key": name, "key_type": _TRANSACTION}
+                found = admin.ask_any(ApiKey.FIND_COORDINATOR, asked)
+                check(found.error_code)
+                return int(found.node_id)
         except KlammError:
             return None
 

@@ -131,7 +131,7 @@ def test_in_office_every_change_becomes_its_event_again_and_again(tmp_path: Path
                 ),
                 "TopicDeletion": store.create(znodes.delete_topic_path("nobody")),
                 "IsrChangeNotification": store.create(
-                    znodes.ISR_CHANGE_PREFIX, b"{}", sequential=True
+                    f"{znodes.ISR_CHANGES}/isr_change_", b"{}", sequential=True
                 ),
                 "LogDirEventNotification": store.create(
                     znodes.LOG_DIR_EVENT_PREFIX, b"{}", sequential=True

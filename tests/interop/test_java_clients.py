@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from klamm.config.jaas import OAUTHBEARER_MODULE
 from klamm.config.properties import format_properties
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.zookeeper.server import ZooKeeperServer
@@ -23,6 +22,7 @@ WAYS = (
     ("SASL_SSL", "SCRAM-SHA-512"),
     ("SASL_SSL", "OAUTHBEARER"),
 )
+_OAUTHBEARER_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 _LOGIN_HANDLER = (
     "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
 )
@@ -42,7 +42,7 @@ def properties(secured: SecuredBroker, protocol: str, mechanism: str, token: Pat
     token.write_text(secured.token(sub="admin"))
     given = secured.properties(protocol, "admin") | {
         "sasl.mechanism": mechanism,
-        "sasl.jaas.config": f"{OAUTHBEARER_MODULE} required;",
+        "sasl.jaas.config": f"{_OAUTHBEARER_MODULE} required;",
         "sasl.oauthbearer.token.endpoint.url": f"file:{token}",
         "sasl.login.callback.handler.class": _LOGIN_HANDLER,
     }

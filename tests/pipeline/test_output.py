@@ -42,10 +42,6 @@ def test_a_file_is_replaced_as_a_whole(spark, mounted: tuple[str, Path]):
     report.write(b"short")
     assert (report.read(), report.size()) == (b"short", 5)
     assert report.parent.names() == ["report.html"]
-    draft = report.parent / "draft.html"
-    draft.write(b"draft")
-    report.move_from(draft)
-    assert (report.read(), draft.exists()) == (b"draft", False)
     report.delete()
     report.delete()
     assert not report.exists()

@@ -3,13 +3,9 @@
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from klamm.pipeline.session import LITTLE_BYTES, are_little, planned_for
+from klamm.pipeline.session import LITTLE_BYTES, are_little
 from tests.support.command_line import run_process
-
-CODEGEN = "spark.sql.codegen.wholeStage"
-SHUFFLE = "spark.sql.shuffle.partitions"
 
 
 def test_folders_are_little_together_or_not(tmp_path: Path):
@@ -24,22 +20,6 @@ def test_folders_are_little_together_or_not(tmp_path: Path):
 def test_what_is_not_here_may_be_large(tmp_path: Path):
     assert not are_little([tmp_path / "nowhere"])
     assert not are_little([Path("s3://bucket/snapshot")])
-
-
-def test_little_data_is_planned_for_only_meanwhile(spark: SparkSession, tmp_path: Path):
-    (tmp_path / "file").write_bytes(b"x")
-    before = {name: spark.conf.get(name) for name in (CODEGEN, SHUFFLE)}
-    spark.conf.set(CODEGEN, "true")
-    spark.conf.set(SHUFFLE, "7")
-    try:
-        with planned_for(spark, [tmp_path]):
-            assert (spark.conf.get(CODEGEN), spark.conf.get(SHUFFLE)) == ("false", "1")
-        assert (spark.conf.get(CODEGEN), spark.conf.get(SHUFFLE)) == ("true", "7")
-        with planned_for(spark, [tmp_path / "nowhere"]):
-            assert spark.conf.get(SHUFFLE) == "7"
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
 
 
 @pytest.mark.real

@@ -236,10 +236,9 @@ class Checks:
         become_leader = Partition.become_leader
         advance = Log.advance_high_watermark
 
-        def becomes_leader(partition: Partition, order: Any, log: Any, now_ms: int) -> Any:
-            outcome = become_leader(partition, order, log, now_ms)
+        def becomes_leader(partition: Partition, state: Any, log: Any, now_ms: int) -> None:
+            become_leader(partition, state, log, now_ms)
             self._on_leading(partition, log)
-            return outcome
 
         def advances(log: Log, offset: int) -> int:
             reached = advance(log, offset)

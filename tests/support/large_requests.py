@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.protocol.apis import APIS, ApiKey
-from klamm.protocol.codec.encoding import EncodedArray, encode_parts, encode_struct
+from klamm.protocol.codec.encoding import EncodedArray, encode_parts
 from klamm.protocol.codec.headers import RequestHeader, encode_request_header, framed
 from klamm.protocol.codec.primitives import encode_string
 from klamm.protocol.schema.fields import FIXED_FORMATS, WireField, wire_fields
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 
 #: What fields hold where zero, false, null or an empty name would end the request early.
 _GIVEN: Final[Mapping[str, Any]] = {

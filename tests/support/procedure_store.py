@@ -2,6 +2,10 @@
 
 Every write is recorded, and what a watch would notice of it is put into a queue; watches are always
 armed. A write can be refused, or be the last one before a crash.
+
+`klamm.zookeeper.memory` is the other double: it stands for a session, with bytes, watches and
+expiry, below the interpreter. This one stands for the interpreter and the session together, so that
+tests of `core/` need neither.
 """
 
 from collections import deque

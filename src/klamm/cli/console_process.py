@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from klamm.console.link import PORT, TOKEN_VARIABLE, given_token, link, listen
-from klamm.processes import Child, last_words, tied_klamm
+from klamm.processes import Child, tied_klamm
 
 if TYPE_CHECKING:
     from klamm.local.cluster import Cluster
@@ -27,7 +27,6 @@ class ConsoleProcess:
         config = cluster.command_config
         secured = () if config is None else (f"--command-config={config}",)
         descriptors = (listening.fileno(), control.child_end.fileno())
-        self._log = cluster.data_dir / "console.log"
         self._child = Child(
             tied_klamm(
                 "console",
@@ -40,7 +39,7 @@ class ConsoleProcess:
                 *(f"--spool={spool}" for spool in spools),
                 *secured,
             ),
-            self._log,
+            cluster.data_dir / "console.log",
             "console",
             pass_fds=descriptors,
             # Not on its command line, which everybody on the machine can read.
@@ -48,11 +47,6 @@ class ConsoleProcess:
         )
         listening.close()
         control.child_end.close()
-
-    @property
-    def has_died(self) -> str | None:
-        """Why it has ended, if it has."""
-        return last_words(self._log) if self._child.ended.is_set() else None
 
     def close(self) -> None:
         self._child.end(signal.SIGTERM)

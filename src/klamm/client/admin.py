@@ -206,10 +206,6 @@ class Admin:
         """The coordinator of a transactional id, also while it changes."""
         return self._ask_coordinator(transactional_id, _TRANSACTION, api, values)
 
-    def transaction_coordinator(self, transactional_id: str) -> int:
-        """The broker that coordinates a transactional id now."""
-        return self._find_coordinator(transactional_id, _TRANSACTION).id
-
     def _ask_coordinator(self, key: str, key_type: int, api: ApiKey, values: Values) -> Any:
         return self._ask_until_right(lambda: self._find_coordinator(key, key_type), api, values)
 

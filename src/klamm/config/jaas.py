@@ -17,7 +17,6 @@ from klamm.errors import ConfigError
 
 PLAIN_MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
-OAUTHBEARER_MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 _FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
 _TOKEN: Final = re.compile(r'\s+|"((?:[^"\\]|\\.)*)"|([A-Za-z0-9_.$@+/\-]+)|([=;])', re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)

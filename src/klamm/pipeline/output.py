@@ -96,11 +96,6 @@ class OutputFolder:
         with self._explained("deleted"):
             self._files.delete(self._path(), True)
 
-    def move_from(self, source: "OutputFolder") -> None:
-        """Move a file here from elsewhere in the file system, in place of the one that is here."""
-        with self._explained("written"):
-            self._replace(source._path())
-
     def make(self) -> None:
         """Make the folder, unless it is there."""
         with self._explained("written"):

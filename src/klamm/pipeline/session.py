@@ -162,22 +162,6 @@ def _starts_a_jvm(master: str | None) -> bool:
     return is_local and _SUBMITTED not in os.environ and SparkContext._gateway is None
 
 
-@contextlib.contextmanager
-def planned_for(spark: SparkSession, paths: Iterable[Path]) -> Iterator[None]:
-    """Plan queries for little data in this block, if these files and folders are little."""
-    if not are_little(paths):
-        yield
-        return
-    before = {name: str(spark.conf.get(name)) for name in _LITTLE_SETTINGS}
-    try:
-        for name, value in _LITTLE_SETTINGS.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
-
-
 def is_for_little(spark: SparkSession) -> bool:
     """Whether the session plans its queries for little data now."""
     return all(spark.conf.get(name) == value for name, value in _LITTLE_SETTINGS.items())

@@ -114,7 +114,6 @@ class Scan(NamedTuple):
 
     min_timestamp_delta: int
     max_timestamp_delta: int
-    max_timestamp_index: int  # of the first record with the highest timestamp
     is_dense: bool  # the offset deltas are 0, 1, 2, ...
     null_key_index: int  # of the first record without key, -1 if all have one
 
@@ -254,7 +253,7 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
         raise RemoteProtocolError(f"a batch announces {count} records")
     at, end = 0, len(data)
     is_dense, null_key_index = True, -1
-    highest, highest_index, lowest = _NO_TIMESTAMP_DELTA, 0, -_NO_TIMESTAMP_DELTA
+    highest, lowest = _NO_TIMESTAMP_DELTA, -_NO_TIMESTAMP_DELTA
     last_timestamp, lengths = -1, 0
     try:
         for index in range(count):
@@ -281,7 +280,7 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
                 last_timestamp = coded
                 delta = -(coded >> 1) - 1 if coded & 1 else coded >> 1
                 if delta > highest:
-                    highest, highest_index = delta, index
+                    highest = delta
                 if delta < lowest:
                     lowest = delta
 
@@ -330,7 +329,7 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
         raise RemoteProtocolError(f"{count} records take {at} bytes of {end}")
     if lengths & 1:
         raise RemoteProtocolError("a record has a negative length")
-    return Scan(lowest, highest, highest_index, is_dense, null_key_index)
+    return Scan(lowest, highest, is_dense, null_key_index)
 
 
 def _check_headers(data: Buffer, at: int, end: int) -> None:

@@ -48,7 +48,6 @@ FEATURE: Final = "/feature"
 PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
 
 #: Prefixes of sequential nodes; ZooKeeper appends ten digits.
-ISR_CHANGE_PREFIX: Final = f"{ISR_CHANGES}/isr_change_"
 LOG_DIR_EVENT_PREFIX: Final = f"{LOG_DIR_EVENTS}/log_dir_event_"
 CONFIG_CHANGE_PREFIX: Final = f"{CONFIG_CHANGES}/config_change_"
 

@@ -33,6 +33,13 @@ def batch_of(
     return bytes(build_batch(records, base_offset=offset, leader_epoch=epoch, **fields).data)
 
 
+def roll(log: Log) -> None:
+    """Begin a new segment at the end of the log, unless the active one is empty."""
+    with log._lock, log._storage():
+        if log._active.size:
+            log._roll(log.end_offset, NOW)
+
+
 def stored_records(log: Log) -> list[Record]:
     """Every record from the log's start to its end, read as a consumer would."""
     records: list[Record] = []

@@ -8,7 +8,7 @@ from klamm.broker.log.cleaner import clean, find_dirt
 from klamm.broker.log.settings import LogConfig
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import Record, build_batch, iterate_batches
-from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, stored_records
+from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, roll, stored_records
 
 FILES = UnsyncedFiles()
 POLICY = frozenset({"compact"})
@@ -55,7 +55,7 @@ def test_a_key_that_equals_the_digest_of_another_is_another_key(log):
     long = b"long" * 100
     digests = [blake2b(long, digest_size=size).digest() for size in range(1, 65)]
     append(log, (long, b"1"), *((digest, b"2") for digest in digests))
-    log.roll(NOW)
+    roll(log)
     cleaned(log)
     assert [key for _, key, _ in pairs(log)] == [long, *digests]
 
@@ -65,7 +65,7 @@ def test_the_last_record_of_each_key_stays_where_it_was(log):
     append(log, (b"a", b"1"), (b"b", b"1"))
     append(log, (b"a", b"2"))
     append(log, (b"c", b"1"), (b"a", b"3"))
-    log.roll(NOW)
+    roll(log)
     append(log, (b"b", b"active"))
     assert cleaned(log) == 5
     assert pairs(log) == [(1, b"b", b"1"), (3, b"c", b"1"), (4, b"a", b"3"), (5, b"b", b"active")]
@@ -78,7 +78,7 @@ def test_a_batch_that_is_thinned_keeps_its_header(log, codec):
     append(log, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), epoch=3, **fields)
     before = stored_batches(log)[0].header
     append(log, (b"c", b"2"))
-    log.roll(NOW)
+    roll(log)
     cleaned(log)
     after = stored_batches(log)[0].header
     for name in (
@@ -99,7 +99,7 @@ def test_a_batch_that_is_thinned_keeps_its_header(log, codec):
 def test_a_batch_in_which_nothing_is_superseded_is_copied(log):
     append(log, (b"a", b"1"), (b"b", b"1"))
     before = log.segments[0].path.read_bytes()
-    log.roll(NOW)
+    roll(log)
     cleaned(log)
     assert log.segments[0].path.read_bytes() == before
 
@@ -110,7 +110,7 @@ def test_the_last_batch_of_a_producer_stays_even_if_empty(log):
     append(log, (b"a", b"1"), base_sequence=0, **producer)
     append(log, (b"a", b"2"), base_sequence=1, **producer)
     append(log, (b"a", b"3"))
-    log.roll(NOW)
+    roll(log)
     cleaned(log)
     headers = [batch.header for batch in stored_batches(log)]
     assert [(header.base_offset, header.record_count) for header in headers] == [(1, 0), (2, 1)]
@@ -123,7 +123,7 @@ def test_the_last_batch_of_a_producer_stays_even_if_empty(log):
 def test_a_deletion_stays_for_its_time_after_the_first_pass(log):
     append(log, (b"a", b"1"), (b"b", b"1"))
     append(log, (b"a", None), (b"c", b"1"))
-    log.roll(NOW)
+    roll(log)
     end = cleaned(log)
     assert pairs(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
     marked = stored_batches(log)[1].header
@@ -132,11 +132,11 @@ def test_a_deletion_stays_for_its_time_after_the_first_pass(log):
     assert [record.timestamp for record in stored_records(log)] == [NOW] * 3
 
     append(log, (b"x", b"1"))
-    log.roll(NOW)
+    roll(log)
     end = cleaned(log, end, now_ms=NOW + HOUR - 1)
     assert (2, b"a", None) in pairs(log)
     append(log, (b"y", b"1"))
-    log.roll(NOW)
+    roll(log)
     cleaned(log, end, now_ms=NOW + HOUR)
     assert [key for _, key, _ in pairs(log)] == [b"b", b"c", b"x", b"y"]
 
@@ -151,7 +151,7 @@ def test_aborted_records_supersede_nothing_and_go(log):
         now_ms=NOW,
     )
     log.advance_high_watermark(3)
-    log.roll(NOW)
+    roll(log)
     cleaned(log)
     assert pairs(log)[0] == (0, b"a", b"committed")
     headers = [batch.header for batch in stored_batches(log)]
@@ -166,7 +166,7 @@ def test_only_what_is_committed_sealed_and_old_enough_is_touched(home):
     log = home.open()
     for age_ms in (5000, 3000, 500):
         append(log, (b"a", b"1"), now_ms=NOW - age_ms)
-        log.roll(NOW)
+        roll(log)
     assert find_dirt(log, None, NOW).dirty_to == 2
     log.high_watermark = 1
     assert find_dirt(log, None, NOW).dirty_to == 1
@@ -180,7 +180,7 @@ def test_a_log_is_due_when_enough_of_it_is_dirty(home):
     log = home.open()
     for _ in range(3):
         append(log, (b"a", b"1"))
-        log.roll(NOW)
+        roll(log)
     assert find_dirt(log, None, NOW).ratio == 1.0
     assert find_dirt(log, 1, NOW).ratio == pytest.approx(2 / 3)
     assert find_dirt(log, 2, NOW) is None
@@ -193,9 +193,9 @@ def test_a_log_is_due_when_its_dirt_is_too_old(home):
     home.config = config(min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=1000)
     log = home.open()
     append(log, (b"a", b"1"))
-    log.roll(NOW)
+    roll(log)
     append(log, (b"a", b"1"))
-    log.roll(NOW)
+    roll(log)
     assert find_dirt(log, 1, NOW + 1000) is None
     assert find_dirt(log, 1, NOW + 1001) is not None
 
@@ -204,7 +204,7 @@ def test_a_log_is_due_when_its_dirt_is_too_old(home):
 def test_a_topic_that_is_not_compacted_is_left_alone(home):
     log = home.open()
     append(log, (b"a", b"1"))
-    log.roll(NOW)
+    roll(log)
     assert find_dirt(log, None, NOW) is None
 
 
@@ -212,7 +212,7 @@ def test_a_topic_that_is_not_compacted_is_left_alone(home):
 def test_small_neighbours_become_one_segment(log):
     for i in range(6):
         append(log, (b"%d" % (i % 2), b"%d" % i))
-        log.roll(NOW)
+        roll(log)
     cleaned(log)
     assert [segment.base_offset for segment in log.segments] == [0, 6]
     assert pairs(log) == [(4, b"0", b"4"), (5, b"1", b"5")]
@@ -221,7 +221,7 @@ def test_small_neighbours_become_one_segment(log):
 def test_a_pass_with_little_memory_goes_as_far_as_it_can(log):
     for i in range(6):
         append(log, (b"%d" % i, b"1"), (b"again", b"%d" % i))
-        log.roll(NOW)
+        roll(log)
     assert cleaned(log, max_keys=5) == 6
     assert [key for _, key, _ in pairs(log)].count(b"again") == 4
     assert cleaned(log, 6, max_keys=1000) == 12
@@ -231,7 +231,7 @@ def test_a_pass_with_little_memory_goes_as_far_as_it_can(log):
 def test_a_pass_that_a_truncation_overtook_changes_nothing(log):
     append(log, (b"a", b"1"))
     append(log, (b"a", b"2"))
-    log.roll(NOW)
+    roll(log)
     dirty = find_dirt(log, None, NOW)
     segments = log.segments
 
@@ -268,7 +268,7 @@ def test_compaction_never_changes_what_the_last_records_say(tmp_path_factory, st
     since = None
     for step in steps:
         if step == "roll":
-            log.roll(NOW)
+            roll(log)
         elif step == "clean":
             dirty = find_dirt(log, since, NOW)
             since = clean(dirty, FILES, NOW) if dirty else since

@@ -10,7 +10,7 @@ from klamm.broker.log.validation import AppendOrigin
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import decode_batch_header
-from tests.broker.log.making import NOW, Home, batch_of, stored_records
+from tests.broker.log.making import NOW, Home, batch_of, roll, stored_records
 
 
 def append(log, batch=None, *, epoch=0, now_ms=NOW, **fields):
@@ -209,7 +209,7 @@ def test_a_read_outside_of_the_log_is_refused(home):
 def test_a_read_goes_on_in_the_next_segment_where_one_ends_in_a_gap(home):
     log = home.open()
     log.append_as_follower(batch_of(), now_ms=NOW)
-    log.roll(NOW)
+    roll(log)
     log.append_as_follower(batch_of(offset=8), now_ms=NOW)
     content = log.read(3, 1 << 20, log.end_offset).bytes()
     assert decode_batch_header(content).base_offset == 8
@@ -237,7 +237,7 @@ def test_bytes_between_offsets_are_counted_within_a_segment(home):
     assert log.bytes_between(0, 30) == 3 * len(batch)
     assert log.bytes_between(10, 20) == len(batch)
     assert log.bytes_between(30, 30) == 0
-    log.roll(NOW)
+    roll(log)
     append(log, batch)
     assert log.bytes_between(10, 30) == 2 * len(batch)
     assert log.bytes_between(10, 31) is None
@@ -252,7 +252,7 @@ def with_times(home, *times: int):
     for index, time in enumerate(times):
         append(log, count=2, timestamp=time)
         if index % 3 == 2:
-            log.roll(NOW)
+            roll(log)
     return log
 
 
@@ -420,7 +420,7 @@ def test_one_index_entry_comes_with_more_than_the_interval_since_the_last(home):
     positions = [entry.value for entry in entries]
     assert positions == [len(batch) * 4 * (i + 1) for i in range(4)]
     assert [entry.key * len(batch) for entry in entries] == positions
-    log.roll(NOW)
+    roll(log)
     assert [entry.key for entry in log.segments[0].time_index] == [
         NOW + 4,
         NOW + 8,
@@ -474,7 +474,7 @@ def test_truncation_takes_producers_back(home):
     log = home.open()
     for sequence in range(4):
         append(log, producer_id=9, producer_epoch=0, base_sequence=sequence)
-    log.roll(NOW)
+    roll(log)
     append(log, producer_id=9, producer_epoch=0, base_sequence=4)
     log.truncate_to(2, now_ms=NOW)
     assert log.producers.get(9).last_sequence == 1

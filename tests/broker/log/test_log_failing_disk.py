@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.settings import LogConfig
-from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, stored_records
+from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, roll, stored_records
 
 
 class TornFiles(UnsyncedFiles):
@@ -72,7 +72,7 @@ def test_what_was_acknowledged_before_the_disk_failed_is_there(
                 log.append_as_leader(batch_of(step), leader_epoch=epoch, now_ms=NOW)
                 acknowledged = attempted
             elif step == "roll":
-                log.roll(NOW)
+                roll(log)
             elif step == "flush":
                 log.flush()
             elif step == "new epoch":

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from klamm.broker.log.errors import OffsetOutOfRangeError
 from klamm.broker.log.settings import LogConfig
 from klamm.protocol.records import iterate_batches
-from tests.broker.log.making import NOW, Home, batch_of
+from tests.broker.log.making import NOW, Home, batch_of, roll
 
 
 class Model(NamedTuple):
@@ -94,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        self.log.roll(NOW)
+        roll(self.log)
 
     @rule(part=st.floats(0, 1))
     def delete_records(self, part: float) -> None:

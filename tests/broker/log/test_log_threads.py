@@ -8,7 +8,7 @@ import pytest
 from klamm.broker.log.cleaner import clean, find_dirt
 from klamm.broker.log.settings import LogConfig
 from klamm.protocol.records import decode_batch_header
-from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of
+from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, roll
 
 ROUNDS = 1500
 
@@ -54,7 +54,7 @@ def test_appends_and_reads_go_on_beside_flushes_deletions_and_lookups(home: Home
         log.delete_old_segments(NOW)
         log.delete_expired_files(NOW)
         log.offset_for_timestamp(NOW, log.end_offset)
-        log.roll(NOW)
+        roll(log)
 
     with Background(upkeep) as background:
         for _ in range(ROUNDS):

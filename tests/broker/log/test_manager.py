@@ -13,7 +13,7 @@ from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition
 from klamm.protocol.records import HEADER_SIZE, Record, build_batch
-from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, stored_records
+from tests.broker.log.making import NOW, UnsyncedFiles, batch_of, roll, stored_records
 
 IDENTITY = MetaProperties(1, "cluster")
 TOPIC_ID = uuid.UUID(int=7)
@@ -198,7 +198,7 @@ def test_work_on_a_log_that_is_deleted_meanwhile_harms_no_other(world):
     manager.delete(log.partition, now_ms=NOW)
     for work in (
         log.flush,
-        lambda: log.roll(NOW),
+        lambda: roll(log),
         lambda: log.epochs.assign(5, 5),
         lambda: log.read(0, 100, 5),
         lambda: log.delete_old_segments(NOW),
@@ -317,7 +317,7 @@ def test_the_end_of_a_segment_is_flushed_later(world):
     manager = world.start(run_later=work.append)
     log = create(manager)
     append(log, 5)
-    log.roll(NOW)
+    roll(log)
     append(log, 5)
     assert log.recovery_point == 0
     (flush,) = work
@@ -365,7 +365,7 @@ def test_the_dirtiest_log_is_compacted_and_that_is_remembered(world):
         log.append_as_leader(batch.data, leader_epoch=0, now_ms=NOW)
     log.advance_high_watermark(3)
     assert manager.clean_once(now_ms=NOW) is None
-    log.roll(NOW)
+    roll(log)
     assert manager.clean_once(now_ms=NOW) == TopicPartition("c", 0)
     assert [record.value for record in stored_records(log)] == [b"3"]
     checkpoint = log.directory.path / "cleaner-offset-checkpoint"
@@ -380,7 +380,7 @@ def compacted(manager, topic, *values):
         batch = build_batch([Record(b"k", value, NOW)])
         log.append_as_leader(batch.data, leader_epoch=0, now_ms=NOW)
     log.advance_high_watermark(len(values))
-    log.roll(NOW)
+    roll(log)
     return log
 
 

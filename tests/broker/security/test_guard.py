@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from klamm.broker.handlers.dispatch import Call
 from klamm.broker.security.authorizer import AclAuthorizer
 from klamm.broker.security.guard import Guard
-from klamm.broker.security.requirements import REQUIREMENTS, Scope, as_markdown
+from klamm.broker.security.requirements import REQUIREMENTS, Need, Scope
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import (
     AccessControlEntry,
@@ -143,6 +143,29 @@ def test_an_api_without_a_row_is_not_served(monkeypatch):
     call = call_of(ApiKey.HEARTBEAT, 0, {"group_id": "g", "generation_id": 0, "member_id": ""})
     with pytest.raises(CloseConnection):
         guarded[ApiKey.HEARTBEAT](call)
+
+
+def as_markdown() -> str:
+    """The table as `docs/security.md` shows it."""
+    lines = ["| API | needs | if denied |", "| --- | --- | --- |"]
+    for name, row in REQUIREMENTS.items():
+        needs = "; ".join(_shown_need(need) for need in row.needs) or "nothing"
+        denied = "; ".join(_shown_denial(need) for need in row.needs)
+        note = f" ({row.note})" if row.note else ""
+        lines.append(f"| {name} | {needs}{note} | {denied} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown_need(need: Need) -> str:
+    operations = " or ".join(operation.word for operation in need.operations)
+    return f"{operations} on {need.resource.word}"
+
+
+def _shown_denial(need: Need) -> str:
+    if need.scope is Scope.FILTERED:
+        return "left out"
+    each = "" if need.scope is Scope.WHOLE else " each"
+    return f"{need.denied.name} ({int(need.denied)}){each}"
 
 
 def test_the_document_shows_the_table():

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import LocalProtocolError
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.fields import WireField, wire_fields
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 from tests.support.recorded_exchanges import SCHEMAS, kio_bytes, schema_id, values_of
 
 

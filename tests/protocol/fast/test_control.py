@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.frames import encode_request, encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
@@ -23,6 +22,7 @@ from klamm.protocol.fast.control import (
     encode_update_metadata,
 )
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 
 int32s = st.integers(-(1 << 31), (1 << 31) - 1)
 brokers = st.integers(0, 1 << 20)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.frames import decode_request, encode_request
 from klamm.protocol.codec.headers import RequestHeader, decode_request_header
 from klamm.protocol.fast.control_decode import TopicRecords
@@ -14,6 +13,7 @@ from klamm.protocol.fast.metadata_records import PartitionMetadata, unpack_parti
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
 from tests.protocol.codec.test_encoding import values
+from tests.support.messages import encode_struct
 from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 RECORDED = [

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from klamm.errors import LocalProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.frames import decode_request, decode_response, encode_request
 from klamm.protocol.codec.headers import (
     RequestHeader,
@@ -26,6 +25,7 @@ from klamm.protocol.fast.fetch import (
 )
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 from tests.support.recorded_exchanges import EXCHANGES, Exchange, values_of
 
 FETCHES = [each for each in EXCHANGES if each.key == ApiKey.FETCH]

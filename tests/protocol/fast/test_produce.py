@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.codec.frames import decode_request
 from klamm.protocol.codec.headers import (
     RequestHeader,
@@ -24,6 +23,7 @@ from klamm.protocol.fast.produce import (
 )
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
+from tests.support.messages import encode_struct
 from tests.support.recorded_exchanges import EXCHANGES, Exchange, kio_bytes, values_of
 
 PRODUCES = [each for each in EXCHANGES if each.key == ApiKey.PRODUCE]

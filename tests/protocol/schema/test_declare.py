@@ -5,12 +5,12 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.codec.encoding import encode_struct
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.declare import field
 from klamm.protocol.schema.fields import wire_fields
 from klamm.protocol.schema.leader_and_isr import REQUEST
 from klamm.protocol.schema.lookup import DECLARED, message_schema
+from tests.support.messages import encode_struct
 
 #: Values in every declared version, and what Apache Kafka 3.9.1's own classes wrote for them.
 SAMPLES = [

@@ -26,8 +26,6 @@ from klamm.protocol.fast.fetch import FetchPartitionResponse
 NO_SESSION: Final = 0
 #: The epoch of a full request that opens a session.
 INITIAL_EPOCH: Final = 0
-#: The epoch of a full request without a session.
-FINAL_EPOCH: Final = -1
 _LAST_EPOCH: Final = 2**31 - 1
 _FIRST_INCREMENTAL: Final = 1
 #: A session that was unused for this long may be evicted for any other.

@@ -285,12 +285,6 @@ class Log:
             return 0
         return zlib.crc32(f"{self.partition} {segment.base_offset}".encode()) % jitter_ms
 
-    def roll(self, now_ms: int) -> None:
-        """Begin a new segment at the end of the log, unless the active one is empty."""
-        with self._lock, self._storage():
-            if self._active.size:
-                self._roll(self.end_offset, now_ms)
-
     def _roll(self, base_offset: int, now_ms: int) -> None:
         self._active.seal()
         self.producers.take_snapshot(base_offset)

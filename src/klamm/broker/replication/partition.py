@@ -77,11 +77,6 @@ class Decision(NamedTuple):
     step: Step
 
 
-class BecameLeader(NamedTuple):
-    is_new_leader: bool
-    high_watermark_rose: bool
-
-
 class DeletePlan(NamedTuple):
     """The error of a DeleteRecords, or the offset up to which records are deleted."""
 
@@ -155,7 +150,7 @@ class Partition:
 
     def become_leader(
         self, state: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
-    ) -> BecameLeader:
+    ) -> None:
         """Become the leader. The caller has stopped the fetcher and opened `log`."""
         is_new_leader = self.role is not Role.LEADER
         self.log = log
@@ -178,7 +173,7 @@ class Partition:
                 follower.last_fetch_leader_end_offset = log.end_offset
                 follower.last_fetch_ms = now_ms
         self.role = Role.LEADER
-        return BecameLeader(is_new_leader, self._raise_high_watermark(now_ms))
+        self._raise_high_watermark(now_ms)
 
     def become_follower(self, state: LeaderAndIsrPartitionState, log: ReplicaLog) -> None:
         """Become a follower. The caller has to restart the fetcher, even for the same leader."""

@@ -265,26 +265,3 @@ REQUIREMENTS: Final[Mapping[str, Requirement]] = {
     ),
     "AllocateProducerIds": _CLUSTER_ACTION,
 }
-
-
-def as_markdown() -> str:
-    """The table as `docs/security.md` shows it."""
-    lines = ["| API | needs | if denied |", "| --- | --- | --- |"]
-    for name, row in REQUIREMENTS.items():
-        needs = "; ".join(_shown_need(need) for need in row.needs) or "nothing"
-        denied = "; ".join(_shown_denial(need) for need in row.needs)
-        note = f" ({row.note})" if row.note else ""
-        lines.append(f"| {name} | {needs}{note} | {denied} |")
-    return "\n".join(lines) + "\n"
-
-
-def _shown_need(need: Need) -> str:
-    operations = " or ".join(operation.word for operation in need.operations)
-    return f"{operations} on {need.resource.word}"
-
-
-def _shown_denial(need: Need) -> str:
-    if need.scope is Scope.FILTERED:
-        return "left out"
-    each = "" if need.scope is Scope.WHOLE else " each"
-    return f"{need.denied.name} ({int(need.denied)}){each}"

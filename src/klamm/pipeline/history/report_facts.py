@@ -44,7 +44,6 @@ class HeatMap:
     """How many replicas of a partition were out of sync, in each bucket of time at its worst."""
 
     name: str
-    lack_s: float
     missing: TimeSeries
 
 
@@ -257,7 +256,7 @@ def _heat(summaries: Sequence[Row]) -> list[HeatMap]:
         series = TimeSeries(mode="peak") if each["lack"] is None else TimeSeries(**each["lack"])
         if each["open"] is not None:
             series.add_interval(*each["open"])
-        rows.append(HeatMap(each["name"], each["lack_us"] / 1e6, series))
+        rows.append(HeatMap(each["name"], series))
     return sorted(rows, key=lambda each: each.name)
 
 

@@ -57,12 +57,6 @@ class Pool(Generic[_T]):
         else:
             self._close(client)
 
-    @property
-    def idle_count(self) -> int:
-        """How many are kept for later."""
-        with self._lock:
-            return sum(map(len, self._idle.values()))
-
     def _take(self, key: _Key) -> _T | None:
         while True:
             with self._lock:

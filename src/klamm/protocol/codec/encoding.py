@@ -52,13 +52,6 @@ def encode_parts(schema: Any, values: Values, append: Append) -> None:
     raise LocalProtocolError(f"{schema.__name__} version {schema.__version__}: {complaint}")
 
 
-def encode_struct(schema: Any, values: Values) -> bytes:
-    """The bytes of one message."""
-    parts: list[bytes] = []
-    encode_parts(schema, values, parts.append)
-    return b"".join(parts)
-
-
 @cache
 def struct_writer(schema: Any) -> Writer:
     """A function that writes values as the struct `schema`.

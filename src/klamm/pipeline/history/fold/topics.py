@@ -213,10 +213,6 @@ class TopicShard:
                 rows["leadership_churn"].append(place | each.churn | {"leaders": len(each.leaders)})
         return rows
 
-    def open_outages(self) -> list[Row]:
-        """Times without a leader that are not over."""
-        return [each.lost for each in self._all() if each.lost is not None]
-
     def all_partitions(self) -> Iterable[PartitionHistory]:
         """Every partition that has state."""
         return self._all()
