@@ -32,7 +32,7 @@ from klamm.broker.transactions.records import (
     encode_key,
     encode_value,
 )
-from klamm.broker.transactions.replay import TransactionReplay
+from klamm.broker.transactions.state_partition import TransactionReplay
 from klamm.protocol.records import Record, build_batch, iterate_batches, iterate_records
 
 SECONDS = float(os.environ.get("TRANSACTIONS_SECONDS", "5"))

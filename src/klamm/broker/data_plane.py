@@ -13,8 +13,7 @@ from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
 from klamm.broker.groups.service import GroupService
-from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
-from klamm.broker.handlers.dispatch import Handler
+from klamm.broker.handlers.dispatch import NO_QUOTAS, ByteQuotas, Handler
 from klamm.broker.handlers.fetch import FetchHandlers
 from klamm.broker.handlers.groups import GroupHandlers
 from klamm.broker.handlers.logdirs import LogDirHandlers

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.coordinator import GroupCoordinator, group_partition
 from klamm.broker.groups.effects import Append, Effect, SendResponse
+from klamm.broker.groups.membership import GroupConfig
 from klamm.broker.groups.messages import (
     FetchedOffset,
     GroupProtocol,

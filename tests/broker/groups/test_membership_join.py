@@ -2,7 +2,7 @@
 
 import pytest
 
-from klamm.broker.groups.config import GroupConfig
+from klamm.broker.groups.membership import GroupConfig
 from klamm.broker.groups.messages import JoinedMember, JoinResponse, MemberIdentity
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import (

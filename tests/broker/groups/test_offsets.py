@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.broker.groups.config import GroupConfig
+from klamm.broker.groups.membership import GroupConfig
 from klamm.broker.groups.messages import FetchedOffset, OffsetCommitResponse, OffsetToCommit
 from klamm.broker.groups.records import (
     GroupKey,

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.effects import Effect, Outbox, Ticket
 from klamm.broker.groups.group import GroupMetadata, GroupState
-from klamm.broker.groups.membership import FIRST_SYNC_WITH_PROTOCOL, Membership
+from klamm.broker.groups.membership import FIRST_SYNC_WITH_PROTOCOL, GroupConfig, Membership
 from klamm.broker.groups.messages import (
     UNKNOWN_MEMBER,
     DeleteGroupsResponse,

@@ -11,9 +11,9 @@ from typing import Final
 
 from klamm.broker.clock import Clock
 from klamm.broker.coordinator_service import CoordinatorService, read_portions
-from klamm.broker.groups.config import GroupConfig
 from klamm.broker.groups.coordinator import GroupCoordinator
 from klamm.broker.groups.effects import Append, Effect, SendResponse
+from klamm.broker.groups.membership import GroupConfig
 from klamm.broker.groups.replay import ReplayBatch
 from klamm.broker.log.log import Log
 from klamm.broker.log.producers import VerificationStateEntry

@@ -30,7 +30,7 @@ from klamm.broker.metadata.cache import (
     TopicMetadata,
 )
 from klamm.broker.metadata.response import Operations, encode_all_topics
-from klamm.broker.security.access import Access
+from klamm.broker.security.authorizer import Access
 from klamm.errors import SessionLostError
 from klamm.names import is_internal, is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType

@@ -10,9 +10,9 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from klamm.broker.security.access import Access
+from klamm.broker.security.authorizer import Access
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
 from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
@@ -70,6 +70,39 @@ Result: TypeAlias = Body | EncodedResponse
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Call], Result | Awaitable[Result]]
+
+
+class ByteQuotas(Protocol):
+    """Counts the bytes of produce requests and of fetch responses.
+
+    The handlers of Produce and Fetch encode their responses, so they need the throttle time. The
+    quotas themselves are in `klamm.broker.security`.
+    """
+
+    def produce_ms(self, call: Call) -> int:
+        """Count a Produce request; return the throttle time of its response in ms."""
+
+    def fetch_ms(self, call: Call, size: int) -> int:
+        """Count a Fetch response; one with a throttle time has to be sent without records."""
+
+    def fetch_bytes_max(self, call: Call) -> int | None:
+        """What the window allows a consumer; None for no limit."""
+
+
+class _NoQuotas:
+    """No quota: do not wait."""
+
+    def produce_ms(self, call: Call) -> int:
+        return 0
+
+    def fetch_ms(self, call: Call, size: int) -> int:
+        return 0
+
+    def fetch_bytes_max(self, call: Call) -> int | None:
+        return None
+
+
+NO_QUOTAS: Final = _NoQuotas()
 
 
 def in_slices(

@@ -18,8 +18,9 @@ from klamm.broker.fetch.sessions import (
     SessionRequest,
     SessionResponse,
 )
-from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import (
+    NO_QUOTAS,
+    ByteQuotas,
     Call,
     EncodedResponse,
     Handler,
@@ -30,7 +31,7 @@ from klamm.broker.handlers.dispatch import (
 from klamm.broker.log.results import Slice
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
-from klamm.broker.security.access import Access
+from klamm.broker.security.authorizer import Access
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
 from klamm.net.server import Part

@@ -7,9 +7,10 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
-from klamm.broker.handlers.byte_quotas import NO_QUOTAS, ByteQuotas
 from klamm.broker.handlers.dispatch import (
+    NO_QUOTAS,
     NO_RESPONSE,
+    ByteQuotas,
     Call,
     EncodedResponse,
     Handler,

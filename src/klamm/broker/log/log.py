@@ -31,8 +31,7 @@ from klamm.broker.log.names import CLEANED, DELETED, SWAP
 from klamm.broker.log.producers import NO_PRODUCER, ProducerStateManager, VerificationStateEntry
 from klamm.broker.log.replay import decode_marker, note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
-from klamm.broker.log.retention import expired_segments
-from klamm.broker.log.segment import Segment, Segments
+from klamm.broker.log.segment import Segment, Segments, expired_segments
 from klamm.broker.log.settings import LogConfig
 from klamm.broker.log.validation import (
     AppendOrigin,

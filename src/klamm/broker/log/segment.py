@@ -9,6 +9,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from klamm.broker.log.errors import CorruptLogError
 from klamm.broker.log.files import Buffer, Files, OpenFile, size_of
 from klamm.broker.log.indexes import OffsetIndex, TimeIndex
 from klamm.broker.log.names import ABORTED_INDEX, LOG, OFFSET_INDEX, TIME_INDEX, segment_name
+from klamm.broker.log.settings import LogConfig
 from klamm.protocol.records import HEADER_SIZE, LENGTH_END, Batch, BatchHeader, decode_batch_header
 
 NO_TIMESTAMP: Final = -1
@@ -398,3 +400,33 @@ class Segments:
 
     def from_offset(self, offset: int) -> tuple[Segment, ...]:
         return self.items[self.floor(offset) :]
+
+
+def expired_segments(
+    segments: Sequence[Segment],
+    config: LogConfig,
+    *,
+    start_offset: int,
+    high_watermark: int,
+    end_offset: int,
+    now_ms: int,
+) -> list[Segment]:
+    """The oldest segments that may be deleted: before the log start, too old, or too large in sum.
+
+    A topic that is only compacted loses nothing to age or size. Uncommitted records are never
+    deleted, because a returning replica would not find its fetch offset.
+    """
+    expired: list[Segment] = []
+    size = sum(segment.size for segment in segments)
+    for segment, following in zip_longest(segments, segments[1:]):
+        end = following.base_offset if following else end_offset
+        if high_watermark < end or (following is None and not segment.size):
+            break
+        is_hidden = following is not None and end <= start_offset
+        is_surplus = 0 <= config.retention_bytes <= size - segment.size
+        is_old = 0 <= config.retention_ms < now_ms - segment.newest_ms
+        if not (is_hidden or (config.deletes and (is_surplus or is_old))):
+            break
+        expired.append(segment)
+        size -= segment.size
+    return expired

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result
+from klamm.broker.security.entities import ScramCredentials
 from klamm.broker.security.key_source import KeySource
 from klamm.broker.security.mechanisms import Mechanism, OAuthBearerServer, PlainServer, ScramServer
 from klamm.broker.security.principals import (
@@ -34,7 +35,6 @@ from klamm.broker.security.sasl import (
     TokenReply,
     Verdict,
 )
-from klamm.broker.security.scram_credentials import ScramCredentials
 from klamm.broker.security.tokens import TokenValidator, refuse_every_token
 from klamm.config.broker_security import ListenerSecurity, MechanismSettings
 from klamm.config.security import OAUTHBEARER, PLAIN, TlsSettings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,10 +16,13 @@ from urllib.parse import quote, unquote
 
 from klamm.broker.security.connection_quotas import ConnectionQuotas
 from klamm.broker.security.quotas import ClientQuotas, Quota
-from klamm.broker.security.scram_credentials import ScramCredentials
+from klamm.errors import ConfigError
+from klamm.net.scram import ScramCredential, ScramMechanism, parse_credential
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config, write_config
 from klamm.zookeeper.store import NoNodeError, NotEmptyError, Store
+
+log = logging.getLogger("klamm.broker.security")
 
 USER: Final = "user"
 CLIENT: Final = "client-id"
@@ -76,6 +80,39 @@ def _encoded(name: str) -> str:
     if name == znodes.DEFAULT_ENTITY:
         return name
     return quote(name, safe="").replace("~", "%7E")
+
+
+class ScramCredentials:
+    """SCRAM credentials by user and mechanism (SEC-4); one that cannot be read is left out."""
+
+    def __init__(self) -> None:
+        self._of_user: dict[str, dict[ScramMechanism, ScramCredential]] = {}
+
+    def put(self, user: str, settings: Mapping[str, str]) -> None:
+        """Replace the credentials of a user by those of the user's znode."""
+        held: dict[ScramMechanism, ScramCredential] = {}
+        for mechanism in ScramMechanism:
+            text = settings.get(mechanism.mechanism_name)
+            if text is None:
+                continue
+            try:
+                held[mechanism] = parse_credential(text)
+            except ConfigError as error:
+                log.error("%s of user %r: %s", mechanism.mechanism_name, user, error)
+        if held:
+            self._of_user[user] = held
+        else:
+            self._of_user.pop(user, None)
+
+    def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
+        return self._of_user.get(user, {}).get(mechanism)
+
+    def described(self) -> dict[str, dict[ScramMechanism, int]]:
+        """The iterations of every credential, by user in order; keys are never shown."""
+        return {
+            user: {mechanism: held[mechanism].iterations for mechanism in sorted(held)}
+            for user, held in sorted(self._of_user.items())
+        }
 
 
 class Entities:

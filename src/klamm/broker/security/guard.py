@@ -24,8 +24,7 @@ from klamm.broker.handlers.dispatch import (
     translated,
 )
 from klamm.broker.handlers.dispatch import refused as refuse_all
-from klamm.broker.security.access import Access
-from klamm.broker.security.authorizer import AclAuthorizer
+from klamm.broker.security.authorizer import Access, AclAuthorizer
 from klamm.broker.security.requirements import REQUIREMENTS, Need, Scope
 from klamm.errors import LocalProtocolError
 from klamm.net.server import CloseConnection

@@ -16,11 +16,10 @@ from klamm.broker.security.connection_quotas import (
     ConnectionQuotas,
     parse_overrides,
 )
-from klamm.broker.security.entities import Entities
+from klamm.broker.security.entities import Entities, ScramCredentials
 from klamm.broker.security.guard import Guard
 from klamm.broker.security.principals import parse_super_users
 from klamm.broker.security.quotas import ClientQuotas, QuotaWindow
-from klamm.broker.security.scram_credentials import ScramCredentials
 from klamm.broker.security.throttle import Throttle
 from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig

@@ -9,8 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices
-from klamm.broker.security.entities import CLIENT, IP, QUOTA_KEYS, USER, Entities, EntityName
-from klamm.broker.security.scram_credentials import ScramCredentials
+from klamm.broker.security.entities import (
+    CLIENT,
+    IP,
+    QUOTA_KEYS,
+    USER,
+    Entities,
+    EntityName,
+    ScramCredentials,
+)
 from klamm.errors import KlammError
 from klamm.net.scram import (
     ITERATIONS_MAX,

@@ -44,11 +44,11 @@ from klamm.broker.transactions.records import (
     encode_value,
     is_storable,
 )
-from klamm.broker.transactions.replay import TransactionReplay
 from klamm.broker.transactions.state_partition import (
     Completion,
     StatePartition,
     TransactionCounts,
+    TransactionReplay,
     TransactionsLoaded,
     note_of,
 )

@@ -36,7 +36,7 @@ from klamm.broker.transactions.markers import (
 )
 from klamm.broker.transactions.peers import PeerConnections
 from klamm.broker.transactions.records import by_topic
-from klamm.broker.transactions.replay import TransactionReplay
+from klamm.broker.transactions.state_partition import TransactionReplay
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.broker_history import BrokerHistory
