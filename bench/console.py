@@ -19,12 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.support.office import Office
-
 from klamm.core.events import AutoRebalance, TopicChange
 from klamm.processes import tied_klamm
 from tests.support.chromium import Page, find_browser, open_page
 from tests.support.large_cluster import LargeCluster, large_cluster
+from tests.support.recorded_controller import RecordedController
 
 TOKEN = "bench"
 USABLE = (
@@ -181,10 +180,10 @@ def decision_delays(page: Page, console: Console, cluster: LargeCluster) -> list
 def measure_burst(page: Page, limits: Limits) -> None:
     """How long the page does nothing else while a thousand events a second come."""
     with tempfile.TemporaryDirectory() as folder:
-        office = Office(Path(folder), (1, 2, 3))
-        office.fail_over(1)
-        office.history.spool.flush()
-        console = Console(office.config.klamm_history_dir)
+        controller = RecordedController(Path(folder), (1, 2, 3))
+        controller.fail_over()
+        controller.history.spool.flush()
+        console = Console(controller.config.klamm_history_dir)
         try:
             page.go(console.url)
             page.wait("document.querySelector('[data-event]')", 60)
@@ -192,19 +191,19 @@ def measure_burst(page: Page, limits: Limits) -> None:
             begun, events = time.monotonic(), 0
             while events < BURST_EVENTS:
                 for _ in range(100):
-                    office.handle(AutoRebalance())
+                    controller.handle(AutoRebalance())
                     events += 1
                 time.sleep(max(0.0, events / 1000 - (time.monotonic() - begun)))
             rate = events / (time.monotonic() - begun)
-            office.add_topic("last", {0: [1, 2, 3]})
-            office.handle(TopicChange())
-            office.history.spool.flush()
+            controller.create_topic("last", {0: [1, 2, 3]})
+            controller.handle(TopicChange())
+            controller.history.spool.flush()
             page.wait("document.querySelector('#decisions').innerText.includes('last')", 60)
             longest = page.evaluate("window.longest") / 1000
             limits.show(f"longest freeze at {rate:,.0f} events a second", longest, 0.5, "s")
         finally:
             console.close()
-            office.history.spool.close()
+            controller.history.spool.close()
 
 
 def measure_api(console: Console, limits: Limits) -> None:

@@ -25,7 +25,7 @@ from klamm.core.events import BrokerChange, QueuedEvent
 from klamm.core.procedures.brokers import on_broker_change
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.history.recorder import History
-from tests.support.office import history_config
+from tests.support.recorded_controller import history_config
 from tests.support.state_znodes import encode_state
 
 PARTITIONS_PER_TOPIC = 100

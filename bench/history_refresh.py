@@ -36,7 +36,7 @@ def make_records(directory: Path, events: int) -> pa.Table:
     cluster.new_controller(1, epoch=1, at=0)
     cluster.create(1, orders={p: [1 + (p + k) % 3 for k in range(3)] for p in range(30)})
     at = 10.0
-    while cluster.office.history._term.seq < events:
+    while cluster.controller.history._term.seq < events:
         for step in (cluster.lose, cluster.start):
             step(at, 2)
             at += 5

@@ -25,7 +25,7 @@ from klamm.protocol.codes import ErrorCode as E
 from klamm.zookeeper import znodes
 from tests.support.candidate import Node, running
 from tests.support.event_loop import in_loop
-from tests.support.office import history_config
+from tests.support.recorded_controller import history_config
 
 MANY = 5000
 
