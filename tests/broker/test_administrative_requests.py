@@ -159,11 +159,25 @@ BODIES: dict[ApiKey, tuple[dict[str, Any], list[tuple[str, str, str]]]] = {
         },
         [("feature", "metadata.version", "level 3")],
     ),
+    ApiKey.WRITE_TXN_MARKERS: (
+        {
+            "markers": [
+                {
+                    "producer_id": 4000,
+                    "producer_epoch": 2,
+                    "transaction_result": False,
+                    "topics": [{"name": "orders", "partition_indexes": [0, 3]}],
+                    "coordinator_epoch": 0,
+                }
+            ]
+        },
+        [("topic", "orders", "abort of producer 4000 with epoch 2 on 0,3")],
+    ),
 }
 
 
-def call(key: ApiKey) -> Call:
-    header = RequestHeader(key, APIS[key].max_version, 1, "admin-1")
+def call(key: ApiKey, client_id: str = "admin-1") -> Call:
+    header = RequestHeader(key, APIS[key].max_version, 1, client_id)
     frame = memoryview(encode_request(header, BODIES[key][0]))[4:]
     decoded, body = decode_request(frame)
     connection: Any = SimpleNamespace(
@@ -206,6 +220,7 @@ def test_only_administrative_requests_are_noted():
             ApiKey.METADATA: lambda _: answer,
         },
         history,
+        "SASL_SSL",
     )
     assert handlers[ApiKey.DELETE_GROUPS](call(ApiKey.DELETE_GROUPS)) == answer
 
@@ -216,3 +231,22 @@ def test_only_administrative_requests_are_noted():
     assert handlers[ApiKey.METADATA](call(ApiKey.DELETE_GROUPS)) == answer
     assert [each["api"] for each in notes] == ["DeleteGroups", "CreatePartitions"]
     assert notes[1]["is_trial"]
+
+
+@pytest.mark.parametrize(
+    ("client_id", "listener", "is_noted"),
+    [
+        ("admin-1", "SASL_SSL", True),
+        ("2", "CLIENTS", True),
+        ("2", "SASL_SSL", False),
+        ("broker-2-txn-marker-sender", "SASL_SSL", False),
+    ],
+)
+def test_markers_of_coordinators_are_no_administration(client_id, listener, is_noted):
+    notes: list[Any] = []
+    history: Any = SimpleNamespace(note=lambda describe, at: notes.append(describe()))
+    handlers = noted({ApiKey.WRITE_TXN_MARKERS: lambda _: {"markers": []}}, history, "SASL_SSL")
+    asked = call(ApiKey.WRITE_TXN_MARKERS, client_id)
+    asked.connection.listener = listener
+    handlers[ApiKey.WRITE_TXN_MARKERS](asked)
+    assert [each["api"] for each in notes] == ["WriteTxnMarkers"] * is_noted

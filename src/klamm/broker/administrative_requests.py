@@ -6,6 +6,7 @@ the mechanism are kept, and of settings of brokers only their names.
 """
 
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -151,6 +152,14 @@ def _features_updated(body: Any) -> Iterator[Subject]:
         yield "feature", each.feature, f"level {each.max_version_level}"
 
 
+def _markers_written(body: Any) -> Iterator[Subject]:
+    for marker in body.markers:
+        outcome = "commit" if marker.transaction_result else "abort"
+        whose = f"{outcome} of producer {marker.producer_id} with epoch {marker.producer_epoch}"
+        for topic in marker.topics:
+            yield "topic", topic.name, f"{whose} on {','.join(map(str, topic.partition_indexes))}"
+
+
 #: The requests that change a cluster, and what each of them is about.
 ADMINISTRATIVE: Final[Mapping[ApiKey, Callable[[Any], Iterator[Subject]]]] = {
     ApiKey.CREATE_TOPICS: _topics_created,
@@ -168,19 +177,39 @@ ADMINISTRATIVE: Final[Mapping[ApiKey, Callable[[Any], Iterator[Subject]]]] = {
     ApiKey.ALTER_CLIENT_QUOTAS: _quotas_altered,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _users_altered,
     ApiKey.UPDATE_FEATURES: _features_updated,
+    ApiKey.WRITE_TXN_MARKERS: _markers_written,
 }
+#: How the coordinators of klamm and of Apache Kafka call themselves when they send markers.
+_COORDINATOR: Final = re.compile(r"\d+|broker-\d+-txn-marker-sender")
 
 
-def noted(handlers: Mapping[ApiKey, Handler], history: BrokerHistory) -> dict[ApiKey, Handler]:
-    """The same handlers; those of administrative requests leave a record in the history."""
+def noted(
+    handlers: Mapping[ApiKey, Handler], history: BrokerHistory, inter_broker_listener: str
+) -> dict[ApiKey, Handler]:
+    """The same handlers; those of administrative requests leave a record in the history.
+
+    Markers that coordinators send are no administration: those of clients are.
+    """
+
+    def is_administration(call: Call) -> bool:
+        return (
+            call.header.api_key != ApiKey.WRITE_TXN_MARKERS
+            or call.connection.listener != inter_broker_listener
+            or _COORDINATOR.fullmatch(call.header.client_id) is None
+        )
+
     return {
-        key: _noting(handler, history) if key in ADMINISTRATIVE else handler
+        key: _noting(handler, history, is_administration) if key in ADMINISTRATIVE else handler
         for key, handler in handlers.items()
     }
 
 
-def _noting(handler: Handler, history: BrokerHistory) -> Handler:
+def _noting(
+    handler: Handler, history: BrokerHistory, is_administration: Callable[[Call], bool]
+) -> Handler:
     def handle(call: Call) -> Result | Awaitable[Result]:
+        if not is_administration(call):
+            return handler(call)
         at = time.time()
         result = handler(call)
         if inspect.isawaitable(result):

@@ -125,7 +125,9 @@ class BrokerServer:
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handler of each API, behind the authorizer if there is one."""
         handlers = self.security.protect(self._handlers)
-        return handlers if self._history is None else noted(handlers, self._history)
+        if self._history is None:
+            return handlers
+        return noted(handlers, self._history, self.config.inter_broker_listener_name)
 
     async def load(self) -> None:
         """Open the logs; after this the controller may come."""
