@@ -67,7 +67,9 @@ def snapshot(
 
         wait_for("reading the cluster")
         if zookeeper is not None:
-            taken = snapshot_from_zookeeper(zookeeper, with_sizes=sizes, tell=say)
+            taken = snapshot_from_zookeeper(
+                zookeeper, with_sizes=sizes, tell=say, security=security
+            )
         else:
             assert bootstrap_server is not None
             taken = snapshot_from_brokers(

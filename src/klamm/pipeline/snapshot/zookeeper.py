@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, MalformedZnodeError
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.admin import read_sizes
@@ -37,10 +38,13 @@ def snapshot_from_zookeeper(
     *,
     with_sizes: bool = True,
     tell: Callable[[str], None] = lambda text: None,
+    security: ClientSecurity = PLAINTEXT,
 ) -> Snapshot:
     """Read a cluster's metadata from ZooKeeper, and the sizes of partitions from the brokers.
 
-    Controller-only nodes are left out, since they hold no replica.
+    Brokers are shown, and asked, at their first listener of the protocol of `security`; at their
+    first one where none is of that protocol. Controller-only nodes are left out: they have no
+    replica.
     `tell` hears what is being done, and of every znode that cannot be read.
     """
 
@@ -48,7 +52,7 @@ def snapshot_from_zookeeper(
         await _check_chroot(connect)
         store = await open_store(connect)
         try:
-            return await _read(store, connect, with_sizes, tell)
+            return await _read(store, connect, with_sizes, tell, security)
         except NoNodeError as error:
             raise ConfigError(
                 f"There is no Kafka cluster at {connect}: {error.path} is missing."
@@ -73,10 +77,14 @@ async def _check_chroot(connect: str) -> None:
 
 
 async def _read(
-    store: Store, connect: str, with_sizes: bool, tell: Callable[[str], None]
+    store: Store,
+    connect: str,
+    with_sizes: bool,
+    tell: Callable[[str], None],
+    security: ClientSecurity,
 ) -> Snapshot:
     taken_at = now()
-    brokers = await _read_brokers(store, tell)
+    brokers = await _read_brokers(store, tell, security.protocol)
     tell(f"{len(brokers)} brokers")
     assignments = await _read_assignments(store, tell)
     configs = await _read_configs(store, assignments.topics, tell)
@@ -86,7 +94,7 @@ async def _read(
     sizes = {}
     if with_sizes:
         addresses = [(each["host"], each["port"]) for each in brokers if each["host"]]
-        sizes = await asyncio.to_thread(read_sizes, addresses)
+        sizes = await asyncio.to_thread(read_sizes, addresses, security)
         tell(f"the sizes of {len(sizes):,} partitions")
     defaults = configs.pop("", {})
     settings = {
@@ -102,7 +110,9 @@ async def _read(
     )
 
 
-async def _read_brokers(store: Store, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+async def _read_brokers(
+    store: Store, tell: Callable[[str], None], protocol: str
+) -> list[dict[str, Any]]:
     ids = sorted(int(name) for name in await store.children(znodes.BROKER_IDS))
     rows: list[dict[str, Any]] = []
     content = await _read_all(store, map(znodes.broker_path, ids))
@@ -116,7 +126,8 @@ async def _read_brokers(store: Store, tell: Callable[[str], None]) -> list[dict[
             continue
         if registration.controller_only:
             continue
-        first = registration.endpoints[0] if registration.endpoints else None
+        fitting = [each for each in registration.endpoints if each.security_protocol == protocol]
+        first = next(iter((*fitting, *registration.endpoints)), None)
         rows.append(
             {
                 "id": broker,
