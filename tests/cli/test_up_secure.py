@@ -87,6 +87,7 @@ COMMANDS = (
     ("controller", "show"),
     ("elect", "preferred", "--all"),
     ("reassign", "list"),
+    ("controller", "move", "1"),
     ("configs", "describe", "--broker", "1"),
     ("groups", "list"),
     ("transactions", "list"),

@@ -1,8 +1,10 @@
 """A secured cluster of a klamm broker and one of Apache Kafka, which share users and ACLs."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, Producer
 
@@ -29,6 +31,7 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.support.chroot import Chroot
+from tests.support.command_line import Result, run_here
 from tests.support.kafka_process import kafka_command
 from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
@@ -76,6 +79,10 @@ class SecuredPair(Chroot):
                 "zookeeper.session.timeout.ms": 6000,
                 "offsets.topic.num.partitions": 1,
                 "offsets.topic.replication.factor": 2,
+                "transaction.state.log.num.partitions": 1,
+                "transaction.state.log.replication.factor": 2,
+                "transaction.state.log.min.isr": 1,
+                "klamm.history.topic": "__klamm_history",
                 "group.initial.rebalance.delay.ms": 0,
                 "log.cleaner.dedupe.buffer.size": 4_000_000,
                 "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
@@ -115,17 +122,18 @@ class SecuredPair(Chroot):
         return len(answer.brokers) == 2 and answer.controller_id > 0
 
     def security(self, user: str, mechanism: str) -> ClientSecurity:
+        return ClientSecurity.from_properties(self.properties(user, mechanism))
+
+    def properties(self, user: str, mechanism: str) -> dict[str, str]:
         module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
         options = {"username": user, "password": PASSWORDS[user]}
-        return ClientSecurity.from_properties(
-            {
-                "security.protocol": "SASL_SSL",
-                "ssl.truststore.type": "PEM",
-                "ssl.truststore.location": str(self.ca),
-                "sasl.mechanism": mechanism,
-                "sasl.jaas.config": format_jaas(module, options),
-            }
-        )
+        return {
+            "security.protocol": "SASL_SSL",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.ca),
+            "sasl.mechanism": mechanism,
+            "sasl.jaas.config": format_jaas(module, options),
+        }
 
     def admin(self, broker: int, user: str = "admin", mechanism: str = "PLAIN") -> Admin:
         address = self.nodes[broker].address
@@ -187,6 +195,96 @@ def test_a_user_made_at_either_is_known_to_both(pair, mechanism):
         users.remove(admin, "alice", mechanism)
     for broker in pair.nodes:
         wait_until(lambda broker=broker: not may_log_in(broker), "alice is gone", PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def command_config(pair: SecuredPair) -> Path:
+    """Client properties of the administrator, as Kafka's own tools read them."""
+    path = pair.ca.with_name("admin.properties")
+    path.write_text(format_properties(pair.properties("admin", "PLAIN")))
+    return path
+
+
+#: Commands in an order in which each finds what it needs; a name in capitals is filled in.
+COMMANDS = (
+    "topics create told --partitions 2 --replication-factor 2",
+    "topics list --json",
+    "topics describe told",
+    "topics alter told --partitions 3",
+    "brokers list",
+    "brokers describe 2",
+    "controller show",
+    "configs alter --topic told --set retention.ms=3600000",
+    "configs describe --topic told",
+    "produce told",
+    "produce told --transactional-id teller",
+    "consume told --exit --group tellers",
+    "groups list",
+    "groups describe tellers",
+    "groups reset-offsets tellers --topic told --to-earliest",
+    "groups delete tellers",
+    "transactions list",
+    "transactions describe teller",
+    "transactions hanging --topic told",
+    "acls add --principal User:alice --operation Read --topic told",
+    "acls list",
+    "acls explain --principal User:alice --operation Read --topic told",
+    "acls remove --principal User:alice --operation Read --topic told",
+    "users add carol --password-file PASSWORD",
+    "users list",
+    "users remove carol",
+    "quotas set --user carol producer_byte_rate=1048576",
+    "quotas list",
+    "quotas remove --user carol producer_byte_rate",
+    "reassign generate --topics told --brokers 1,2",
+    "reassign execute PLAN",
+    "reassign verify PLAN",
+    "reassign cancel PLAN",
+    "reassign list",
+    "elect preferred --all",
+    "controller move 1 --attempts 60",
+    "controller move 1 --attempts 60 --zookeeper ZOOKEEPER",
+    "story told-0",
+    "snapshot --bootstrap-server BOOTSTRAP --out OUT/by-brokers",
+    "snapshot --zookeeper ZOOKEEPER --out OUT/by-zookeeper",
+    "history --out OUT/history",
+    "topics delete told",
+)
+
+
+@pytest.mark.parametrize("broker", [KLAMM, KAFKA])
+def test_every_command_speaks_to_a_secured_cluster(
+    pair: SecuredPair, command_config: Path, tmp_path: Path, broker: int
+):
+    address = pair.nodes[broker].address
+    plan, password = tmp_path / "plan.json", tmp_path / "password"
+    password.write_text("carol-secret")
+    names = {
+        "PLAN": str(plan),
+        "PASSWORD": str(password),
+        "ZOOKEEPER": pair.address,
+        "BOOTSTRAP": address,
+        "OUT": str(tmp_path),
+    }
+    given = ("--command-config", str(command_config))
+    for line in COMMANDS:
+        words = [re.sub(r"[A-Z]{3,}", lambda w: names.get(w[0], w[0]), w) for w in line.split()]
+        ran = wait_until(
+            lambda words=words: _passed(run_here(*words, *given, bootstrap=address, stdin=b"a\n")),
+            line,
+            PATIENCE_S,
+        )
+        if words[:2] == ["reassign", "generate"]:
+            plan.write_text(ran.out)
+    for source in ("by-brokers", "by-zookeeper"):
+        sizes = pq.read_table(tmp_path / source / "partitions")["bytes"].to_pylist()
+        assert any(sizes), "no broker told its sizes"
+
+
+def _passed(ran: Result) -> Result | None:
+    """What a command has printed; a cluster that just changed may need another attempt."""
+    print(ran.err)
+    return ran if ran.code == 0 else None
 
 
 @pytest.mark.rule("SEC-7", "SEC-8")

@@ -62,6 +62,7 @@ def test_a_second_broker_with_the_same_id_address_or_directory_fails(
     assert cluster.registered() == {1, 2, 3}
 
 
+@pytest.mark.rule("TXN-1")
 def test_a_node_that_is_only_controller_has_no_data(start_cluster: Start, topic: str) -> None:
     cluster = start_cluster(brokers=2)
     cluster[2].stop()
