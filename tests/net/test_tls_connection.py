@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from klamm.broker.security.scram_credentials import ScramCredentials
 
 from klamm.broker.security import authentication
 from klamm.broker.security.authentication import Authentication
+from klamm.broker.security.entities import ScramCredentials
 from klamm.config.broker_security import ListenerSecurity, MechanismSettings
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.security import OAuthSettings, StoreSettings, TlsSettings
