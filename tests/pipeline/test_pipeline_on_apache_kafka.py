@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from klamm.client.admin import Admin
 from klamm.client.reassignments import decode_plan
-from klamm.client.topics import NewTopic, create
+from klamm.client.topics import NewTopic, create, describe
 from klamm.errors import KlammError
 from klamm.local.network import free_ports
 from klamm.pipeline.output import output_folder
@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 RACKS = {1: "a", 2: "b", 3: "c", 4: "a"}
 #: Broker 4 has nothing of it.
 ORDERS = [[1 + (p + k) % 3 for k in range(2)] for p in range(12)]
-Name = tuple[str, int]
 
 
 def start_node(
@@ -92,19 +91,19 @@ def bootstrap(kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with Admin(bootstrap) as admin:
             config = {"unclean.leader.election.enable": "true"}
             create(admin, NewTopic("orders", assignment=ORDERS, config=config))
-        wait_until(lambda: min(snapshot_of(bootstrap).values()) > 0, "leaders", PATIENCE_S)
+        wait_until(lambda: min(leaders_of(bootstrap), default=-1) > 0, "leaders", PATIENCE_S)
         yield bootstrap
 
 
-def snapshot_of(bootstrap: str) -> dict[Name, int]:
-    """Who leads what; one entry that nobody leads where the topic is not known yet."""
-    rows = snapshot_from_brokers(bootstrap, with_sizes=False).partitions.to_pylist()
-    return {(row["topic"], row["partition"]): row["leader"] for row in rows} or {("", 0): -1}
+def leaders_of(bootstrap: str) -> list[int]:
+    """Who leads the partitions."""
+    with Admin(bootstrap) as admin:
+        return [each.leader for each in describe(admin).partitions()]
 
 
 @pytest.fixture(scope="module")
-def snapshot(bootstrap: str) -> Snapshot:
-    return snapshot_from_brokers(bootstrap)
+def snapshot(spark: SparkSession, bootstrap: str) -> Snapshot:
+    return snapshot_from_brokers(bootstrap, lambda: spark)
 
 
 def test_a_snapshot_is_taken_with_the_admin_protocol_alone(snapshot: Snapshot):
@@ -159,8 +158,10 @@ def test_kafkas_own_tool_carries_a_plan_out_and_would_have_moved_more(
         name: list(row)
         for name, row in decode_plan((tmp_path / "plan.json").read_bytes(), "p").items()
     }
-    after = snapshot_from_brokers(bootstrap, with_sizes=False).partitions.to_pylist()
-    found = {(row["topic"], row["partition"]): row["replicas"] for row in after}
+    after = snapshot_from_brokers(bootstrap, lambda: spark, with_sizes=False, little_max=0)
+    found = {
+        (row["topic"], row["partition"]): row["replicas"] for row in after.partitions.collect()
+    }
     assert {name: found[name] for name in wanted} == wanted
     held = [sum(broker in row for row in found.values()) for broker in RACKS]
     assert max(held) - min(held) <= 2

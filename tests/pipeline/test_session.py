@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 
-from klamm.pipeline.session import LITTLE_BYTES, are_little
+from klamm.pipeline.session import LITTLE_BYTES, are_little, told_by_task
 from tests.support.command_line import run_process
 
 
@@ -30,3 +31,16 @@ def test_without_java_it_says_so(tmp_path: Path):
         *("--fail", "brokers:1", "--out", str(tmp_path / "out")),
         environment={"JAVA_HOME": str(tmp_path)},
     ).failed("Spark needs Java 17 or newer")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("OSError: [Errno 28] No space left on device: 'x'", "OSError: [Errno 28] No space left"),
+        ("klamm.errors.UnavailableError: Nothing was to be had", "Nothing was to be had"),
+        ("klamm.pipeline.ingest.expectations.ExpectationError: 3 rows", "3 rows"),
+    ],
+)
+def test_what_a_task_raised_is_told_without_the_way_to_it(raised, told):
+    text = f"Job aborted\nTraceback (most recent call last):\n  File x\n{raised}\n\tat org.apache.x"
+    assert str(told_by_task(PySparkException(text))).startswith(told)

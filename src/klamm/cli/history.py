@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from klamm.cli.options import HISTORY_TOPIC, BootstrapServer, CommandConfig, require_extra
+from klamm.cli.options import (
+    HISTORY_TOPIC,
+    BootstrapServer,
+    CommandConfig,
+    properties_of,
+    require_extra,
+)
 from klamm.cli.pipeline import Master
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.client.admin import DEFAULT_BOOTSTRAP
-from klamm.config.properties import read_properties
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ def history(
     from klamm.pipeline.session import spark_session
 
     spools = [*(spool or ()), *(more_spools or ())]
-    properties = None if command_config is None else read_properties(command_config)
+    properties = properties_of(command_config)
     source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic, properties)
     source.check()
     # Spark plans and schedules here; the work is in its Python workers, not in generated code.

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from klamm.cli.completion import complete_topic
-from klamm.cli.options import BootstrapServer, require_extra, settings
+from klamm.cli.options import BootstrapServer, properties_of, require_extra, settings
 from klamm.cli.render import say, show_json, stderr
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import ConfigError, KlammError
@@ -182,7 +182,7 @@ def ingest(
             batch_records=batch_records,
             file_bytes=parse.parse_bytes(file_size),
             retain_s=None if retain is None else parse.parse_duration_s(retain),
-            kafka=_client_properties(command_config),
+            kafka=properties_of(command_config),
             catalog=settings(catalog_property, "--catalog-property"),
         )
     except ConfigError as error:
@@ -315,14 +315,6 @@ def _read_schema(path: Path) -> str:
         return content.decode()
     except UnicodeDecodeError:
         return content.decode("latin-1")
-
-
-def _client_properties(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    from klamm.config.properties import read_properties
-
-    return read_properties(path)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import typer
 from klamm.cli.completion import complete_topic
 from klamm.client.admin import Admin
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
+from klamm.config.properties import read_properties
 from klamm.errors import ConfigError
 
 #: The history topic of `klamm up`, and the default of commands that read a history.
@@ -50,6 +51,11 @@ TopicOption = Annotated[
 def security_of(command_config: Path | None) -> ClientSecurity:
     """What the file of client properties says about security."""
     return PLAINTEXT if command_config is None else ClientSecurity.load(command_config)
+
+
+def properties_of(command_config: Path | None) -> dict[str, str]:
+    """The client properties in the file; none without one."""
+    return {} if command_config is None else read_properties(command_config)
 
 
 def open_admin(bootstrap_server: str, command_config: Path | None) -> Admin:

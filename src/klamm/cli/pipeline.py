@@ -8,8 +8,15 @@ from typing import Annotated, Final
 
 import typer
 
-from klamm.cli.options import CommandConfig, broker_ids, require_extra, security_of, settings
+from klamm.cli.options import (
+    CommandConfig,
+    broker_ids,
+    properties_of,
+    require_extra,
+    settings,
+)
 from klamm.cli.render import say, show_json, stdout, table, waiting
+from klamm.config.client_properties import ClientSecurity
 from klamm.errors import ConfigError
 
 Master = Annotated[
@@ -52,7 +59,7 @@ def snapshot(
     if (bootstrap_server is None) == (zookeeper is None):
         raise typer.BadParameter("name either --bootstrap-server or --zookeeper")
     require_extra("spark", "snapshot")
-    security = security_of(command_config)
+    properties = properties_of(command_config)
     spark_settings = settings(conf, "--conf")
     from klamm.pipeline.session import starting_session
 
@@ -68,23 +75,30 @@ def snapshot(
         wait_for("reading the cluster")
         if zookeeper is not None:
             taken = snapshot_from_zookeeper(
-                zookeeper, with_sizes=sizes, tell=say, security=security
+                zookeeper,
+                with_sizes=sizes,
+                tell=say,
+                security=ClientSecurity.from_properties(properties),
             )
         else:
             assert bootstrap_server is not None
             taken = snapshot_from_brokers(
-                bootstrap_server, with_sizes=sizes, tell=say, security=security
+                bootstrap_server,
+                started,
+                with_sizes=sizes,
+                tell=say,
+                client_properties=properties,
             )
         wait_for("starting Spark")
         spark = started()
         wait_for("writing the tables")
-        write_snapshot(spark, taken, str(output_folder(spark, out)))
+        rows = write_snapshot(spark, taken, str(output_folder(spark, out)))
     if as_json:
-        show_json(taken.summary() | {"out": out})
+        show_json(taken.summary(rows) | {"out": out})
         return
     say(
-        f"{taken.brokers.num_rows} brokers, {taken.topics.num_rows:,} topics and "
-        f"{taken.partitions.num_rows:,} partitions are in {out}."
+        f"{rows['brokers']} brokers, {rows['topics']:,} topics and {rows['partitions']:,} "
+        f"partitions are in {out}."
     )
 
 

@@ -187,6 +187,22 @@ class Admin:
             at = (others.index(last) + 1) % len(others) if last in others else 0
         return BlockingConnection(*others[at], self._client_id, self._secure)
 
+    def ask_patiently(
+        self, api: ApiKey, values: Values, decode: ResponseDecoder = decode_response
+    ) -> Any:
+        """The response of a broker that is known to respond, however long it takes to make it.
+
+        A broker that was given up after a second would make a large response in vain.
+        """
+
+        def attempt() -> Any:
+            self.metadata([])
+            assert self._responsive is not None
+            connection = self._connection(self._responsive)
+            return connection.send(api, values, self.timeout_s, decode)
+
+        return self.retry(attempt, "No broker")
+
     def ask_controller(self, api: ApiKey, values: Values) -> Any:
         """Send a request to the controller; follow the role when it moves."""
 
@@ -227,15 +243,20 @@ class Admin:
         """Request Metadata of some topics, of none, or (None) of all; creates no topic."""
         return self._with_brokers(self.ask_any(ApiKey.METADATA, _metadata_request(topics)))
 
-    def metadata_columns(self) -> "MetadataColumns":
-        """Request Metadata of all topics, as columns."""
+    def metadata_columns(self, *, is_patient: bool = False) -> "MetadataColumns":
+        """Request Metadata of all topics, as columns; `is_patient`: as `ask_patiently` asks."""
         from klamm.protocol.fast.metadata import decode_metadata_columns
 
         asked = _metadata_request(None)
+        ask = self.ask_patiently if is_patient else self.ask_any
         columns: MetadataColumns = self._with_brokers(
-            self.ask_any(ApiKey.METADATA, asked, decode_metadata_columns)
+            ask(ApiKey.METADATA, asked, decode_metadata_columns)
         )
         return columns
+
+    def large_metadata(self, topics: Iterable[str]) -> Any:
+        """Request Metadata of many topics."""
+        return self.ask_patiently(ApiKey.METADATA, _metadata_request(topics))
 
     def _with_brokers(self, answer: Any) -> Any:
         """A Metadata response, whose brokers are remembered."""

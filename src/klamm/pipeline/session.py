@@ -6,6 +6,7 @@ only the commands start one.
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
@@ -18,7 +19,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from klamm.errors import ConfigError, UnavailableError
+from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.pipeline.jvm import ClassArchive, log_options, run_last, without_chatter
 
 DEFAULT_MASTER: Final = "local[*]"
@@ -60,10 +61,23 @@ _LITTLE_SETTINGS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+#: Spark's own defaults for the same.
+_MUCH_SETTINGS: Final = {
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
 #: Without the second compiler of the JVM; settings of the user take precedence.
 _ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _DRIVER_JVM: Final = "spark.driver.defaultJavaOptions"
 _EXECUTOR_JVM: Final = "spark.executor.defaultJavaOptions"
+#: How Python shows an error of a task.
+_RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Invalid)): (.*)$", re.MULTILINE)
+
+
+class TaskFailedError(KlammError):
+    """A Spark job failed; the message is the task's."""
 
 
 class StartingSession:
@@ -160,6 +174,21 @@ def _starts_a_jvm(master: str | None) -> bool:
     """Whether a session here starts a JVM, rather than using that of `spark-submit` or another."""
     is_local = master is None or master.startswith("local")
     return is_local and _SUBMITTED not in os.environ and SparkContext._gateway is None
+
+
+@contextlib.contextmanager
+def planned_for_much(spark: SparkSession) -> Iterator[None]:
+    """Plan queries for much data in this block, if the session was started for little."""
+    if not is_for_little(spark):
+        yield
+        return
+    try:
+        for name, value in _MUCH_SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in _LITTLE_SETTINGS.items():
+            spark.conf.set(name, value)
 
 
 def is_for_little(spark: SparkSession) -> bool:
@@ -270,3 +299,13 @@ def cancel_jobs(spark: SparkSession) -> None:
 def is_connected(spark: SparkSession) -> bool:
     """Whether the session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def told_by_task(error: PySparkException) -> KlammError:
+    """What a task raised, without Spark's and Python's ways to it."""
+    raised = _RAISED.findall(str(error).partition("\n\tat ")[0])
+    if not raised:
+        return TaskFailedError(str(error).strip().splitlines()[0])
+    name, text = raised[-1]
+    is_ours = name in ("ConfigError", "ExpectationError", "UnavailableError", "DataLossError")
+    return TaskFailedError(text if is_ours else f"{name}: {text}")

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.errors import PySparkException
 
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.ingest import run as run_module
@@ -253,19 +252,6 @@ def test_offsets_that_are_gone_stop_a_run_unless_that_is_allowed(spark, cluster,
     summary = ingest_topics(spark, options(cluster, topic, parquet, allow_data_loss=True))
     assert summary.records == 3
     assert sorted(each["id"] for each in parquet.rows()) == [0, 1, 2, 3, 5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("raised", "told"),
-    [
-        ("OSError: [Errno 28] No space left on device: 'x'", "OSError: [Errno 28] No space left"),
-        ("klamm.errors.UnavailableError: Nothing was to be had", "Nothing was to be had"),
-        ("klamm.pipeline.ingest.expectations.ExpectationError: 3 rows", "3 rows"),
-    ],
-)
-def test_what_a_task_raised_is_told_without_the_way_to_it(raised, told):
-    text = f"Job aborted\nTraceback (most recent call last):\n  File x\n{raised}\n\tat org.apache.x"
-    assert str(run_module.told_by_task(PySparkException(text))).startswith(told)
 
 
 def test_a_topic_that_does_not_exist_is_refused_and_leaves_nothing(spark, cluster, parquet):

@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from klamm.local.cluster import Cluster
+from klamm.pipeline import arrow
 from klamm.pipeline.arrow import partitions_from_arrow
 from klamm.pipeline.history.definitions import make_tables
 from klamm.pipeline.history.input import read_spools
 from klamm.pipeline.snapshot.admin import snapshot_from_brokers
-from klamm.pipeline.snapshot.snapshot import Snapshot
+from klamm.pipeline.snapshot.snapshot import Snapshot, write_snapshot
 from klamm.pipeline.snapshot.zookeeper import snapshot_from_zookeeper
 from klamm.pipeline.whatif.whatif import judge
 
@@ -48,16 +51,26 @@ def settled(read: Callable[[], Snapshot], expected: Mapping[Name, int]) -> dict[
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-def test_leaders_go_where_the_snapshot_says_they_will_and_the_history_tells_so(spark: SparkSession):
+def test_leaders_go_where_the_snapshot_says_they_will_and_the_history_tells_so(
+    spark: SparkSession, tmp_path: Path
+):
     with Cluster(brokers=4, racks=["a", "b"]) as cluster:
         for topic, config in TOPICS.items():
             cluster.create_topic(topic, partitions=12, replication_factor=2, config=config)
         cluster.create_topic("alone", partitions=4, replication_factor=1)
         snapshot = snapshot_from_zookeeper(cluster.zookeeper)
-        through_brokers = snapshot_from_brokers(cluster.bootstrap_servers)
         columns = ["topic", "partition", "replicas", "leader", "min_isr", "unclean"]
-        assert through_brokers.partitions.select(columns) == snapshot.partitions.select(columns)
-        assert through_brokers.brokers == snapshot.brokers
+        for little_max in (100, 0):  # read by the driver, and by tasks
+            through_brokers = snapshot_from_brokers(
+                cluster.bootstrap_servers, lambda: spark, little_max=little_max
+            )
+            write_snapshot(spark, through_brokers, str(tmp_path))
+            found = pq.read_table(tmp_path / "partitions", schema=arrow.PARTITIONS)
+            assert found.select(columns) == snapshot.partitions.select(columns)
+            assert found["bytes"].null_count == 0
+            topics = pq.read_table(tmp_path / "topics", schema=arrow.TOPICS)
+            assert topics.to_pylist() == snapshot.topics.to_pylist()
+            assert through_brokers.brokers == snapshot.brokers
         assert snapshot.partitions["bytes"].null_count == 0
         before, expected = leaders(snapshot), predicted(snapshot, VICTIM)
         lost = {name: leader for name, leader in expected.items() if before[name] == VICTIM}

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from klamm.pipeline.ingest.tables.table import (
     open_table,
 )
 from klamm.pipeline.ingest.task import RESULT_DDL, Outcome, Work, run_tasks
-from klamm.pipeline.session import default_tasks
+from klamm.pipeline.session import default_tasks, told_by_task
 from klamm.pipeline.source.offsets import Position
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle, behind
@@ -55,15 +54,10 @@ _CONFLICTS_MAX: Final = 5
 #: Fewer records than this are not worth a second task, and a second file.
 _TASK_RECORDS: Final = 50_000
 _CHANGES: Final = "changes"
-_RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Invalid)): (.*)$", re.MULTILINE)
 
 
 class TooManyBadError(KlammError):
     """More records fail to parse than the user allows; the batch is not committed."""
-
-
-class TaskFailedError(KlammError):
-    """A Spark job failed; the message is the task's."""
 
 
 @dataclass
@@ -505,13 +499,3 @@ def _grouped(ranges: Sequence[OffsetRange], slots: int) -> list[list[OffsetRange
     for each in sorted(ranges, key=lambda one: -one.size):
         min(groups, key=lambda group: sum(member.size for member in group)).append(each)
     return groups
-
-
-def told_by_task(error: PySparkException) -> KlammError:
-    """What a task raised, without Spark's and Python's ways to it."""
-    raised = _RAISED.findall(str(error).partition("\n\tat ")[0])
-    if not raised:
-        return TaskFailedError(str(error).strip().splitlines()[0])
-    name, text = raised[-1]
-    is_ours = name in ("ConfigError", "ExpectationError", "UnavailableError", "DataLossError")
-    return TaskFailedError(text if is_ours else f"{name}: {text}")

@@ -1,142 +1,137 @@
-"""A snapshot of any Kafka cluster, read from its brokers through the admin protocol."""
+"""A snapshot of any Kafka cluster, read from its brokers through the admin protocol.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+Topics and partitions are selects from the cluster's tables (`klamm.pipeline.source.tables`). Of a
+large cluster, tasks ask the brokers and write what they say, and the driver has the numbers of one
+Metadata response. Of a little one the driver reads the same tables itself, while Spark starts.
+"""
+
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from klamm.client.admin import Admin
-from klamm.client.errors import check
-from klamm.client.topics import describe
-from klamm.config.client_properties import PLAINTEXT, ClientSecurity
-from klamm.errors import ProtocolError, UnavailableError
-from klamm.net.blocking import BlockingConnection
-from klamm.net.secure import SecureClient
+from klamm.config.client_properties import ClientSecurity
+from klamm.config.security import OAUTHBEARER
+from klamm.net.librdkafka import librdkafka_settings
 from klamm.pipeline import arrow
-from klamm.pipeline.snapshot.parts import (
-    AssignmentColumns,
-    ElectionSettings,
-    StateColumns,
-    chunked,
-    lists_to_arrow,
-    partition_table,
-    topic_table,
+from klamm.pipeline.snapshot.snapshot import ROWS_PER_FILE, Snapshot, now
+from klamm.pipeline.source.tables.reader import (
+    BrokerShare,
+    read_here,
+    read_table,
+    shares,
+    table_options,
 )
-from klamm.pipeline.snapshot.snapshot import Snapshot, now
-from klamm.protocol.apis import ApiKey
-from klamm.protocol.codes import KafkaError
 
-_TOPIC: Final = 2  # as a resource type of DescribeConfigs
-_SET_BY_TOPIC: Final = 1  # as the source of a setting
-_TOPICS_AT_A_TIME: Final = 500
-_BROKERS_AT_A_TIME: Final = 64
-_SIZES_TIMEOUT_S: Final = 60.0
+_CLIENT_ID: Final = "klamm-snapshot"
+#: So many partitions are read by the driver, in a second or two.
+LITTLE_MAX: Final = 20_000
+_UNKNOWN: Final = -1
+_TOPICS: Final = {"table": "topics"}
+_PARTITIONS: Final = {"table": "partitions"}
+_LOGDIRS: Final = {"table": "logdirs"}
+_SIZES: Final = ("topic", "partition", "bytes", "is_future")
 
 
 def snapshot_from_brokers(
     bootstrap_servers: str,
+    session: Callable[[], SparkSession],
     *,
     with_sizes: bool = True,
     tell: Callable[[str], None] = lambda text: None,
-    security: ClientSecurity = PLAINTEXT,
+    client_properties: Mapping[str, str] | None = None,
+    little_max: int = LITTLE_MAX,
 ) -> Snapshot:
-    """Ask one broker for metadata and settings, and each broker for the sizes of its logs.
+    """Read a cluster's metadata, settings and sizes from its brokers.
 
-    Elections use the effective settings of a topic, including defaults of brokers. The
-    table of topics has only the settings of the topic itself.
+    With more than `little_max` partitions, `session` is asked for a session, and topics and
+    partitions are data frames, whose tasks read them when they are written. Elections use the
+    effective settings of a topic, including defaults of brokers. The table of topics has only the
+    settings of the topic itself. `client_properties` are Kafka's own, for a secured cluster.
     """
-    with Admin(bootstrap_servers, client_id="klamm-snapshot", security=security) as admin:
+    properties = client_properties or {}
+    security = ClientSecurity.from_properties(properties)
+    with Admin(bootstrap_servers, client_id=_CLIENT_ID, security=security) as admin:
         taken_at = now()
-        view = describe(admin)
-        tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
-        settings, overrides = _read_configs(admin, [topic.topic for topic in view.topics])
-    sizes = {}
-    if with_sizes:
-        sizes = read_sizes(((broker.host, broker.port) for broker in view.brokers), security)
-        tell(f"the sizes of {len(sizes):,} partitions")
-    partitions = list(view.partitions())
-    assignments = AssignmentColumns(
-        [topic.topic for topic in view.topics],
-        [topic.topic_id for topic in view.topics],
-        np.array([len(topic.partitions) for topic in view.topics], np.int32),
-        np.array([each.partition for each in partitions], np.int32),
-        chunked([lists_to_arrow([each.replicas for each in partitions])]),
-    )
-    states = StateColumns(
-        np.array([each.leader for each in partitions], np.int32),
-        np.array([each.leader_epoch for each in partitions], np.int32),
-        chunked([lists_to_arrow([each.isr for each in partitions])]),
-    )
+        view = admin.metadata_columns(is_patient=True)
+    tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
+    kafka = {
+        **_security_options(properties, security),
+        "bootstrap.servers": bootstrap_servers,
+        "client.id": _CLIENT_ID,
+    }
+    options = {f"kafka.{key}": str(value) for key, value in kafka.items()}
+    by_topic = shares((topic.name, topic.partitions) for topic in view.topics)
+    by_broker = [BrokerShare(broker.node_id) for broker in view.brokers] if with_sizes else []
+    count = len(view.partition_index)
+    is_large = count > little_max
+    read = partial(read_table, session()) if is_large else read_here
+    join = partial(_join_frames, files=1 + count // ROWS_PER_FILE) if is_large else _join_tables
+    of_partitions = [name for name in arrow.PARTITIONS.names if name != "bytes"]
+    partitions = read(table_options(options | _PARTITIONS, of_partitions), by_topic)
+    logdirs = read(table_options(options | _LOGDIRS, _SIZES), by_broker)
     brokers = [
-        {"id": each.id, "host": each.host, "port": each.port, "rack": each.rack}
-        for each in view.brokers
+        {"id": each.node_id, "host": each.host, "port": each.port, "rack": each.rack}
+        for each in sorted(view.brokers, key=lambda broker: broker.node_id)
     ]
     return Snapshot(
         cluster_id=view.cluster_id,
         source=f"brokers {bootstrap_servers}",
         taken_at=taken_at,
         brokers=pa.Table.from_pylist(brokers, arrow.BROKERS),
-        topics=topic_table(assignments, overrides),
-        partitions=partition_table(assignments, states, settings, sizes),
+        topics=read(table_options(options | _TOPICS, arrow.TOPICS.names), by_topic),
+        partitions=join(partitions, logdirs),
+        is_large=is_large,
     )
 
 
-def _read_configs(
-    admin: Admin, topics: Sequence[str]
-) -> tuple[dict[str, ElectionSettings], dict[str, dict[str, str]]]:
-    """For each topic its effective election settings, and its own settings."""
-    settings, overrides = {}, {}
-    for start in range(0, len(topics), _TOPICS_AT_A_TIME):
-        asked: Mapping[str, Any] = {
-            "resources": [
-                {"resource_type": _TOPIC, "resource_name": topic, "configuration_keys": None}
-                for topic in topics[start : start + _TOPICS_AT_A_TIME]
-            ],
-            "include_synonyms": False,
-            "include_documentation": False,
+def _security_options(properties: Mapping[str, str], security: ClientSecurity) -> Mapping[str, str]:
+    """Security as options of the tables; certificates travel to the tasks as text."""
+    if security.sasl is not None and security.sasl.mechanism == OAUTHBEARER:
+        return {
+            key: value
+            for key, value in properties.items()
+            if key.startswith(("sasl.", "ssl.", "security."))
         }
-        for result in admin.ask_any(ApiKey.DESCRIBE_CONFIGS, asked).results:
-            check(result.error_code, result.error_message)
-            values = {each.name: each.value for each in result.configs if each.value is not None}
-            settings[result.resource_name] = ElectionSettings.of(values)
-            overrides[result.resource_name] = {
-                each.name: each.value
-                for each in result.configs
-                if each.config_source == _SET_BY_TOPIC and each.value is not None
-            }
-    return settings, overrides
+    return librdkafka_settings(security)
 
 
-def read_sizes(
-    addresses: Iterable[tuple[str, int]], security: ClientSecurity = PLAINTEXT
-) -> dict[tuple[str, int], int]:
-    """The bytes of every partition that a broker at one of these addresses has a replica of.
-
-    The largest replica counts, since others may be catching up. The sizes of a broker that does not
-    answer, or refuses, stay unknown: the snapshot is useful without them.
-    """
-    sizes: dict[tuple[str, int], int] = {}
-    with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
-        for answer in pool.map(partial(_describe_log_dirs, SecureClient(security)), addresses):
-            for directory in () if answer is None else answer.results:
-                for topic in directory.topics:
-                    for each in topic.partitions:
-                        # A future replica is being copied between two log directories.
-                        if each.is_future_key:
-                            continue
-                        name = (topic.name, each.partition_index)
-                        sizes[name] = max(sizes.get(name, 0), each.partition_size)
-    return sizes
+# The largest replica of a partition counts, since others may be catching up. A future replica is
+# being copied between two log directories.
 
 
-def _describe_log_dirs(secure: SecureClient, address: tuple[str, int]) -> Any:
-    connection = BlockingConnection(*address, "klamm-snapshot", secure)
-    try:
-        return connection.send(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
-    except (UnavailableError, ProtocolError, KafkaError):
-        return None
-    finally:
-        connection.close()
+def _join_frames(partitions: DataFrame, logdirs: DataFrame, *, files: int) -> DataFrame:
+    sizes = logdirs.where("topic is not null and not is_future")
+    largest = sizes.groupBy("topic", "partition").agg(F.max("bytes").alias("bytes"))
+    joined = partitions.join(largest, ["topic", "partition"], "left")
+    return (
+        joined.withColumn("leader_epoch", F.coalesce("leader_epoch", F.lit(_UNKNOWN)))
+        .select(*arrow.PARTITIONS.names)
+        .repartition(files, "topic")
+        .sortWithinPartitions("topic", "partition")
+    )
+
+
+def _join_tables(partitions: pa.Table, logdirs: pa.Table) -> pa.Table:
+    largest: dict[tuple[str, int], int] = {}
+    for row in logdirs.to_pylist():
+        if row["topic"] is not None and not row["is_future"]:
+            name = row["topic"], row["partition"]
+            largest[name] = max(largest.get(name, 0), row["bytes"])
+    names = zip(
+        partitions.column("topic").to_pylist(),
+        partitions.column("partition").to_pylist(),
+        strict=True,
+    )
+    sizes = pa.array([largest.get(name) for name in names], pa.int64())
+    epochs = pc.fill_null(partitions.column("leader_epoch"), _UNKNOWN)
+    at = partitions.schema.get_field_index("leader_epoch")
+    known = partitions.set_column(at, "leader_epoch", epochs).append_column("bytes", sizes)
+    return known.select(arrow.PARTITIONS.names).sort_by(
+        [("topic", "ascending"), ("partition", "ascending")]
+    )

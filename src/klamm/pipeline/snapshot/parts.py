@@ -1,4 +1,4 @@
-"""Parts of a snapshot, from brokers or ZooKeeper: election settings, topic and partition tables."""
+"""Parts of a snapshot from ZooKeeper: election settings, topic and partition tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,12 +5,13 @@ last one says which version of this form it is; a folder without it was made by 
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
 
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
+from klamm.pipeline.session import planned_for_much, told_by_task
 
 _INTS: Final = ArrayType(IntegerType())
 #: The columns that other commands read. Further columns are ignored.
@@ -42,20 +44,26 @@ _WANTED: Final[dict[str, dict[str, DataType]]] = {
     },
 }
 _META: Final = "version int, cluster_id string, source string, taken_at timestamp"
-_ROWS_PER_FILE: Final = 250_000
+ROWS_PER_FILE: Final = 250_000
 _NOT_FOUND: Final = frozenset({"PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What was read from a cluster, as Arrow tables with the schemas of `klamm.pipeline.arrow`."""
+    """What was read from a cluster, with the schemas of `klamm.pipeline.arrow`.
+
+    Tables are of Arrow; topics and partitions may be data frames, which are read when they are
+    used.
+    """
 
     cluster_id: str | None
     source: str
     taken_at: datetime
     brokers: pa.Table
-    topics: pa.Table
-    partitions: pa.Table
+    topics: pa.Table | DataFrame
+    partitions: pa.Table | DataFrame
+    #: Whether there is so much that queries are to be planned for it.
+    is_large: bool = False
 
     @property
     def meta(self) -> pa.Table:
@@ -67,15 +75,13 @@ class Snapshot:
         }
         return pa.Table.from_pylist([row], arrow.META)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, rows: Mapping[str, int]) -> dict[str, Any]:
         """The numbers of brokers, topics and partitions, for JSON output."""
         return {
             "cluster_id": self.cluster_id,
             "source": self.source,
             "taken_at": self.taken_at.isoformat(),
-            "brokers": self.brokers.num_rows,
-            "topics": self.topics.num_rows,
-            "partitions": self.partitions.num_rows,
+            **{name: rows[name] for name in _WANTED},
         }
 
 
@@ -99,18 +105,28 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> None:
-    """Write the tables of a snapshot below `path`; existing ones are replaced."""
-    for name in ("brokers", "topics", "partitions", "meta"):
-        write_table(spark, getattr(snapshot, name), f"{path}/{name}")
+def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> dict[str, int]:
+    """Write the tables of a snapshot below `path`, in place of existing ones; count their rows."""
+    with planned_for_much(spark) if snapshot.is_large else nullcontext():
+        return {
+            name: write_table(spark, getattr(snapshot, name), f"{path}/{name}")
+            for name in ("brokers", "topics", "partitions", "meta")
+        }
 
 
-def write_table(spark: SparkSession, table: pa.Table, path: str) -> None:
-    """Write an Arrow table as Parquet."""
+def write_table(spark: SparkSession, table: pa.Table | DataFrame, path: str) -> int:
+    """Write a table as Parquet; returns the number of its rows."""
+    if isinstance(table, DataFrame):
+        try:
+            table.write.mode("overwrite").parquet(path)
+        except PySparkException as error:
+            raise told_by_task(error) from error
+        return spark.read.schema(table.schema).parquet(path).count()
     # Spark makes a partition of every ten thousand rows, or of every chunk that is smaller.
     frame = spark.createDataFrame(table.combine_chunks())
-    files = 1 + table.num_rows // _ROWS_PER_FILE
+    files = 1 + table.num_rows // ROWS_PER_FILE
     frame.coalesce(files).write.mode("overwrite").parquet(path)
+    return int(table.num_rows)
 
 
 def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:

@@ -3,6 +3,8 @@
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice, starmap
 from typing import Any, Final, TypeVar
 
@@ -10,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
-from klamm.errors import ConfigError, MalformedZnodeError
+from klamm.errors import ConfigError, MalformedZnodeError, ProtocolError, UnavailableError
+from klamm.net.blocking import BlockingConnection
+from klamm.net.secure import SecureClient
 from klamm.pipeline import arrow
-from klamm.pipeline.snapshot.admin import read_sizes
 from klamm.pipeline.snapshot.parts import (
     AssignmentColumns,
     ElectionSettings,
@@ -23,6 +26,8 @@ from klamm.pipeline.snapshot.parts import (
     topic_table,
 )
 from klamm.pipeline.snapshot.snapshot import Snapshot, now
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codes import KafkaError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.session import open_store, split_connect_string
 from klamm.zookeeper.store import NoNodeError, Store
@@ -30,6 +35,8 @@ from klamm.zookeeper.store import NoNodeError, Store
 _T = TypeVar("_T")
 
 _UNKNOWN: Final = -1
+_BROKERS_AT_A_TIME: Final = 64
+_SIZES_TIMEOUT_S: Final = 60.0
 _BROKER_DEFAULTS: Final = znodes.config_path(f"brokers/{znodes.DEFAULT_ENTITY}")
 
 
@@ -94,7 +101,7 @@ async def _read(
     sizes = {}
     if with_sizes:
         addresses = [(each["host"], each["port"]) for each in brokers if each["host"]]
-        sizes = await asyncio.to_thread(read_sizes, addresses, security)
+        sizes = await asyncio.to_thread(_read_sizes, addresses, security)
         tell(f"the sizes of {len(sizes):,} partitions")
     defaults = configs.pop("", {})
     settings = {
@@ -235,3 +242,35 @@ async def _read_all(store: Store, paths: Iterable[str]) -> list[tuple[str, bytes
 
 def _topic_id(topic_id: uuid.UUID | None) -> str | None:
     return None if topic_id is None else znodes.encode_topic_id(topic_id)
+
+
+def _read_sizes(
+    addresses: Iterable[tuple[str, int]], security: ClientSecurity
+) -> dict[tuple[str, int], int]:
+    """The bytes of every partition that a broker at one of these addresses has a replica of.
+
+    The largest replica counts, since others may be catching up. The sizes of a broker that does not
+    answer, or refuses, stay unknown: the snapshot is useful without them.
+    """
+    sizes: dict[tuple[str, int], int] = {}
+    with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
+        for answer in pool.map(partial(_describe_log_dirs, SecureClient(security)), addresses):
+            for directory in () if answer is None else answer.results:
+                for topic in directory.topics:
+                    for each in topic.partitions:
+                        # A future replica is being copied between two log directories.
+                        if each.is_future_key:
+                            continue
+                        name = (topic.name, each.partition_index)
+                        sizes[name] = max(sizes.get(name, 0), each.partition_size)
+    return sizes
+
+
+def _describe_log_dirs(secure: SecureClient, address: tuple[str, int]) -> Any:
+    connection = BlockingConnection(*address, "klamm-snapshot", secure)
+    try:
+        return connection.send(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, _SIZES_TIMEOUT_S)
+    except (UnavailableError, ProtocolError, KafkaError):
+        return None
+    finally:
+        connection.close()

@@ -35,7 +35,8 @@ class KlammDataSource(DataSource):
         """The columns, for a read that names none; options that no read takes are refused here."""
         with plainly():
             if _is_table(self.options):
-                types = TABLES[table_options(self.options).table]
+                options = table_options(self.options)
+                types = {name: TABLES[options.table][name] for name in options.columns}
             else:
                 _check_for_any_read(self.options)
                 types = column_types(self.options)

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from klamm.errors import ConfigError
+from klamm.client.admin import Admin
+from klamm.errors import ConfigError, UnavailableError
 from klamm.pipeline.source.tables.reader import (
+    BrokerShare,
     TableReader,
+    read_here,
     shares,
     table_options,
 )
@@ -118,6 +121,47 @@ def test_lag_is_what_a_group_has_left_to_read(cluster, topic):
         assert {row["client_id"] for row in rows} == {"reader"}
     finally:
         member.close()
+
+
+@pytest.mark.real
+def test_settings_that_hold_are_beside_partitions_for_who_names_them(cluster, topic):
+    cluster.create(topic, factor=1, config={"min.insync.replicas": "3"})
+    rows = read(cluster, "partitions", ["topic", "min_isr", "unclean"])
+    assert {"topic": topic, "min_isr": 3, "unclean": False} in rows
+    rows = read(cluster, "topics", ["topic", "config"])
+    assert {"topic": topic, "config": [("min.insync.replicas", "3")]} in rows
+
+
+def test_a_broker_that_does_not_answer_has_a_row_that_says_so(monkeypatch):
+    options = table_options({"kafka.bootstrap.servers": "127.0.0.1:1", "table": "logdirs"})
+
+    def refuse(*asked: Any) -> None:
+        raise UnavailableError("Broker 7 does not answer")
+
+    monkeypatch.setattr(Admin, "ask_broker", refuse)
+    (row,) = read_here(options, [BrokerShare(7)]).to_pylist()
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "broker": 7,
+        "error": "NETWORK_EXCEPTION",
+    }
+
+
+def test_tokens_are_asked_for_in_javas_names():
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    options = table_options(
+        {
+            "table": "topics",
+            "kafka.bootstrap.servers": "127.0.0.1:1",
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            "kafka.sasl.jaas.config": f'{module} required clientId="me" clientSecret="x";',
+            "kafka.sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1/token",
+        }
+    )
+    assert options.security.sasl is not None
+    assert options.security.sasl.mechanism == "OAUTHBEARER"
+    assert options.security.sasl.oauth.token_url == "https://127.0.0.1/token"
+    assert not any(key.startswith("sasl") for key in options.kafka)
 
 
 @pytest.mark.real

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import pyarrow as pa
+
 #: table: column: type, as Spark writes it.
 TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
@@ -19,6 +21,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "topic_id": "string",
             "partitions": "int",
             "is_internal": "boolean",
+            "config": "map<string,string>",
         },
         "partitions": {
             "topic": "string",
@@ -28,6 +31,8 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             "replicas": "array<int>",
             "isr": "array<int>",
             "offline": "array<int>",
+            "min_isr": "int",
+            "unclean": "boolean",
         },
         "configs": {
             "resource": "string",
@@ -71,3 +76,16 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         },
     }
 )
+
+#: Columns that take requests and permissions of their own, and are there for who names them.
+ON_DEMAND: Final = frozenset({"config", "min_isr", "unclean"})
+
+#: Spark's types as Arrow's.
+ARROW_TYPES: Final = {
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "array<int>": pa.list_(pa.int32()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}

@@ -3,18 +3,22 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from klamm.config.client_properties import ClientSecurity
+from klamm.config.security import OAUTHBEARER
 from klamm.errors import ConfigError
 from klamm.net.librdkafka import security_from_librdkafka
 from klamm.pipeline.source.kafka_options import consumer_config
 from klamm.pipeline.source.options import KAFKA_PREFIX
 from klamm.pipeline.source.paths import beyond_own_client, own_settings
 from klamm.pipeline.source.reaching import wait_reachable
-from klamm.pipeline.source.tables.columns import TABLES
+from klamm.pipeline.source.tables.columns import ARROW_TYPES, ON_DEMAND, TABLES
 from klamm.pipeline.source.telling import plainly
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ class TableOptions:
     columns: tuple[str, ...]
     #: For klamm's own client, in librdkafka's spelling.
     kafka: Mapping[str, str] = field(repr=False)
+    security: ClientSecurity = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,29 @@ def table_options(options: Mapping[str, str], columns: Sequence[str] | None = No
             f"The option '{min(given)}' does not go with 'table': expected are those that begin "
             f"with '{KAFKA_PREFIX}'"
         )
+    security, kafka = _with_tokens(kafka)
     config = consumer_config(kafka, group_id_prefix=None)
     if beyond := beyond_own_client(config):
         raise ConfigError(
             f"Kafka option '{beyond[0]}' does not go with 'table': tables are read by klamm's own "
             "client, which does not know it"
         )
-    return TableOptions(table, tuple(columns or TABLES[table]), own_settings(config))
+    security = security or security_from_librdkafka(config)
+    assert security is not None, "the options were checked"
+    columns = tuple(columns or (name for name in TABLES[table] if name not in ON_DEMAND))
+    return TableOptions(table, columns, own_settings(config), security)
+
+
+def _with_tokens(kafka: Mapping[str, str]) -> tuple[ClientSecurity | None, dict[str, str]]:
+    """Security by OAUTHBEARER, in Java's names, and the other settings; None if it is another."""
+    if kafka.get("sasl.mechanism", "").strip() != OAUTHBEARER:
+        return None, dict(kafka)
+    rest = {
+        key: value
+        for key, value in kafka.items()
+        if not key.startswith(("sasl.", "ssl.", "security."))
+    }
+    return ClientSecurity.from_properties(kafka), rest
 
 
 def open_admin(options: TableOptions) -> "Admin":
@@ -81,9 +102,9 @@ def open_admin(options: TableOptions) -> "Admin":
     from klamm.client.admin import Admin
 
     kafka = options.kafka
-    security = security_from_librdkafka(kafka)
-    assert security is not None, "the options were checked"
-    return Admin(kafka["bootstrap.servers"], client_id=kafka["client.id"], security=security)
+    return Admin(
+        kafka["bootstrap.servers"], client_id=kafka["client.id"], security=options.security
+    )
 
 
 class TableReader(DataSourceReader):
@@ -100,13 +121,13 @@ class TableReader(DataSourceReader):
         if options.table == "brokers":
             return [BrokerShare(None)]
         with open_admin(options) as admin:
-            is_by_topic = options.table in ("topics", "partitions", "configs")
-            view = admin.metadata(None if is_by_topic else [])
-        brokers = [BrokerShare(each.node_id) for each in view.brokers]
-        if not is_by_topic:
-            return [*brokers]
-        topics = shares((topic.name, len(topic.partitions)) for topic in view.topics)
-        return [*topics, *brokers] if options.table == "configs" else [*topics]
+            if options.table not in ("topics", "partitions", "configs"):
+                return [BrokerShare(each.node_id) for each in admin.metadata([]).brokers]
+            found = admin.metadata_columns(is_patient=True)
+        topics = shares((topic.name, topic.partitions) for topic in found.topics)
+        if options.table != "configs":
+            return [*topics]
+        return [*topics, *(BrokerShare(broker.node_id) for broker in found.brokers)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from klamm.pipeline.source.tables.rows import read_share
@@ -126,3 +147,33 @@ def shares(topics: Iterable[tuple[str, int]]) -> list[TopicShare]:
         portions[-1].append(name)
         room -= partitions
     return [TopicShare(tuple(each)) for each in portions]
+
+
+def read_here(options: TableOptions, tasks: Sequence[InputPartition]) -> pa.Table:
+    """A table, or a part of it, read by this process."""
+    types = TABLES[options.table]
+    schema = pa.schema([(name, ARROW_TYPES[types[name]]) for name in options.columns])
+    reader = TableReader(options)
+    return pa.Table.from_batches([batch for task in tasks for batch in reader.read(task)], schema)
+
+
+def read_table(
+    spark: SparkSession, options: TableOptions, tasks: Sequence[InputPartition]
+) -> DataFrame:
+    """A table, or a part of it, as `spark.read` gives it, without what Spark's planning costs.
+
+    Spark starts two Python processes to plan a read of a Python source; here its tasks are given.
+    """
+    types = TABLES[options.table]
+    ddl = ", ".join(f"{name} {types[name]}" for name in options.columns)
+    numbers = spark.range(0, len(tasks), 1, max(len(tasks), 1))
+    return numbers.mapInArrow(partial(_read_numbered, options, list(tasks)), ddl)
+
+
+def _read_numbered(
+    options: TableOptions, tasks: Sequence[InputPartition], numbers: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    reader = TableReader(options)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from reader.read(tasks[number])

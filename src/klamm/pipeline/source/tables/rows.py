@@ -2,6 +2,7 @@
 
 import base64
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,7 +13,9 @@ from pyspark.sql.datasource import InputPartition
 from klamm.client import configs, groups
 from klamm.client.admin import Admin
 from klamm.client.errors import check
-from klamm.pipeline.source.tables.columns import TABLES
+from klamm.errors import UnavailableError
+from klamm.pipeline.snapshot.parts import ElectionSettings
+from klamm.pipeline.source.tables.columns import ARROW_TYPES, TABLES
 from klamm.pipeline.source.tables.reader import BrokerShare, TableOptions, TopicShare, open_admin
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -23,24 +26,19 @@ _TOPICS_AT_A_TIME: Final = 500
 _ROWS_AT_A_TIME: Final = 10_000
 _UNKNOWN: Final = -1
 _NO_BROKER: Final = -1
-_ARROW: Final = {
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-    "array<int>": pa.list_(pa.int32()),
-}
 
 Rows = Iterator[tuple[Any, ...]]
+#: The columns that are wanted; those that would take a request of their own are left out otherwise.
+Wanted = frozenset[str]
 
 
 def read_share(share: InputPartition, options: TableOptions) -> Iterator[pa.RecordBatch]:
     """What one task contributes to a table."""
     types = TABLES[options.table]
     places = [list(types).index(name) for name in options.columns]
-    schema = pa.schema([(name, _ARROW[types[name]]) for name in options.columns])
+    schema = pa.schema([(name, ARROW_TYPES[types[name]]) for name in options.columns])
     with open_admin(options) as admin:
-        rows = _ROWS[options.table](admin, share)
+        rows = _ROWS[options.table](admin, share, frozenset(options.columns))
         for portion in _portions(rows):
             columns = list(zip(*portion, strict=True))
             yield pa.RecordBatch.from_arrays(
@@ -63,7 +61,7 @@ def _portions(rows: Rows) -> Iterator[list[tuple[Any, ...]]]:
         yield portion
 
 
-def _brokers(admin: Admin, _: InputPartition) -> Rows:
+def _brokers(admin: Admin, _: InputPartition, wanted: Wanted) -> Rows:
     view = admin.metadata([])
     for each in sorted(view.brokers, key=lambda broker: broker.node_id):
         is_controller = each.node_id == view.controller_id
@@ -73,20 +71,38 @@ def _brokers(admin: Admin, _: InputPartition) -> Rows:
 def _described(admin: Admin, share: InputPartition) -> Iterator[Any]:
     """The topics of a share that still exist."""
     assert isinstance(share, TopicShare)
-    for topic in admin.metadata(share.topics).topics:
+    for topic in admin.large_metadata(share.topics).topics:
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             check(topic.error_code)
             yield topic
 
 
-def _topics(admin: Admin, share: InputPartition) -> Rows:
+def _topics(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
+    settings = _settings_by_topic(admin, share) if "config" in wanted else {}
     for topic in _described(admin, share):
-        topic_id = _text(getattr(topic, "topic_id", None))
-        yield topic.name, topic_id, len(topic.partitions), topic.is_internal
+        yield (
+            topic.name,
+            _text(getattr(topic, "topic_id", None)),
+            len(topic.partitions),
+            topic.is_internal,
+            [
+                (key, value)
+                for key, (value, source) in settings.get(topic.name, {}).items()
+                if source == "topic" and value is not None
+            ],
+        )
 
 
-def _partitions(admin: Admin, share: InputPartition) -> Rows:
+def _partitions(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
+    settings = _settings_by_topic(admin, share) if wanted & {"min_isr", "unclean"} else {}
     for topic in _described(admin, share):
+        # A topic that was created meanwhile has no settings yet, and so Kafka's defaults.
+        values = {
+            key: value
+            for key, (value, _) in settings.get(topic.name, {}).items()
+            if value is not None
+        }
+        elections = ElectionSettings.of(values)
         for each in topic.partitions:
             yield (
                 topic.name,
@@ -96,10 +112,22 @@ def _partitions(admin: Admin, share: InputPartition) -> Rows:
                 list(each.replica_nodes),
                 list(each.isr_nodes),
                 list(getattr(each, "offline_replicas", ())),
+                elections.min_isr,
+                elections.unclean,
             )
 
 
-def _configs(admin: Admin, share: InputPartition) -> Rows:
+def _settings_by_topic(
+    admin: Admin, share: InputPartition
+) -> dict[str, dict[str, tuple[str | None, str]]]:
+    """The settings that hold for each topic, with their values and where they come from."""
+    found: dict[str, dict[str, tuple[str | None, str]]] = defaultdict(dict)
+    for _, topic, key, value, source, *_ in _configs(admin, share, frozenset()):
+        found[topic][key] = value, source
+    return found
+
+
+def _configs(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     if isinstance(share, BrokerShare):
         name = str(share.broker)
         answer = admin.ask_broker(
@@ -110,7 +138,7 @@ def _configs(admin: Admin, share: InputPartition) -> Rows:
     assert isinstance(share, TopicShare)
     for at in range(0, len(share.topics), _TOPICS_AT_A_TIME):
         asked = _config_request(_TOPIC, share.topics[at : at + _TOPICS_AT_A_TIME])
-        yield from _settings("topic", admin.ask_any(ApiKey.DESCRIBE_CONFIGS, asked))
+        yield from _settings("topic", admin.ask_patiently(ApiKey.DESCRIBE_CONFIGS, asked))
 
 
 def _config_request(kind: int, names: Sequence[str]) -> dict[str, Any]:
@@ -141,10 +169,16 @@ def _settings(resource: str, answer: Any) -> Rows:
             )
 
 
-def _logdirs(admin: Admin, share: InputPartition) -> Rows:
+def _logdirs(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     broker = _asked(share)
-    answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
-    check(getattr(answer, "error_code", ErrorCode.NONE))
+    try:
+        answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+        check(getattr(answer, "error_code", ErrorCode.NONE))
+    except (KafkaError, UnavailableError) as refusal:
+        # The rest of the table is useful without this broker.
+        code = refusal.code if isinstance(refusal, KafkaError) else ErrorCode.NETWORK_EXCEPTION
+        yield (broker, None, code.name, *[None] * 7)
+        return
     for directory in answer.results:
         error = ErrorCode.of(directory.error_code).name if directory.error_code else None
         sizes = [_known(getattr(directory, name, None)) for name in ("total_bytes", "usable_bytes")]
@@ -163,7 +197,7 @@ def _logdirs(admin: Admin, share: InputPartition) -> Rows:
             )
 
 
-def _groups(admin: Admin, share: InputPartition) -> Rows:
+def _groups(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     broker = _asked(share)
     names = _coordinated(admin, broker)
     asked = {"groups": names, "include_authorized_operations": False}
@@ -180,7 +214,7 @@ def _groups(admin: Admin, share: InputPartition) -> Rows:
         )
 
 
-def _lag(admin: Admin, share: InputPartition) -> Rows:
+def _lag(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     for name in _coordinated(admin, _asked(share)):
         try:
             group = groups.describe(admin, name)
@@ -229,7 +263,7 @@ def _text(topic_id: uuid.UUID | None) -> str | None:
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
-_ROWS: Final[Mapping[str, Callable[[Admin, InputPartition], Rows]]] = MappingProxyType(
+_ROWS: Final[Mapping[str, Callable[[Admin, InputPartition, Wanted], Rows]]] = MappingProxyType(
     {
         "brokers": _brokers,
         "topics": _topics,
