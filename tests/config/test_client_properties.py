@@ -3,11 +3,12 @@
 import pytest
 
 from klamm.config.client_properties import ClientSecurity
+from klamm.config.jaas import PLAIN_MODULE, format_jaas
 from klamm.config.security import ALLOWED_URLS, MECHANISMS
 from klamm.errors import ConfigError
 from klamm.net.sasl import read_token
 
-JAAS = 'a.Module required username="alice" password="planted-pw";'
+JAAS = 'a.ScramLoginModule required username="alice" password="planted-pw";'
 
 
 def security(**given: str) -> ClientSecurity:
@@ -38,9 +39,18 @@ def test_a_login_is_read_from_jaas(mechanism):
             {
                 "security_protocol": "SASL_SSL",
                 "sasl_mechanism": "PLAIN",
-                "sasl_jaas_config": "a.B required;",
+                "sasl_jaas_config": "a.PlainLoginModule required;",
             },
             "username and password",
+        ),
+        (
+            {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "PLAIN",
+                "sasl_jaas_config": "com.sun.security.auth.module.JndiLoginModule required "
+                'user.provider.url="ldap://stranger" username="a" password="b";',
+            },
+            "JndiLoginModule: klamm has only",
         ),
     ],
 )
@@ -49,13 +59,27 @@ def test_what_lacks_a_part_is_refused(given, complaint):
         security(**given)
 
 
+def test_a_value_that_refers_to_a_file_or_the_environment_is_not_followed():
+    jaas = format_jaas(PLAIN_MODULE, {"username": "${env:HOME}", "password": "${file:/a:b}"})
+    found = ClientSecurity.from_properties(
+        {
+            "config.providers": "env,file",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": jaas,
+        }
+    )
+    assert found.sasl is not None
+    assert (found.sasl.username, found.sasl.password) == ("${env:HOME}", "${file:/a:b}")
+
+
 @pytest.mark.rule("SEC-14")
 @pytest.mark.parametrize("url", ["http://keys.example/jwks", "ftp://keys", "/etc/passwd"])
 def test_keys_and_tokens_come_from_https_or_a_named_file_only(url):
     base = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "OAUTHBEARER",
-        "sasl.jaas.config": "a.B required;",
+        "sasl.jaas.config": "a.PlainLoginModule required;",
     }
     with pytest.raises(ConfigError, match="https"):
         ClientSecurity.from_properties({**base, "sasl.oauthbearer.jwks.endpoint.url": url})
@@ -71,7 +95,7 @@ def test_an_operator_lists_the_urls_that_configurations_may_name(monkeypatch):
     base = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "OAUTHBEARER",
-        "sasl.jaas.config": "a.B required;",
+        "sasl.jaas.config": "a.PlainLoginModule required;",
     }
     keys = ("sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.jwks.endpoint.url")
     monkeypatch.setenv(ALLOWED_URLS, "https://good.example/token, file:/etc/keys.json")

@@ -8,6 +8,7 @@ and keys stay out of `repr`, so that no log can show them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -25,6 +26,8 @@ OAUTHBEARER: Final = "OAUTHBEARER"
 ALLOWED_URLS: Final = "KLAMM_SASL_OAUTHBEARER_ALLOWED_URLS"
 #: What klamm offers; GSSAPI needs a Kerberos library and is not offered.
 MECHANISMS: Final = (PLAIN, "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
+#: Classes of Kafka and of ZooKeeper, in any package: some vendors ship them under a prefix.
+_LOGIN_MODULES: Final = re.compile(r"([\w$]+\.)*(Plain|Scram|OAuthBearer|Digest)LoginModule")
 TLS_VERSIONS: Final = ("TLSv1.2", "TLSv1.3")
 STORE_TYPES: Final = ("PEM", "PKCS12", "JKS")
 
@@ -201,7 +204,21 @@ def checked_mechanism(name: str, key: str) -> str:
 
 
 def jaas_entry(text: str | None, key: str) -> JaasEntry | None:
-    return None if text is None else parse_jaas(text, key)
+    """The login module of `key`; one that is not Kafka's or ZooKeeper's own is refused.
+
+    Nothing of the kind is loaded here, so another module would promise what klamm does not do, and
+    some (JNDI, LDAP) fetch what a configuration names (CVE-2023-25194, CVE-2025-27818).
+    """
+    if text is None:
+        return None
+    entry = parse_jaas(text, key)
+    if _LOGIN_MODULES.fullmatch(entry.module) is None:
+        raise ConfigError(
+            f"{key} names the login module {entry.module}: klamm has only the PlainLoginModule,"
+            " ScramLoginModule and OAuthBearerLoginModule of Kafka, and ZooKeeper's"
+            " DigestLoginModule"
+        )
+    return entry
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
