@@ -3,6 +3,7 @@
 import socket
 import ssl
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,23 @@ def test_a_client_checks_authority_and_host_name():
     stranger = StoreSettings("PEM", certificates=CertificateAuthority("other").certificate)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(server, client_context(TlsSettings(None, stranger)))
+
+
+@pytest.mark.rule("SEC-6")
+@pytest.mark.parametrize(
+    ("certificate", "reason"),
+    [
+        (AUTHORITY.issue("broker", ("127.0.0.1",), timedelta(days=-1)), "expired"),
+        (AUTHORITY.issue("127.0.0.1"), "mismatch"),
+        (CertificateAuthority("other").issue("broker", ("127.0.0.1",)), "local issuer"),
+    ],
+    ids=["expired", "without a host name", "signed by a stranger"],
+)
+def test_a_client_says_why_it_does_not_believe_a_broker(certificate, reason):
+    inline = StoreSettings("PEM", key=certificate.key, certificates=certificate.certificate)
+    server = server_context(TlsSettings(inline, None))
+    with pytest.raises(ssl.SSLCertVerificationError, match=reason):
+        shake_hands(server, client_context(TlsSettings(None, TRUST)))
 
 
 @pytest.mark.rule("SEC-6")
