@@ -2,8 +2,10 @@
 
     python bench/_spark_job.py FORMAT BOOTSTRAP SOURCE TARGET RECORDS ROUNDS WHAT,... [JAR,...]
 
-SOURCE and TARGET are topics, WHAT is read, stream, write or latency. It runs under an older pyspark
-without klamm as well, so it imports that only where klamm is. The result is one line of JSON.
+SOURCE and TARGET are topics, WHAT is read, stream, write or latency. KAFKA_OPTIONS in the
+environment is a JSON object of more options, as a secured cluster needs them. It runs under an
+older pyspark without klamm as well, so it imports that only where klamm is. The result is one line
+of JSON.
 """
 
 import json
@@ -33,7 +35,8 @@ def main():
     if jars:
         builder = builder.config("spark.jars", jars[0])
     spark = builder.getOrCreate()
-    servers = {"kafka.bootstrap.servers": bootstrap}
+    more = json.loads(os.environ.get("KAFKA_OPTIONS", "{}"))
+    servers = {"kafka.bootstrap.servers": bootstrap, **more}
 
     def load(reader):
         return reader.format(form).options(**servers, subscribe=source, startingOffsets="earliest")

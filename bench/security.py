@@ -3,17 +3,20 @@
     make bench BENCH=security
 
 A broker of klamm is measured with and without security, and one of Apache Kafka 3.9.1 beside it,
-under the same clients. Kafka is left out where its jars are not there (KAFKA_LIBS).
+under the same clients. Kafka is left out where its jars are not there (KAFKA_LIBS). With
+`BEFORE=DIR`, a checkout of an older klamm, its broker is measured too, in plaintext.
 """
 
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import os
 import resource
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 from functools import partial
@@ -21,6 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -30,16 +34,21 @@ from bench.transactions import kafka_libs
 from klamm import Cluster
 from klamm.broker.security.authorizer import AclAuthorizer
 from klamm.broker.security.mechanisms import Challenge, ScramServer
+from klamm.config.client_properties import ClientSecurity
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.config.properties import format_properties
 from klamm.config.security import StoreSettings, TlsSettings
 from klamm.local.certificates import CertificateAuthority
 from klamm.local.security import LocalSecurity
+from klamm.net.blocking import BlockingConnection
 from klamm.net.sasl import ScramLogin
 from klamm.net.scram import ScramMechanism, credential_of, salted_password
+from klamm.net.secure import SecureClient
 from klamm.net.server import Listener, Server
 from klamm.net.tls import client_context, server_context
 from klamm.net.tls_connection import TlsAcceptor
+from klamm.pipeline.source.options import read_options
+from klamm.pipeline.source.reader import TopicReader
 from klamm.protocol.acls import (
     AccessControlEntry,
     AclOperation,
@@ -48,6 +57,7 @@ from klamm.protocol.acls import (
     ResourcePattern,
     ResourceType,
 )
+from klamm.protocol.apis import ApiKey
 from klamm.zookeeper.server import ZooKeeperServer, free_port
 
 MB = 1 << 20
@@ -56,6 +66,12 @@ SENT_MB = 512
 PIECE = MB
 RECORD = 1024
 RECORDS = 300_000
+#: Reads of the topic: the first warms up.
+ROUNDS = 3
+#: Requests of somebody else while clients log in, and the pause between two.
+PINGS = 300
+PAUSE_S = 0.01
+PING = {"include_cluster_authorized_operations": False}
 
 
 def main() -> None:
@@ -65,10 +81,23 @@ def main() -> None:
         is_there = way != AIOFASTNET or find_spec("aiofastnet") is not None
         print(f"TLS by {way}: {serve(way) if is_there else 'not installed'}")
     print(f"TLS by the kernel: {kernel_tls()}")
+    libs = kafka_libs()
+    before = os.environ.get("BEFORE")
+    cpus: list[tuple[float, float]] = []
     for kind in (None, "sasl_ssl"):
-        print(f"klamm, {kind or 'plaintext'}: {broker(kind)}")
-        if (libs := kafka_libs()) is not None:
-            print(f"Apache Kafka, {kind or 'plaintext'}: {kafka(kind, libs)}")
+        name = kind or "plaintext"
+        told, cpu = broker(kind)
+        cpus.append(cpu)
+        print(f"klamm, {name}: {told}", flush=True)
+        if kind is None and before is not None:
+            command = [sys.executable, "-m", "klamm", "broker"]
+            told = other_broker(kind, command, {"PYTHONPATH": f"{before}/src"})
+            print(f"klamm of {before}, {name}: {told}", flush=True)
+        if libs is not None:
+            java = ["java", "-Xms512m", "-Xmx1g", "-cp", f"{libs}/*", "kafka.Kafka"]
+            print(f"Apache Kafka, {name}: {other_broker(kind, java, {})}", flush=True)
+    for what, plain, secured in zip(("a job of Spark", "the source's reader"), *cpus, strict=True):
+        print(f"{what} that reads, CPU over SASL_SSL to that in plaintext: {secured / plain:.2f}")
 
 
 def decisions(count: int = 10_000) -> None:
@@ -223,18 +252,94 @@ def cpu_s() -> float:
 # A whole broker
 
 
-def broker(kind: str | None) -> str:
-    """Produce and consume through a broker of klamm."""
+def broker(kind: str | None) -> tuple[str, tuple[float, float]]:
+    """Produce and consume through a broker of klamm; the CPU seconds of Spark and of its reader."""
     with Cluster(brokers=1, security=kind) as cluster:
         cluster.create_topic("bench", replication_factor=1)
         config = cluster.client_config("confluent-kafka")
         pid = cluster.broker(1).pid
         assert pid is not None
-        return load(config, pid)
+        told = load(config, pid)
+        options = cluster.client_config("spark")
+        cpus = run_spark(options), min(read_as_spark(options) for _ in range(ROUNDS))
+        for name, cpu in zip(("Spark", "of it the reader"), cpus, strict=True):
+            told += f"; {name} {cpu / RECORDS * 1e6:.1f} s CPU for a million rows"
+        if kind is not None:
+            told += f"; {stall(cluster.client_config('java'))}"
+        return told, cpus
 
 
-def kafka(kind: str | None, libs: str) -> str:
-    """Produce and consume through a broker of Apache Kafka, with the same settings."""
+def run_spark(options: dict[str, str]) -> float:
+    """The CPU seconds of a job of Spark's that reads the topic, its JVM and its workers."""
+    job = Path(__file__).with_name("_spark_job.py")
+    bootstrap = options["kafka.bootstrap.servers"]
+    done = subprocess.run(
+        [sys.executable, job, "klamm", bootstrap, "bench", "-", str(RECORDS), str(ROUNDS), "read"],
+        env={**os.environ, "KAFKA_OPTIONS": json.dumps(options)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    return float(json.loads(done.stdout.splitlines()[-1])["read"]["cpu"])
+
+
+def read_as_spark(options: dict[str, str]) -> float:
+    """The CPU seconds in which a task of Spark's would read the topic, without Spark."""
+    given = {key.lower(): value for key, value in options.items()}
+    reader = TopicReader(read_options({**given, "subscribe": "bench"}, streaming=False))
+    cpu = time.process_time()
+    rows = sum(batch.num_rows for each in reader.partitions() for batch in reader.read(each))
+    assert rows == RECORDS, rows
+    return time.process_time() - cpu
+
+
+def stall(properties: dict[str, str]) -> str:
+    """How long others wait for an answer while clients log in with SCRAM, and while none does."""
+    security = ClientSecurity.from_properties(properties)
+    host, _, port = properties["bootstrap.servers"].partition(":")
+    connection = BlockingConnection(host, int(port), "bench", SecureClient(security))
+
+    def p99_ms() -> float:
+        taken = []
+        for _ in range(PINGS):
+            began = time.perf_counter()
+            connection.send(ApiKey.DESCRIBE_CLUSTER, PING, 10)
+            taken.append(time.perf_counter() - began)
+            time.sleep(PAUSE_S)
+        return sorted(taken)[PINGS * 99 // 100] * 1000
+
+    alone = p99_ms()
+    stopped = multiprocessing.Event()
+    counted = multiprocessing.Value("i", 0)
+    logging_in = multiprocessing.Process(
+        target=log_in_until, args=(host, int(port), security, stopped, counted)
+    )
+    logging_in.start()
+    began = time.perf_counter()
+    beside = p99_ms()
+    taken = time.perf_counter() - began
+    stopped.set()
+    logging_in.join()
+    connection.close()
+    return (
+        f"99% of answers to others within {alone:.1f} ms, and {beside:.1f} ms beside "
+        f"{counted.value / taken:.0f} SCRAM logins a second"
+    )
+
+
+def log_in_until(
+    host: str, port: int, security: ClientSecurity, stopped: Any, counted: Any
+) -> None:
+    while not stopped.wait(PAUSE_S):
+        connection = BlockingConnection(host, port, "bench", SecureClient(security))
+        connection.send(ApiKey.DESCRIBE_CLUSTER, PING, 10)
+        connection.close()
+        counted.value += 1
+
+
+def other_broker(kind: str | None, command: list[str], environment: dict[str, str]) -> str:
+    """Produce and consume through the broker that `command` starts, with the same settings."""
     with (
         tempfile.TemporaryDirectory(prefix="klamm-bench-") as folder,
         ZooKeeperServer() as zookeeper,
@@ -260,9 +365,10 @@ def kafka(kind: str | None, libs: str) -> str:
             )
         file = directory / "server.properties"
         file.write_text(format_properties(settings))
-        java = ["java", "-Xms512m", "-Xmx1g", "-cp", f"{libs}/*", "kafka.Kafka", str(file)]
         output = stack.enter_context((directory / "output").open("wb"))
-        process = subprocess.Popen(java, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*command, str(file)], stdout=output, stderr=output, env={**os.environ, **environment}
+        )
         stack.callback(process.wait)
         stack.callback(process.kill)
         admin = AdminClient({**config, "log_level": 0})
