@@ -128,6 +128,7 @@ def test_a_lesson_checks_its_own_outcome(page: Page, console: Console):
     console.heal()
     page.go(console.base + "/lessons")
     page.click("[data-start=leader]")
+    page.click("#confirm")
     page.wait("document.querySelector('#lesson[data-lesson=leader]')")
     try:
         page.click("#do")
@@ -221,6 +222,7 @@ def test_a_broker_that_is_cut_off_comes_back(page: Page, console: Console):
     console.heal()
     page.go(console.base + "/lessons")
     page.click("[data-start=cut]")
+    page.click("#confirm")
     page.wait("document.querySelector('#lesson[data-lesson=cut]')")
     try:
         page.click("#do")

@@ -33,3 +33,13 @@ def test_a_broker_is_back_once_it_runs_and_is_registered(lesson, process, live, 
     steps = next(each.steps for each in LESSONS if each.id == lesson)
     step = next(each for each in steps if each.verb in ("start", "resume"))
     assert step.holds(situation(process, live)) is is_back
+
+
+def test_a_partition_without_another_replica_does_not_hold_up_the_lesson():
+    """Topics of the user may have one replica; when that is gone, nobody can lead."""
+    lone = {("audit", 0): (-1, [2], [2])}
+    now = make_columns(AFTER | lone, OTHERS)
+    lesson = next(each for each in LESSONS if each.id == "controller")
+    elected = next(each for each in lesson.steps if "elects leaders" in each.text)
+    made = Situation(make_columns(BEFORE, ALL), now, {2: "dead"}, frozenset(), [], chosen=2)
+    assert elected.holds(made)

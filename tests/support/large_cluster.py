@@ -17,10 +17,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.side_by_side.cluster import free_ports
 from bench.side_by_side.controller import Stubs, populate
 from klamm.client.admin import Admin
 from klamm.errors import KlammError
+from klamm.local.network import is_free
 from klamm.processes import tied_klamm
 from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
@@ -50,12 +50,12 @@ def large_cluster(topics: int, partitions: int, brokers: int) -> Iterator[LargeC
         asyncio.run(_make_roots(zookeeper.address))
         ids = list(range(1, brokers + 1))
         populate(int(zookeeper.address.rpartition(":")[2]), topics, partitions, ids, 3)
-        (base,) = free_ports(1)
+        base = _free_block(len(ids) + 1)
         stubs = Stubs(zookeeper.address, ids, base)
         for each in (stubs.proc.stdout, stubs.sock, stubs.file):
             stack.enter_context(closing(each))
         stack.callback(stubs.stop)
-        (port,) = free_ports(1)
+        port = _free_block(1)
         settings = folder / "server.properties"
         settings.write_text(
             f"broker.id={NODE}\nlisteners=PLAINTEXT://127.0.0.1:{port}\n"
@@ -70,6 +70,15 @@ def large_cluster(topics: int, partitions: int, brokers: int) -> Iterator[LargeC
         address = f"127.0.0.1:{port}"
         _wait_known(address, topics, folder / "node.log")
         yield LargeCluster(address, folder / "history", stubs, topics * partitions)
+
+
+def _free_block(size: int) -> int:
+    """The first of so many ports in a row that are free; other clusters look for theirs as well."""
+    chance = random.SystemRandom()
+    while True:
+        base = chance.randrange(20_000, 31_000 - size)
+        if all(is_free(port) for port in range(base, base + size)):
+            return base
 
 
 async def _make_roots(address: str) -> None:

@@ -15,6 +15,7 @@ from klamm.client.elections import ElectionType
 from klamm.client.offset_reset import OffsetTarget
 from klamm.client.topics import NewTopic
 from klamm.console.lessons import Lessons
+from klamm.console.moves import Mover
 from klamm.console.plans import prepare
 from klamm.console.reading import read_sizes
 from klamm.console.requests import number_in, route, settings_in, text_in
@@ -195,35 +196,43 @@ def preview_plan(session: Session, request: Request, body: Any) -> Any:
     columns = watch.fresh().columns
     sizes = read_sizes(admin, columns.live.tolist())
     prepared = prepare(columns, watch.election_settings(), sizes, body)
-    if session.background.mover is not None:
-        session.background.mover.keep(prepared)
+    mover = session.background.mover
+    if mover is not None:
+        mover.keep(prepared)
     return prepared.describe()
 
 
 def moves(session: Session, request: Request, _: Any) -> Any:
     session.online()
-    job = None if session.background.mover is None else session.background.mover.job()
+    mover = session.background.mover
+    job = None if mover is None else mover.job()
     return {"job": job, "under_way": session.background.reassignments()}
 
 
 def run_plan(session: Session, request: Request, body: Any) -> Any:
-    assert session.background.mover is not None
     throttle = body.get("throttle")
     limit = None if throttle is None else number_in(body, "throttle")
-    return session.background.mover.run(text_in(body, "plan"), limit)
+    return _mover(session).run(text_in(body, "plan"), limit)
 
 
 def steer(session: Session, request: Request, body: Any) -> Any:
-    assert session.background.mover is not None
+    mover = _mover(session)
     match request.path_params["what"]:
         case "pause":
-            return session.background.mover.pause()
+            return mover.pause()
         case "resume":
-            return session.background.mover.resume()
+            return mover.resume()
         case "cancel":
-            return session.background.mover.cancel()
+            return mover.cancel()
         case other:
             raise ConfigError(f"A plan can be paused, resumed or cancelled, not {other!r}.")
+
+
+def _mover(session: Session) -> Mover:
+    session.online()
+    mover = session.background.mover
+    assert mover is not None  # there is one wherever a cluster may be changed
+    return mover
 
 
 # Lessons
@@ -244,9 +253,10 @@ def do_to_broker(session: Session, request: Request, body: Any) -> Any:
 
 
 def _lessons(session: Session) -> Lessons:
-    if session.background.lessons is None:
+    found = session.background.lessons
+    if found is None:
         raise ConfigError("Lessons need a cluster of their own: `klamm up` starts one.")
-    return session.background.lessons
+    return found
 
 
 _ask = partial(route, method="POST")

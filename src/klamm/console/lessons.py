@@ -170,7 +170,7 @@ LESSONS: Final = (
             ),
             LessonStep(
                 "The new controller reads everything and elects leaders for what the old one led.",
-                lambda s: not s.now.is_leaderless.any(),
+                lambda s: all(s.leader(s.now, each) not in (-1, s.chosen) for each in range(3)),
             ),
             LessonStep("Start broker {broker} again.", lambda s: s.is_back(s.chosen), "start"),
             LessonStep("All replicas are in sync again.", lambda s: _is_whole(s)),
@@ -321,11 +321,27 @@ class Lessons:
             "lessons": [
                 {"id": each.id, "title": each.title, "about": each.about} for each in LESSONS
             ],
+            "beginnings": {each.id: self._beginning(each) for each in LESSONS},
             "running": None,
         }
         if self._running is not None:
             shown["running"] = self._judge(self._running)
         return shown
+
+    def _beginning(self, lesson: Lesson) -> str:
+        """What beginning an exercise will do."""
+        _, watch = self._session.online()
+        is_there = TOPIC in watch.moment().columns.topics
+        said = [
+            f"Topic {TOPIC} is used." if is_there else f"Topic {TOPIC} is created, 3 partitions."
+        ]
+        if any(step.verb == "cut" for step in lesson.steps):
+            said.append(
+                "A broker is restarted in order, unless it was before, to put a switch between it "
+                "and ZooKeeper; then preferred leaders of the topic are elected."
+            )
+        said.append("Each step asks before it does anything to a broker.")
+        return " ".join(said)
 
     def _judge(self, running: _Running) -> dict[str, Any]:
         situation = self._situation(running)

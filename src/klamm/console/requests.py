@@ -57,13 +57,23 @@ def route(path: str, answer: Answer, *, method: str = "GET", changes: bool = Fal
             found = await run_in_threadpool(answer, session, request, body)
         except KlammError as error:
             found, refusal = failure(error), error
-        if changes and session.background.journal is not None:
+        if changes:
             action = request.url.path.removeprefix("/api/")
             said = None if refusal is None else str(refusal)
-            await run_in_threadpool(session.background.journal.note, action, body or {}, said)
+            await run_in_threadpool(_note, session, action, body or {}, said)
         return found if isinstance(found, Response) else Json(found)
 
     return Route(path, endpoint, methods=[method])
+
+
+def _note(session: Session, action: str, body: dict[str, Any], refusal: str | None) -> None:
+    """Keep who changed what; a console without a cluster has nothing that was changed."""
+    try:
+        journal = session.background.journal
+    except UnavailableError:
+        return  # no broker has ever answered, so nothing was changed
+    if journal is not None:
+        journal.note(action, body, refusal)
 
 
 async def _body(request: Request) -> Any:

@@ -4,6 +4,7 @@ Each notification names an entity, which is read again; the last one processed i
 that nothing is applied twice and nothing is missed (CFG-2, CFG-3).
 """
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -32,16 +33,24 @@ class ConfigChanges:
         self._store = store
         self._apply = apply
         self._processed = -1
+        self._processing = asyncio.Lock()
 
     async def process(self) -> None:
-        """Read the notifications, arming the watch, and apply those that are new."""
+        """Read the notifications, arming the watch, and apply those that are new.
+
+        A notification whose session is lost meanwhile is applied with the next session.
+        """
+        async with self._processing:
+            await self._process_new()
+
+    async def _process_new(self) -> None:
         children = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
         names = [name for name in children if _NAME.fullmatch(name)]
         for name in sorted(names, key=znodes.sequence_number):
             number = znodes.sequence_number(name)
             if number > self._processed:
-                self._processed = number
                 await self._process(f"{znodes.CONFIG_CHANGES}/{name}")
+                self._processed = number
         await self._remove_old(names)
 
     async def _process(self, path: str) -> None:

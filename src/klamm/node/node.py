@@ -125,7 +125,9 @@ class Node:
         await self._register()
         self._config_changes = ConfigChanges(store, self._apply_config)
         self._session = asyncio.create_task(self._follow_session())
-        await self._config_changes.process()
+        # A session that is lost right after the registration is renewed like any other.
+        with contextlib.suppress(SessionLostError):
+            await self._config_changes.process()
         self._broker.start()
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
         if config.klamm_metrics_port is not None:

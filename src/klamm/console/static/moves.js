@@ -32,24 +32,27 @@ function Actions() {
   ]} /></section>`;
 }
 
+const STEERS = {
+  pause: ["Pause the plan", "Pause it", "The wave that is moving goes to its end; the next one waits until you say so. Throttles of the wave are removed with it."],
+  resume: ["Go on with the plan", "Go on", "The next wave begins, with the same throttle."],
+  cancel: ["Cancel the plan", "Cancel it", "Partitions that are moving go back to the replicas they had. Those that have arrived stay. Throttles are removed."],
+};
+
 function Job({ job, cluster, reload }) {
-  const [error, setError] = useState(null);
-  const [cancelling, setCancelling] = useState(false);
+  const [asking, setAsking] = useState(null);
   const active = ["running", "paused", "cancelling"].includes(job.status);
   const share = job.bytes ? job.bytes_done / job.bytes : job.partitions_done / Math.max(1, job.partitions);
-  const steer = (what) => post(`/api/moves/${what}`).then(reload, setError);
   return html`<section class="card" aria-label="Running plan" id="job" data-status=${job.status}>
-    <div class="row"><h2>${active ? "A plan is running" : "The last plan"}</h2><span class="tag ${active ? "accent" : ENDS[job.status][0]}">${job.status}</span><span class="soft small">by ${job.user}</span></div>
+    <div class="row"><h2>${job.status === "paused" ? "A plan is paused" : active ? "A plan is running" : "The last plan"}</h2><span class="tag ${active ? "accent" : ENDS[job.status][0]}">${job.status}</span><span class="soft small">by ${job.user}</span></div>
     <div class="bar" role="progressbar" aria-valuenow=${Math.round(100 * share)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><i style=${{ width: `${100 * (job.status === "done" ? 1 : share)}%` }}></i></div>
     <p style=${{ marginTop: ".6rem" }}>${number(job.partitions_done)} of ${counted(job.partitions, "partition")} ${job.bytes ? `(${bytes(job.bytes_done)} of ${bytes(job.bytes)})` : ""}; wave ${job.wave} of ${job.waves}${active && job.seconds_left !== null ? `; about ${seconds(job.seconds_left)} left` : ""}${job.throttle ? `; at most ${bytes(job.throttle)} a second for each broker` : ""}.
-      ${active ? " It goes on when this page is closed, and after a restart of the console." : ` ${ENDS[job.status][1]}`}</p>
+      ${job.status === "paused" ? " It waits until somebody goes on with it, also after a restart of the console." : active ? " It goes on when this page is closed, and after a restart of the console." : ` ${ENDS[job.status][1]}`}</p>
     ${job.message ? html`<p class="note ${job.status === "failed" ? "bad" : ""}">${job.message}</p>` : null}
-    <${Failure} error=${error} />
     ${active && job.status !== "cancelling" && cluster && cluster.allow_changes ? html`<div class="row">
-      ${job.status === "running" ? html`<button onClick=${() => steer("pause")} id="pause">Pause after this wave</button>` : html`<button class="primary" onClick=${() => steer("resume")} id="resume">Go on</button>`}
-      <button class="danger" onClick=${() => setCancelling(true)} id="cancel">Cancel</button></div>` : null}
-    ${cancelling ? html`<${Confirm} title="Cancel the plan" action="Cancel it" danger onClose=${() => setCancelling(false)} onConfirm=${() => post("/api/moves/cancel").then(reload)}>
-      <p>Partitions that are moving go back to the replicas they had. Those that have arrived stay. Throttles are removed.</p><//>` : null}
+      ${job.status === "running" ? html`<button onClick=${() => setAsking("pause")} id="pause">Pause after this wave</button>` : html`<button class="primary" onClick=${() => setAsking("resume")} id="resume">Go on</button>`}
+      <button class="danger" onClick=${() => setAsking("cancel")} id="cancel">Cancel</button></div>` : null}
+    ${asking ? html`<${Confirm} title=${STEERS[asking][0]} action=${STEERS[asking][1]} danger=${asking === "cancel"} onClose=${() => setAsking(null)} onConfirm=${() => post(`/api/moves/${asking}`).then(reload)}>
+      <p>${STEERS[asking][2]}</p><//>` : null}
   </section>`;
 }
 

@@ -59,7 +59,7 @@ export function Records({ topic, cluster }) {
       ${state.running ? html`<button class="danger" onClick=${stop} id="stop">Stop</button>` : html`<button class="primary" onClick=${() => start(false)} id="read">Read</button>`}
       <button onClick=${() => start(true)} disabled=${state.running} id="tail">Follow</button>
     </div>
-    <div class="row small"><span class="soft" id="progress">${state.tail ? `following, ${number(state.found)} found` : `${number(state.scanned)} of ${number(state.total)} scanned, ${number(state.found)} found`}${state.running ? "…" : ""}</span>
+    <div class="row small"><span class="soft" id="progress">${state.tail ? `${state.running ? "following" : "followed"}, ${number(state.found)} found` : `${number(state.scanned)} of ${number(state.total)} scanned, ${number(state.found)} found${!state.running && state.scanned < state.total ? (state.found >= Number(form.limit) ? "; that is as many as asked for" : "; stopped") : ""}`}${state.running ? "…" : ""}</span>
       ${state.running && state.total ? html`<div class="bar" style=${{ flex: "1 1 6rem", maxWidth: "16rem" }}><i style=${{ width: `${(100 * state.scanned) / state.total}%` }}></i></div>` : html`<span style=${{ flex: 1 }}></span>`}
       ${["json", "csv", "parquet"].map((format) => html`<a class="button small-button" href=${`${address}/export?${parameters({ format, limit: "" })}`} download>${format}</a>`)}
       ${cluster && cluster.allow_changes ? html`<button class="small-button" onClick=${() => setProducing(true)} id="produce">Produce</button>` : null}

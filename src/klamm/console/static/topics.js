@@ -52,6 +52,7 @@ function CreateTopic({ onClose }) {
     await post("/api/topics/create", body);
   };
   return html`<${Confirm} title="Create a topic" action="Create" onConfirm=${create} onClose=${onClose}>
+    <p>Replicas are spread over brokers and racks; clients can use the topic at once.</p>
     <div class="form">
       <label>Name <input id="new-topic" value=${form.topic} onInput=${set("topic")} autofocus /></label>
       <label>Partitions <input id="new-partitions" type="number" min="1" value=${form.partitions} onInput=${set("partitions")} /></label>
@@ -129,9 +130,9 @@ export function Settings({ address, resource, cluster }) {
       ["from", (each) => each.source],
       ["", (each) => (changes && !each.read_only && !each.sensitive ? html`<button class="small-button" onClick=${() => setEditing({ ...each, next: each.value || "" })}>change</button>` : null)],
     ]} />
-    ${editing ? html`<${Confirm} title=${`Change ${editing.name}`} action="Change" onClose=${() => { setEditing(null); reload(); }} onConfirm=${() => post("/api/settings", { ...resource, set: { [editing.name]: editing.next } })}>
+    ${editing ? html`<${Confirm} title=${`Change ${editing.name}`} action="Change" onClose=${() => { setEditing(null); reload(); }} onConfirm=${() => post("/api/settings", { ...resource, ...(editing.remove ? { remove: [editing.name] } : { set: { [editing.name]: editing.next } }) })}>
       <p>Now <code>${editing.value}</code> (${editing.source}). It takes effect at once.</p>
-      <label>New value <input value=${editing.next} onInput=${(event) => setEditing({ ...editing, next: event.target.value })} /></label>
-      ${editing.source === "topic" || editing.source === "broker, dynamic" ? html`<p><button class="small-button" onClick=${async () => { await post("/api/settings", { ...resource, remove: [editing.name] }); setEditing(null); reload(); }}>Back to what it falls back to</button></p>` : null}<//>` : null}
+      <label>New value <input id="new-value" value=${editing.next} disabled=${editing.remove} onInput=${(event) => setEditing({ ...editing, next: event.target.value })} /></label>
+      ${editing.source === "topic" || editing.source === "broker, dynamic" ? html`<p><label class="inline"><input type="checkbox" checked=${editing.remove} onChange=${(event) => setEditing({ ...editing, remove: event.target.checked })} /> remove it, back to what it falls back to</label></p>` : null}<//>` : null}
   </section>`;
 }
