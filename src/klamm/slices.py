@@ -68,7 +68,7 @@ def run(steps: Steps[Any]) -> Any:
 
 
 async def finish(steps: Steps[T]) -> T:
-    """Take all steps; for those who wait for the result anyhow."""
+    """Take all steps, for a caller that waits for the result anyhow."""
     result = run(steps)
     finished: T = await result if inspect.isawaitable(result) else result
     return finished
@@ -168,7 +168,7 @@ async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def discard(dismantle: Callable[[T], None], message: T) -> None:
-    """Take a message apart in the other thread; nobody waits for it."""
+    """Take a message apart in the other thread; no caller waits for it."""
     asyncio.get_running_loop().run_in_executor(_aside, dismantle, message)
 
 

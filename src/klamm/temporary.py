@@ -1,7 +1,7 @@
 """Temporary directories that are removed even if their process is killed: by the next one.
 
-A directory has a file that its process keeps locked. Whoever makes a directory removes those of
-its kind that nobody has locked any more.
+A directory has a file that its process keeps locked. A process that makes a directory removes
+those of its kind that are no longer locked.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class TemporaryFolder:
         prefix = _PREFIX.format(kind)
         _remove_abandoned(Path(tempfile.gettempdir()), prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        # Locked before it has its name, so that nobody can find it unlocked.
+        # Locked before it has its name, so that no process finds it unlocked.
         unnamed = self.path / f".{_LOCK}"
         self._lock = unnamed.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)

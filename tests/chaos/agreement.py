@@ -211,7 +211,7 @@ def other_leaders(history: History, timeline: Sequence[TableRow]) -> Iterator[Vi
 def _costs_lead(fault: Fault, margins: Margins) -> bool:
     if fault.kind not in _LEADERS_LOST or fault.broker is None:
         return False
-    # Whoever is back before its session ends need not have lost anything.
+    # A broker that is back before its session ends need not have lost anything.
     return fault.kind == "kill" or fault.ended_at - fault.began_at > 2 * margins.session_s
 
 

@@ -18,7 +18,7 @@ _CHUNK: Final = 1 << 16
 #: Of a request: size, key, version, correlation id, and the length of the client id.
 _HEAD: Final = struct.Struct(">ihhih")
 _BROKERS_CLIENT_ID: Final = re.compile(r"(?:broker-)?(\d+)(?:-fetcher-\d+)?")
-#: Whoever is not a broker is never parted from anybody.
+#: The name of a client that is no broker; only brokers are cut off.
 STRANGER: Final = ""
 
 

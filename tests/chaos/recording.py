@@ -1,6 +1,6 @@
 """What clients saw and what was done to the cluster, as rows that are written while it happens.
 
-Times are seconds since 1970 by the one clock of this machine. Whoever checks a run needs nothing
+Times are seconds since 1970 by the one clock of this machine. A checker needs nothing
 but these rows, so that a run can be checked again, and a checker tested with rows made by hand.
 """
 

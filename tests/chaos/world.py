@@ -93,7 +93,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Whoever is paused could not even say goodbye.
+        # A paused process could not close its session.
         for server in self.zookeepers:
             if server.is_running:
                 os.kill(server.pid, signal.SIGCONT)

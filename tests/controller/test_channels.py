@@ -22,7 +22,7 @@ VERSIONS = {
 
 
 @pytest.fixture(scope="module")
-def offices(new_lab: Callable[[], Lab]) -> dict[str, Lab]:
+def labs(new_lab: Callable[[], Lab]) -> dict[str, Lab]:
     """A cluster for each protocol, with brokers 1 to 3; all nodes start at the same time."""
     labs = {protocol: new_lab() for protocol in VERSIONS}
     for protocol, lab in labs.items():
@@ -32,9 +32,9 @@ def offices(new_lab: Callable[[], Lab]) -> dict[str, Lab]:
 
 
 @pytest.fixture
-def lab(offices: dict[str, Lab]) -> Iterator[Lab]:
+def lab(labs: dict[str, Lab]) -> Iterator[Lab]:
     """The cluster of the newest protocol; brokers answer as they should, before and after."""
-    lab = offices["3.9"]
+    lab = labs["3.9"]
     lab.wait_controller(100)
     yield lab
     for broker in lab.brokers.values():
@@ -134,8 +134,8 @@ def test_a_failed_log_directory_moves_the_leadership_it_held(lab: Lab):
 
 @pytest.mark.rule("CHAN-32", "CHAN-18", "CHAN-29", "VER-17", "VER-18")
 @pytest.mark.parametrize("protocol", VERSIONS)
-def test_versions_follow_the_inter_broker_protocol(offices: dict[str, Lab], protocol: str):
-    lab = offices[protocol]
+def test_versions_follow_the_inter_broker_protocol(labs: dict[str, Lab], protocol: str):
+    lab = labs[protocol]
     lab.wait_controller(100)
     lab.create_topic("versioned", {0: [1, 2]})
     broker = lab.brokers[1]

@@ -186,7 +186,7 @@ def test_a_candidate_that_dies_is_replaced_and_gives_up_the_role(lab: Lab):
     assert first is not None
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: holder.candidate_pid() not in (None, first))
-    # The registration belonged to the same office, and is made anew.
+    # The registration ended with the same session, and is made anew.
     wait_until(
         lambda: (stat := lab.zk.exists(f"/brokers/ids/{holder.id}")) and stat.czxid > registered
     )

@@ -111,7 +111,7 @@ def run(directory: Path, scenario: Any) -> None:
 
 
 @pytest.mark.rule("ELEC-9", "RESIGN-2", "RESIGN-3")
-def test_a_node_that_cannot_take_office_gives_the_role_up_and_may_win_it_again(tmp_path: Path):
+def test_a_node_whose_failover_fails_gives_the_role_up_and_may_win_it_again(tmp_path: Path):
     async def scenario(node: Node) -> None:
         await node.register(7, port=1)
         await fail_at(node, nothing)

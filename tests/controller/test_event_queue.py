@@ -112,7 +112,7 @@ def test_one_event_is_handled_to_its_end_before_the_next_begins(tmp_path: Path):
 
 
 @pytest.mark.rule("ZK-24", "ZK-25", "FAILOVER-2", "FAILOVER-3", "FAILOVER-10", "FAILOVER-12")
-def test_in_office_every_change_becomes_its_event_again_and_again(tmp_path: Path):
+def test_while_controller_every_change_becomes_its_event_again_and_again(tmp_path: Path):
     async def scenario(node: Node) -> None:
         diary = Diary()
         await node.register(7, port=1)
@@ -194,7 +194,7 @@ def test_a_lost_session_preempts_what_waits_and_ends_the_term(tmp_path: Path):
 
 
 @pytest.mark.rule("EVT-7")
-def test_out_of_office_only_the_role_matters(tmp_path: Path):
+def test_without_the_role_only_the_role_matters(tmp_path: Path):
     async def scenario(node: Node) -> None:
         answers: list[Any] = []
         node.controller.submit(TopicDeletion(), "test", answers.append)

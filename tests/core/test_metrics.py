@@ -8,7 +8,7 @@ from tests.support.procedure_world import steady
 
 
 @pytest.mark.rule("MET-1", "EVT-9")
-def test_out_of_office_every_gauge_is_zero() -> None:
+def test_without_the_role_every_gauge_is_zero() -> None:
     assert gauges(None) == Gauges()
     assert set(vars_of(gauges(None)).values()) == {0}
 

@@ -44,7 +44,7 @@ class Stage(Lab):
         return self.nodes[self.wait_controller(100, 101)]
 
     @contextlib.contextmanager
-    def nobody_in_office(self) -> Iterator[None]:
+    def no_controller(self) -> Iterator[None]:
         """Make a broker that does not exist controller, until the block ends."""
         holder = self.holder()
         taken = {"version": 2, "brokerid": NOBODY_HERE, "timestamp": "1"}

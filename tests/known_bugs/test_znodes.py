@@ -63,7 +63,7 @@ def test_a_topic_that_was_created_empty_comes_online_with_its_data(
         validate_only=False,
     )
     assert answer.topics[0].error_code == E.TOPIC_ALREADY_EXISTS
-    with stage.nobody_in_office():
+    with stage.no_controller():
         pass
     stage.zk.set(path, topic_znode({0: [1, 2]}))
     stage.wait_state(path.rpartition("/")[2], 0, lambda s: s["leader"] == 1)
@@ -88,7 +88,7 @@ def test_requests_without_data_ask_for_nothing_and_block_nothing(stage: Stage, d
     wait_until(lambda: sentence in stage.holder().log, sentence)
     assert stage.zk.exists("/admin/reassign_partitions")
     assert stage.state(name, 0) == before
-    # Whoever made it takes it away again, and the next request is noticed.
+    # Its author deletes it again, and the next request is noticed.
     stage.zk.delete("/admin/reassign_partitions")
     stage.request_reassignment(name, [2, 1])
     wait_until(lambda: stage.lists(name) == ([2, 1], [], []))
@@ -140,7 +140,7 @@ def test_a_state_without_data_is_none_and_its_topic_can_still_be_deleted(
     name = f"blank-{data!r:.4}".replace("'", "")
     stage.create_topic(name, {0: [1, 2], 1: [2, 1]})
     path = f"/brokers/topics/{name}/partitions/0/state"
-    with stage.nobody_in_office():
+    with stage.no_controller():
         stage.zk.set(path, data)
     stage.settle()
     assert not stage.zk.get(path)[0]
@@ -170,7 +170,7 @@ def test_a_topic_configuration_without_data_configures_nothing(stage: Stage, dat
 @pytest.mark.real
 @pytest.mark.rule("PSM-12", "PSM-13", "FAILOVER-11")
 def test_a_topic_of_which_only_some_nodes_were_made_is_completed(stage: Stage):
-    with stage.nobody_in_office():
+    with stage.no_controller():
         stage.zk.create("/brokers/topics/begun", topic_znode({0: [1, 2], 1: [2, 1], 2: [1, 2]}))
         stage.zk.ensure_path("/brokers/topics/begun/partitions/0")
         state = {"version": 1, "leader": 2, "leader_epoch": 3, "controller_epoch": 1, "isr": [2, 1]}
@@ -185,7 +185,7 @@ def test_a_topic_of_which_only_some_nodes_were_made_is_completed(stage: Stage):
 @pytest.mark.rule("DEL-26", "DEL-16")
 def test_what_is_left_of_a_deletion_is_removed(stage: Stage):
     """KAFKA-6650 is the kind; here only the last two of the three nodes are left."""
-    with stage.nobody_in_office():
+    with stage.no_controller():
         stage.zk.create("/config/topics/remains", b'{"version":1,"config":{}}')
         stage.zk.create("/admin/delete_topics/remains")
     wait_until(lambda: not stage.zk.exists("/admin/delete_topics/remains"))
@@ -212,7 +212,7 @@ def test_a_topic_of_ten_thousand_partitions_is_created_moved_taken_over_and_dele
     znode, stat = stage.zk.get(path)
     assert set(map(tuple, json.loads(znode)["partitions"].values())) == {(2, 1)}
     assert stat.version < 20  # not once for each
-    with stage.nobody_in_office():
+    with stage.no_controller():
         pass
     stage.zk.create("/admin/delete_topics/vast")
     wait_until(lambda: not stage.zk.exists(path))

@@ -118,7 +118,7 @@ def test_a_leader_that_is_cut_from_zookeeper_acknowledges_nothing_that_is_lost(
         (asked,) = klamm_cluster.admin.metadata_of(successor, [topic]).topics
         return int(asked.partitions[0].leader_id)
 
-    # Whoever asks the old leader is told that it leads, and waits for replicas that have left it.
+    # The old leader still claims to lead, and its clients wait for replicas that have left it.
     wait_until(lambda: known_leader() == successor, "the new leader to know")
     other = NumberedProducer(klamm_cluster.broker(successor).address, topic)
     wait_until(lambda: len(other.acknowledged) >= 50, "records at the new leader")

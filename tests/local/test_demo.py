@@ -30,7 +30,7 @@ def run_on_terminal(arguments: list[str], keys_at: str) -> tuple[int, str]:
     shown = ""
     try:
         while True:
-            # Whoever waits for a key throws away what was typed before.
+            # A prompt for a key drops what was typed before it.
             is_silent = not select.select([ours], [], [], 0.2)[0]
             if is_silent:
                 if shown.rstrip().endswith(keys_at):

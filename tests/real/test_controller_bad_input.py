@@ -343,7 +343,7 @@ def test_an_unreadable_role_epoch_or_feature_is_named_and_left_alone(new_lab: Ca
     lab.zk.delete("/controller")
     wait_named(node, "/controller_epoch: a decimal number is expected, not b'one'")
     assert not lab.zk.exists("/controller")
-    # Two topics with one id: nobody can take office before that is settled.
+    # Two topics with one id: no node can become controller before that is settled.
     topic_id = "wohptOcNRbWE58WMzUQYMw"
     for name in ("one", "other"):
         lab.zk.create(f"/brokers/topics/{name}", topic_znode({0: [1]}, topic_id))

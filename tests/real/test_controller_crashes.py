@@ -328,7 +328,8 @@ def kill_at_every_write(arena: Arena, name: str, *, is_heard: bool) -> int:
         proxy.arm(write, victim.kill, is_heard=is_heard)
         operation.begin(arena, topic)
         wait_until(
-            lambda topic=topic: operation.is_done(arena, topic), f"{topic}, {victim.id} in office"
+            lambda topic=topic: operation.is_done(arena, topic),
+            f"{topic}, {victim.id} is controller",
         )
         arena.settle()
         proxy.disarm()

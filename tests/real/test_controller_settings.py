@@ -172,8 +172,8 @@ def test_a_node_without_data_keeps_a_history_that_can_be_told(shared: Lab, node:
         return "\n".join(lines)
 
     wait_until(lambda: "broker 8 disappeared" in told())
-    office, created, moved = told().splitlines()
-    assert office.endswith("epoch 1 #1: broker 100 became controller.")
+    elected, created, moved = told().splitlines()
+    assert elected.endswith("epoch 1 #1: broker 100 became controller.")
     assert created.endswith("told-0 was created with leader 8, leader epoch 0, ISR 8,1.")
     assert "topics appeared or vanished in ZooKeeper" in created
     assert moved.endswith(

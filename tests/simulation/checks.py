@@ -66,7 +66,7 @@ class Checks:
         self.producer_ids: dict[int, str] = {}
         self._topic_ids: dict[str, str] = {}
         self._controller_epoch = 0
-        self._office: int | None = None  # the session that won the last election
+        self._elected: int | None = None  # the session that won the last election
         self._checked_to: dict[Log, int] = {}
         self._broker_epochs: dict[tuple[Process, str, int], int] = {}
         self._owners: dict[tuple[str, int, int, int], str] = {}
@@ -103,15 +103,15 @@ class Checks:
         for op in ops:
             path = op.path
             if path == "/controller" and isinstance(op, Create):
-                self._office = session_id
+                self._elected = session_id
                 self.world.note(process.name if process else "-", "wins the election")
             elif path == "/controller_epoch" and isinstance(op, SetData):
                 self._on_controller_epoch(int(op.data or b"0"))
             elif path.startswith("/brokers/topics/"):
                 # Any node may create a topic that a client asked a broker for (META-6).
                 is_new_topic = isinstance(op, Create) and path.count("/") == 3
-                if is_candidate and session_id != self._office and not is_new_topic:
-                    self.fail(f"{process} writes {path} although another controller is in office")
+                if is_candidate and session_id != self._elected and not is_new_topic:
+                    self.fail(f"{process} writes {path} although another node is controller")
                 self._on_topic_write(path, op)
 
     def _on_controller_epoch(self, epoch: int) -> None:
@@ -200,8 +200,8 @@ class Checks:
         if outcome.startswith("failed"):
             self.fail(f"c{broker}: {event} {outcome}")
         # Who has been replaced and does not know it may hold what its successor has decided.
-        is_in_office = context and context.cluster.controller_epoch == self._controller_epoch
-        if context is not None and is_in_office and outcome == "done":
+        is_controller = context and context.cluster.controller_epoch == self._controller_epoch
+        if context is not None and is_controller and outcome == "done":
             for violation in violations(context.cluster):
                 self.fail(f"c{broker} after {event}: {violation}")
 

@@ -129,7 +129,7 @@ class Writer(TransactionalClient):
     async def _run(self) -> None:
         while not self.is_stopping:
             if self._producer_id < 0:
-                # Whoever was fenced lets the other one work for a while.
+                # A fenced producer lets the other one work for a while.
                 await asyncio.sleep(self.chance.uniform(0.1, 2.0))
                 await self._init()
             else:

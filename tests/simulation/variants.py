@@ -119,7 +119,7 @@ def _unclean_keeps_isr() -> Iterator[None]:
         yield
 
 
-@variant("elects whoever is there", 50)
+@variant("elects any live replica", 50)
 def _always_unclean() -> Iterator[None]:
     """Unclean elections, whatever the topic's configuration says."""
 

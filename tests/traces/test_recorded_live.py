@@ -54,7 +54,7 @@ class Stage:
         return self.lab.nodes[holder]
 
     def set_up(self) -> None:
-        """Bring ZooKeeper into the state before, and the first node into office."""
+        """Bring ZooKeeper into the state before, and make the first node controller."""
         lab = self.lab
         for path in (TOPICS, "/config/topics", "/admin/delete_topics", "/brokers/ids"):
             lab.zk.ensure_path(path)

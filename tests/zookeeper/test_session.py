@@ -121,7 +121,7 @@ async def test_a_session_that_is_cut_off_for_too_long_expires(zookeeper_server: 
         proxy.restore()
         seen = [await anext(events) for _ in range(3)]
     assert seen == [SessionStarted(session_id), SessionSuspended(), SessionExpired(session_id)]
-    # Whoever closes instead of renewing is not held up.
+    # A session that closes instead of renewing is not held up.
     await store.close()
     with pytest.raises(StopAsyncIteration):
         await anext(events)

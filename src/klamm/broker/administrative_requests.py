@@ -1,6 +1,6 @@
 """Who changed what: a record in the history for each administrative request, refused ones too.
 
-A record names the principal, the address and the client id of whoever asked, what the request was
+A record names the principal, the address and the client id of the requester, what the request was
 about, and the errors in its response. Secrets are not among it: of credentials only the user and
 the mechanism are kept, and of settings of brokers only their names.
 """

@@ -546,5 +546,5 @@ _NOTHING_KNOWN: Final[Mapping[bool, Body]] = {
 }
 
 
-async def _result(answering: Result | Awaitable[Result]) -> Result:
-    return await answering if inspect.isawaitable(answering) else answering
+async def _result(responding: Result | Awaitable[Result]) -> Result:
+    return await responding if inspect.isawaitable(responding) else responding

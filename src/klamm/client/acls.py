@@ -61,7 +61,7 @@ def add(admin: Admin, bindings: Iterable[AclBinding]) -> None:
         }
         for each in bindings
     ]
-    # Any broker can write them. The controller is asked, so that its answer is in force there.
+    # Any broker can write them. The controller is asked, so that its response is in force there.
     response = admin.ask_controller(ApiKey.CREATE_ACLS, {"creations": creations})
     for result in response.results:
         check(result.error_code, result.error_message)

@@ -22,8 +22,8 @@ class LogDir:
 
 def log_dirs(admin: Admin, broker: int) -> list[LogDir]:
     """The log directories of a broker."""
-    answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
-    check(getattr(answer, "error_code", ErrorCode.NONE))
+    response = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+    check(getattr(response, "error_code", ErrorCode.NONE))
     return [
         LogDir(
             path=each.log_dir,
@@ -33,7 +33,7 @@ def log_dirs(admin: Admin, broker: int) -> list[LogDir]:
             total_bytes=getattr(each, "total_bytes", -1),
             usable_bytes=getattr(each, "usable_bytes", -1),
         )
-        for each in answer.results
+        for each in response.results
     ]
 
 

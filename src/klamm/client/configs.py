@@ -80,8 +80,8 @@ def describe(admin: Admin, resource: ConfigResource) -> list[ConfigEntry]:
         "include_synonyms": False,
         "include_documentation": False,
     }
-    answer = _ask(admin, resource, ApiKey.DESCRIBE_CONFIGS, asked)
-    (result,) = answer.results
+    response = _ask(admin, resource, ApiKey.DESCRIBE_CONFIGS, asked)
+    (result,) = response.results
     _check_found(admin, resource, result)
     return sorted(
         (
@@ -112,8 +112,8 @@ def alter(
         ],
         "validate_only": False,
     }
-    answer = _ask(admin, resource, ApiKey.INCREMENTAL_ALTER_CONFIGS, asked)
-    (result,) = answer.responses
+    response = _ask(admin, resource, ApiKey.INCREMENTAL_ALTER_CONFIGS, asked)
+    (result,) = response.responses
     if result.error_code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
         for name in unknown_names(resource, [*changes, *removals]):
             raise unknown_key(resource, name)

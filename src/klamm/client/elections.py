@@ -47,8 +47,8 @@ def elect(
         "topic_partitions": topics,
         "timeout": admin.timeout_ms,
     }
-    answer = admin.ask_controller(ApiKey.ELECT_LEADERS, asked)
-    check(getattr(answer, "error_code", ErrorCode.NONE))
+    response = admin.ask_controller(ApiKey.ELECT_LEADERS, asked)
+    check(getattr(response, "error_code", ErrorCode.NONE))
     return sorted(
         (
             ElectionResult(
@@ -57,7 +57,7 @@ def elect(
                 ErrorCode.of(each.error_code).name if each.error_code else "elected",
                 each.error_message,
             )
-            for topic in answer.replica_election_results
+            for topic in response.replica_election_results
             for each in topic.partition_result
         ),
         key=lambda outcome: (outcome.topic, outcome.partition),

@@ -72,15 +72,15 @@ def list_groups(admin: Admin) -> list[GroupListing]:
     """The groups of all coordinators."""
     listed = []
     for broker in topics.describe(admin, []).brokers:
-        answer = admin.ask_broker(
+        response = admin.ask_broker(
             broker.id, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []}
         )
-        check(answer.error_code)
+        check(response.error_code)
         listed += [
             GroupListing(
                 each.group_id, getattr(each, "group_state", ""), each.protocol_type, broker.id
             )
-            for each in answer.groups
+            for each in response.groups
         ]
     return sorted(listed, key=lambda each: each.group)
 
@@ -117,8 +117,8 @@ def describe(admin: Admin, group: str) -> GroupDescription:
 
 def delete(admin: Admin, group: str) -> None:
     """Delete a group that has no members."""
-    answer = admin.ask_coordinator(group, ApiKey.DELETE_GROUPS, {"groups_names": [group]})
-    for result in answer.results:
+    response = admin.ask_coordinator(group, ApiKey.DELETE_GROUPS, {"groups_names": [group]})
+    for result in response.results:
         if result.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
             raise _unknown_group(admin, group)
         check(result.error_code)
@@ -127,11 +127,11 @@ def delete(admin: Admin, group: str) -> None:
 def committed_offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
     """The offsets that a group has committed."""
     asked = {"group_id": group, "topics": None, "require_stable": False}
-    answer = admin.ask_coordinator(group, ApiKey.OFFSET_FETCH, asked)
-    check(getattr(answer, "error_code", ErrorCode.NONE))
+    response = admin.ask_coordinator(group, ApiKey.OFFSET_FETCH, asked)
+    check(getattr(response, "error_code", ErrorCode.NONE))
     return {
         TopicPartition(topic.name, each.partition_index): each.committed_offset
-        for topic in answer.topics
+        for topic in response.topics
         for each in topic.partitions
         if each.committed_offset >= 0
     }
@@ -158,8 +158,8 @@ def commit_offsets(admin: Admin, group: str, offsets: Mapping[TopicPartition, in
             for topic, numbers in partitions_by_topic(list(offsets)).items()
         ],
     }
-    answer = admin.ask_coordinator(group, ApiKey.OFFSET_COMMIT, asked)
-    for topic in answer.topics:
+    response = admin.ask_coordinator(group, ApiKey.OFFSET_COMMIT, asked)
+    for topic in response.topics:
         for each in topic.partitions:
             if each.error_code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
                 raise KafkaError(
@@ -219,9 +219,9 @@ def _ask_leader(
         ],
         "timeout": admin.timeout_ms,
     }
-    answer = admin.ask_broker(leader, ApiKey.LIST_OFFSETS, asked)
+    response = admin.ask_broker(leader, ApiKey.LIST_OFFSETS, asked)
     found: dict[TopicPartition, int] = {}
-    for topic in answer.topics:
+    for topic in response.topics:
         for each in topic.partitions:
             check(each.error_code, f"{topic.name}-{each.partition_index}")
             found[TopicPartition(topic.name, each.partition_index)] = each.offset

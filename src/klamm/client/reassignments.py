@@ -210,8 +210,8 @@ def alter(
             for topic, numbers in partitions_by_topic(list(plan)).items()
         ],
     }
-    answer = admin.ask_controller(ApiKey.ALTER_PARTITION_REASSIGNMENTS, asked)
-    check(answer.error_code, answer.error_message)
+    response = admin.ask_controller(ApiKey.ALTER_PARTITION_REASSIGNMENTS, asked)
+    check(response.error_code, response.error_message)
     return [
         RefusedReassignment(
             topic.name,
@@ -219,7 +219,7 @@ def alter(
             ErrorCode.of(each.error_code).name,
             each.error_message or ErrorCode.of(each.error_code).message,
         )
-        for topic in answer.responses
+        for topic in response.responses
         for each in topic.partitions
         if each.error_code
     ]
@@ -236,8 +236,8 @@ def list_reassignments(
             for topic, numbers in partitions_by_topic(list(names)).items()
         ]
     asked = {"timeout": admin.timeout_ms, "topics": wanted}
-    answer = admin.ask_controller(ApiKey.LIST_PARTITION_REASSIGNMENTS, asked)
-    check(answer.error_code, answer.error_message)
+    response = admin.ask_controller(ApiKey.LIST_PARTITION_REASSIGNMENTS, asked)
+    check(response.error_code, response.error_message)
     return sorted(
         (
             Reassignment(
@@ -247,7 +247,7 @@ def list_reassignments(
                 tuple(each.adding_replicas),
                 tuple(each.removing_replicas),
             )
-            for topic in answer.topics
+            for topic in response.topics
             for each in topic.partitions
         ),
         key=lambda move: (move.topic, move.partition),

@@ -72,18 +72,18 @@ def remove_all(admin: Admin, user: str, mechanism: ScramMechanism | None = None)
 
 
 def _alter(admin: Admin, values: dict[str, object]) -> None:
-    answer = admin.ask_controller(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, values)
-    for result in answer.results:
+    response = admin.ask_controller(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, values)
+    for result in response.results:
         check(result.error_code, result.error_message)
 
 
 def describe(admin: Admin, users: list[str] | None = None) -> list[ScramUser]:
     """The credentials of some users, or of all."""
     asked = None if users is None else [{"name": user} for user in users]
-    answer = admin.ask_any(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": asked})
-    check(answer.error_code, answer.error_message)
+    response = admin.ask_any(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": asked})
+    check(response.error_code, response.error_message)
     found: list[ScramUser] = []
-    for result in answer.results:
+    for result in response.results:
         if result.error_code == ErrorCode.RESOURCE_NOT_FOUND:
             continue
         check(result.error_code, result.error_message)
@@ -96,10 +96,12 @@ def describe(admin: Admin, users: list[str] | None = None) -> list[ScramUser]:
 
 def is_known(admin: Admin, broker: int, user: str, mechanism: ScramMechanism) -> bool:
     """Whether one broker has heard of a user's credential."""
-    answer = admin.ask_broker(
+    response = admin.ask_broker(
         broker, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": [{"name": user}]}
     )
-    check(answer.error_code, answer.error_message)
+    check(response.error_code, response.error_message)
     return any(
-        each.mechanism == mechanism for result in answer.results for each in result.credential_infos
+        each.mechanism == mechanism
+        for result in response.results
+        for each in result.credential_infos
     )

@@ -17,7 +17,7 @@ _NOT_KEPT: Final = frozenset({"value", "key", "headers", "password"})
 
 
 class Journal:
-    """Appends to a file; whoever reads it gets the newest lines first."""
+    """Appends actions to a file, and reads them with the newest first."""
 
     def __init__(self, file: Path, user: str) -> None:
         self._file = file

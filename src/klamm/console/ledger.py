@@ -194,14 +194,13 @@ class Ledger:
             return [self._events[key] for key in order[-limit:]]
 
     def last_term(self) -> dict[str, Any] | None:
-        """The event with which the newest term of office began."""
+        """The event with which the newest controller term began."""
         with self._lock:
             rows = (self._events[key].row for key in reversed(self._sorted()))
             return next((row for row in rows if row["term"] == "began"), None)
 
     def backlog(self, limit: int) -> list[HistoryEvent]:
-        """What somebody who comes now wants to see: the last events from which something came,
-        and the very last ones."""
+        """What a new page shows first: the last events with a decision, and the very last ones."""
         with self._lock:
             order = self._sorted()
             last = [self._events[key] for key in order[-limit // 4 :]]

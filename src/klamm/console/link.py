@@ -24,7 +24,7 @@ def listen(port: int, *, or_any: bool = False) -> socket.socket:
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind((HOST, port))
-        # Whoever connects before the server accepts waits for it.
+        # A client that connects before the server accepts waits for it.
         taken.listen(_BACKLOG)
     except OSError as error:
         taken.close()

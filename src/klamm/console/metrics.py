@@ -48,7 +48,7 @@ _TIMED: Final = {
     "Metadata": "metadata",
 }
 _QUANTILES: Final = {"0.5": "p50_ms", "0.99": "p99_ms"}
-#: A fetch is counted as such and again by who sent it.
+#: A fetch is counted as such, and again as one of a consumer or of a follower.
 _COUNTED_TWICE: Final = frozenset({"FetchConsumer", "FetchFollower"})
 
 

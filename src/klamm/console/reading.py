@@ -26,32 +26,32 @@ def read_columns(admin: Admin, known: Mapping[int, ShownBroker]) -> ClusterColum
     return columns_of(admin.metadata_columns(), known)
 
 
-def columns_of(answer: MetadataColumns, known: Mapping[int, ShownBroker]) -> ClusterColumns:
+def columns_of(response: MetadataColumns, known: Mapping[int, ShownBroker]) -> ClusterColumns:
     """The columns of a Metadata response about all topics, in the order of topic and partition."""
     # A topic that is being created has no partitions yet, and an error in their place.
-    places = [n for n, topic in enumerate(answer.topics) if topic.partitions]
-    places.sort(key=lambda n: answer.topics[n].name)
-    topics = [answer.topics[n] for n in places]
-    rank = np.zeros(len(answer.topics), np.int64)
+    places = [n for n, topic in enumerate(response.topics) if topic.partitions]
+    places.sort(key=lambda n: response.topics[n].name)
+    topics = [response.topics[n] for n in places]
+    rank = np.zeros(len(response.topics), np.int64)
     rank[places] = np.arange(len(places))
     rows = np.lexsort(
-        (answer.partition_index, np.repeat(rank, [topic.partitions for topic in answer.topics]))
+        (response.partition_index, np.repeat(rank, [topic.partitions for topic in response.topics]))
     )
-    live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers]
-    replicas = answer.replica_nodes[rows]
+    live = [ShownBroker(b.node_id, b.host, b.port, b.rack) for b in response.brokers]
+    replicas = response.replica_nodes[rows]
     return ClusterColumns(
         brokers=with_named_brokers(live, replicas, known),
-        controller=answer.controller_id,
+        controller=response.controller_id,
         topics=tuple(topic.name for topic in topics),
         topic_ids=tuple(_topic_id(topic.topic_id) for topic in topics),
         internal=tuple(topic.is_internal for topic in topics),
         counts=np.array([topic.partitions for topic in topics], np.int32),
-        partition=answer.partition_index[rows],
-        leader=answer.leader_id[rows],
-        leader_epoch=answer.leader_epoch[rows],
+        partition=response.partition_index[rows],
+        leader=response.leader_id[rows],
+        leader_epoch=response.leader_epoch[rows],
         replicas=replicas,
-        isr=answer.isr_nodes[rows],
-        cluster_id=answer.cluster_id,
+        isr=response.isr_nodes[rows],
+        cluster_id=response.cluster_id,
     )
 
 
@@ -88,10 +88,10 @@ def read_sizes(admin: Admin, brokers: Sequence[int]) -> dict[TopicPartition, int
     sizes: dict[TopicPartition, int] = {}
     for broker in brokers:
         try:
-            answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+            response = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
         except KlammError:
             continue
-        for directory in answer.results:
+        for directory in response.results:
             for topic in directory.topics:
                 for each in topic.partitions:
                     if not each.is_future_key:  # a copy between two directories of a broker

@@ -178,13 +178,13 @@ class Session:
         return columns, health, len(self.ledger), len(self.ledger)
 
     def encoded(self, key: Any, encode: Callable[[], bytes]) -> bytes:
-        """The bytes of the newest map, which are made once for all who look at it."""
+        """The bytes of the newest map, which are made once for all pages."""
         if self._encoded is None or self._encoded[0] != key:
             self._encoded = (key, encode())
         return self._encoded[1]
 
     def controller_since(self, columns: ClusterColumns) -> str | None:
-        """When the controller took office, if the history has it."""
+        """When the controller was elected, if the history has it."""
         ledger = self.ledger_if_read()
         began = None if ledger is None else ledger.last_term()
         if began is None or began["controller"] != columns.controller:

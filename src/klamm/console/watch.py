@@ -1,4 +1,4 @@
-"""The cluster as it is now: read again and again, and told to whoever listens.
+"""The cluster as it is now: read again and again, and passed on to listeners.
 
 A look at the brokers' names is cheap and is taken several times a second. The partitions are read
 again when something happened, and otherwise at times that leave most of a broker to its clients:
@@ -151,8 +151,8 @@ class ClusterWatch:
                     if moment is not None:
                         brokers = _who(moment.columns.live.tolist(), moment.columns.controller)
                 else:
-                    answer = self.admin.metadata([])
-                    seen = _who([each.node_id for each in answer.brokers], answer.controller_id)
+                    response = self.admin.metadata([])
+                    seen = _who([each.node_id for each in response.brokers], response.controller_id)
                     if seen != brokers:
                         next_read = 0.0
                         continue

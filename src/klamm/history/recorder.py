@@ -142,7 +142,7 @@ class History:
         """Called after the event was handled; without a context this node is not controller."""
         event, self._event = self._event, None
         assert event is not None, "an event ends after it has begun"
-        was_in_office = self._term.epoch > 0
+        was_controller = self._term.epoch > 0
         if context is not None:
             cluster = context.cluster
             if cluster.controller_epoch != self._term.epoch:
@@ -151,9 +151,9 @@ class History:
                 event.controller_epoch = self._term.epoch
             event.seq = self._term.next_seq()
             self._compare(event, cluster)
-        elif was_in_office or event.controller_epoch:
+        elif was_controller or event.controller_epoch:
             # Resigned, or the failover failed half-way; what was written by then is recorded.
-            if not was_in_office:
+            if not was_controller:
                 self._term = _Term(event.controller_epoch)
             event.term = "ended"
             event.seq = self._term.next_seq()
@@ -240,12 +240,12 @@ class History:
     def _compare(self, event: EventRecord, cluster: ClusterState) -> None:
         """Record the differences from the end of the previous event."""
         term = self._term
-        took_office = event.term is not None
+        term_began = event.term is not None
         was_leaving = set(term.shutting_down)
-        event.broker_changes += term.brokers_changed(cluster, took_office=took_office)
+        event.broker_changes += term.brokers_changed(cluster, term_began=term_began)
         event.lost += self._last_seen(event, was_leaving)
         event.topic_changes += term.deletions_changed(cluster)
-        event.moves += term.reassignments_changed(cluster, None if took_office else self._touched)
+        event.moves += term.reassignments_changed(cluster, None if term_began else self._touched)
         if (leaderless := term.newly_leaderless(cluster)).size:
             event.decisions.append(_nobody_elected(cluster, leaderless, event.decisions))
 
@@ -285,7 +285,7 @@ class _Term:
         return self.seq
 
     def brokers_changed(
-        self, cluster: ClusterState, *, took_office: bool
+        self, cluster: ClusterState, *, term_began: bool
     ) -> Iterator[BrokerChanged]:
         """Brokers that started, failed, bounced, or began to shut down."""
         before, now = self.brokers, {b.id: b.epoch for b in cluster.brokers.values()}
@@ -294,7 +294,7 @@ class _Term:
                 if broker not in now:
                     yield BrokerChanged(broker, "failed", before[broker])
                 elif broker not in before:
-                    change = "present" if took_office else "started"
+                    change = "present" if term_began else "started"
                     yield BrokerChanged(broker, change, now[broker])
                 elif before[broker] != now[broker]:
                     yield BrokerChanged(broker, "bounced", now[broker])

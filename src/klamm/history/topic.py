@@ -78,13 +78,13 @@ class HistoryTopicWriter:
             ],
         }
         try:
-            answer = await self._producing.send(
+            response = await self._producing.send(
                 *self._leader, ApiKey.PRODUCE, _PRODUCE_VERSION, request
             )
         except UnavailableError:
             self._leader = None
             raise
-        code = ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
+        code = ErrorCode.of(response.responses[0].partition_responses[0].error_code)
         if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
             raise TooLargeError(f"{len(value)} bytes: {code.message}")
         if code != ErrorCode.NONE:
@@ -106,17 +106,17 @@ class HistoryTopicWriter:
         code = ErrorCode.NONE
         # A topic that was just created has no leader yet, or is not known everywhere.
         for pause_s in (*_LEADER_PAUSES_S, 0.0):
-            answer = await self._asking.send(
+            response = await self._asking.send(
                 *self._bootstrap, ApiKey.METADATA, _METADATA_VERSION, request
             )
-            nodes = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
-            topic = answer.topics[0]
+            nodes = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+            topic = response.topics[0]
             code = ErrorCode.of(topic.error_code)
             leader = next((p.leader_id for p in topic.partitions if p.partition_index == 0), None)
             if leader in nodes:
                 return nodes[leader]
-            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and answer.controller_id in nodes:
-                await self._create(nodes[answer.controller_id], len(nodes))
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and response.controller_id in nodes:
+                await self._create(nodes[response.controller_id], len(nodes))
             await asyncio.sleep(pause_s)
         raise UnavailableError(f"{self._topic}-0 has no leader ({code.name})")
 
@@ -129,10 +129,10 @@ class HistoryTopicWriter:
                 ],
                 "timeout": _REQUEST_TIMEOUT_MS,
             }
-            answer = await self._asking.send(
+            response = await self._asking.send(
                 *controller, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, request
             )
-            code = ErrorCode.of(answer.topics[0].error_code)
+            code = ErrorCode.of(response.topics[0].error_code)
             if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 return
             if code != ErrorCode.INVALID_REPLICATION_FACTOR:

@@ -32,13 +32,13 @@ class ClusterControl:
     def _serve(self) -> None:
         for line in self._stream:
             try:
-                answer = self._carry_out(json.loads(line))
+                response = self._carry_out(json.loads(line))
             except (KlammError, ValueError, TypeError, AttributeError) as error:
-                answer = {"error": str(error)}
+                response = {"error": str(error)}
             except Exception as error:
                 log.exception("a request of the console failed")
-                answer = {"error": str(error)}
-            self._stream.write(json.dumps(answer).encode() + b"\n")
+                response = {"error": str(error)}
+            self._stream.write(json.dumps(response).encode() + b"\n")
             self._stream.flush()
 
     def _carry_out(self, asked: dict[str, Any]) -> dict[str, Any]:

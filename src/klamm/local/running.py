@@ -315,13 +315,13 @@ class RunningCluster:
 
     def _is_usable(self, admin: Admin) -> bool:
         try:
-            answer = admin.metadata([])
+            response = admin.metadata([])
         except UnavailableError:
             return False
-        known = {each.node_id for each in answer.brokers}
+        known = {each.node_id for each in response.brokers}
         # A broker whose session expired may know all others and not be registered itself.
         expected = set(self.running_ids())
-        return answer.controller_id in known and expected <= (known & self.reader.brokers())
+        return response.controller_id in known and expected <= (known & self.reader.brokers())
 
     def _open_admin(self, servers: str, **options: Any) -> Admin:
         return Admin(servers, client_id=CLUSTER_CLIENT_ID, security=self.admin_security, **options)

@@ -100,7 +100,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def __init__(self, server: "Server", listener: Listener) -> None:
         self.listener = listener.name
         self.frame_bytes_max = listener.frame_bytes_max
-        #: The state of an authentication, for those who know what it means.
+        #: The state of an authentication, which `broker/security` keeps here.
         self.authentication: Any = None
         #: Seconds for which nothing is read after the next answer, or `CLOSE`.
         self.hold = 0.0

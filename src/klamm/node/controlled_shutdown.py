@@ -32,7 +32,7 @@ async def leave_in_order(
             if attempt:
                 await asyncio.sleep(config.controlled_shutdown_retry_backoff_ms / 1000)
             try:
-                answer = await controller_channel.send_once(
+                response = await controller_channel.send_once(
                     ApiKey.CONTROLLED_SHUTDOWN,
                     _VERSION,
                     {"broker_id": identity.broker_id, "broker_epoch": identity.broker_epoch},
@@ -42,15 +42,15 @@ async def leave_in_order(
                     "controlled shutdown, attempt %s of %s: %s", attempt + 1, attempts, error
                 )
                 continue
-            if answer.error_code == ErrorCode.NONE and not answer.remaining_partitions:
+            if response.error_code == ErrorCode.NONE and not response.remaining_partitions:
                 log.info("[Broker id=%s] controlled shutdown succeeded", identity.broker_id)
                 return True
             log.warning(
                 "controlled shutdown, attempt %s of %s: error %s, %s partitions remain",
                 attempt + 1,
                 attempts,
-                answer.error_code,
-                len(answer.remaining_partitions),
+                response.error_code,
+                len(response.remaining_partitions),
             )
     finally:
         controller_channel.close()

@@ -42,7 +42,7 @@ class MessageKind(IntEnum):
     #: A request of the broker's own, as JSON.
     REQUEST = 2
     #: The response to either, under the same number; empty if there is none.
-    ANSWER = 3
+    RESPONSE = 3
     #: The settings to run with, as JSON; the first message.
     HELLO = 4
     #: The broker is registered, under this epoch.
@@ -95,7 +95,7 @@ class ProcessLink:
         try:
             while True:
                 kind, number, body = await self.receive()
-                if kind == MessageKind.ANSWER:
+                if kind == MessageKind.RESPONSE:
                     waiting = self._waiting.get(number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(body)
@@ -184,10 +184,10 @@ class ControllerLink:
         """
         who = requester.encode()
         body = REQUESTER_SIZE.pack(len(who)) + who + bytes(frame)
-        answer = await self._ask(MessageKind.KAFKA_REQUEST, body)
-        if not answer:
+        response = await self._ask(MessageKind.KAFKA_REQUEST, body)
+        if not response:
             raise UnavailableError("the controller's process could not answer")
-        return answer
+        return response
 
     async def request(self, request: Any) -> Any:
         """A request of the broker's own."""

@@ -161,7 +161,7 @@ class ControllerProcess:
                 self._on_config(orjson.loads(body))
             case MessageKind.STOP:
                 self.controller.queue.clear_and_put(Shutdown(), cause="the broker stops")
-            case MessageKind.HELLO | MessageKind.ANSWER:
+            case MessageKind.HELLO | MessageKind.RESPONSE:
                 log.error("message %s is out of place", kind.name)
 
     def _start(self, coroutine: Any) -> None:
@@ -170,34 +170,34 @@ class ControllerProcess:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer_kafka(self, number: int, frame: bytes) -> None:
-        answer = b""
+        response = b""
         (size,) = REQUESTER_SIZE.unpack_from(frame)
         start = REQUESTER_SIZE.size + size
         # This coroutine is a task of its own: the context variables set here stay in this task.
         REQUESTER.set(frame[REQUESTER_SIZE.size : start].decode())
         try:
-            answer = await self._requests.handle(frame[start:])
+            response = await self._requests.handle(frame[start:])
         except ProtocolError as error:
             log.warning("a request for the controller cannot be handled: %s", error)
         except Exception:
             log.exception("a request for the controller failed")
-        self._link.tell(MessageKind.ANSWER, answer, number)
+        self._link.tell(MessageKind.RESPONSE, response, number)
 
     async def _answer_broker(self, number: int, request: Any) -> None:
-        answer: Any = None
+        response: Any = None
         try:
             match request:
                 case {"auto_create": name, "partitions": count, "factor": factor, "config": config}:
-                    answer = await self._topics.auto_create(name, count, factor, config)
+                    response = await self._topics.auto_create(name, count, factor, config)
                 case {"metrics": _}:
-                    answer = self.metrics.render()
+                    response = self.metrics.render()
                 case {"errors": _}:
-                    answer = [(*key, count) for key, count in self._requests.errors.items()]
+                    response = [(*key, count) for key, count in self._requests.errors.items()]
                 case _:
                     log.error("the broker asks for something unknown: %s", request)
         except Exception:
             log.exception("a request of the broker failed: %s", request)
-        self._link.tell(MessageKind.ANSWER, orjson.dumps(answer), number)
+        self._link.tell(MessageKind.RESPONSE, orjson.dumps(response), number)
 
     def _on_config(self, change: Any) -> None:
         match change:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from klamm.errors import ConfigError
 
-#: One call of the JVM carries so much of a file.
+#: One call of the JVM carries this many bytes of a file.
 _PORTION_BYTES: Final = 1 << 20
 #: Stores in which a file appears when it is complete, and a rename is a copy.
 _OBJECT_STORES: Final = frozenset({"s3a", "s3", "gs", "oss"})

@@ -91,7 +91,7 @@ IMPLIES: Final = {
     _O.ALTER: _O.DESCRIBE,
     _O.ALTER_CONFIGS: _O.DESCRIBE_CONFIGS,
 }
-#: What "authorized operations" in answers speak of, by resource (SEC-9).
+#: What "authorized operations" in responses speak of, by resource (SEC-9).
 SUPPORTED_OPERATIONS: Final = {
     ResourceType.TOPIC: (
         *(_O.READ, _O.WRITE, _O.CREATE, _O.DESCRIBE, _O.DELETE, _O.ALTER),
@@ -196,5 +196,5 @@ class AclFilter:
 
 
 def operation_bits(operations: set[AclOperation]) -> int:
-    """The bit field that answers carry as authorized operations."""
+    """The bit field that responses carry as authorized operations."""
     return sum(1 << operation for operation in operations)

@@ -183,7 +183,7 @@ def request_header_version(key: int, version: int) -> int:
 
 def response_header_version(key: int, version: int) -> int:
     """0: correlation id alone; 1: and tagged fields."""
-    # A client asks for ApiVersions before it knows what the broker speaks, so that answer keeps
+    # A client asks for ApiVersions before it knows what the broker speaks, so that response keeps
     # the oldest header in every version.
     if key == ApiKey.API_VERSIONS:
         return 0

@@ -147,9 +147,9 @@ class ZooKeeperConnection:
                 sent_at = self._loop.time()
                 try:
                     self._client.send(_Request(opcode, payload), _Reply(self, reply, path, watch))
-                    answer = await reply
+                    response = await reply
                     self._on_answer(self._loop.time() - sent_at)
-                    return answer
+                    return response
                 except ConnectionLoss:
                     continue
                 except SessionExpiredError:

@@ -515,9 +515,9 @@ def _serves(host: str, port: int, tls: ZooKeeperTls | None = None) -> bool:
         connected = socket.create_connection((host, port), timeout=1)
         if tls is not None:
             connected = tls.context().wrap_socket(connected)
-        with connected as sock, sock.makefile("rb") as answer:
+        with connected as sock, sock.makefile("rb") as response:
             sock.sendall(b"srvr")
-            return b"Mode:" in answer.read()
+            return b"Mode:" in response.read()
     except OSError:
         return False
 

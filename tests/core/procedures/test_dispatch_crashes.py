@@ -151,7 +151,7 @@ SCENARIOS = {
         lambda: after(steady([1, 2, 3], T), lambda w: w.bounce(1)),
         lambda world: all(world.state("t", n) is not None for n in range(3)),
     ),
-    "taking office after a failure": Scenario(
+    "failover after a failure": Scenario(
         lambda: after(steady([1, 2, 3], T), lambda w: w.lose(1)),
         lambda world: rid_of(world, 1),
         lambda world: world.fail_over(2),

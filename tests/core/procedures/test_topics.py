@@ -176,7 +176,7 @@ def test_without_another_broker_the_list_gets_shorter_but_never_empty() -> None:
     assert world.topic("u")["partitions"] == {"0": [9]}
 
 
-def test_partitions_that_were_created_while_nobody_was_in_office_are_placed_too() -> None:
+def test_partitions_that_were_created_while_there_was_no_controller_are_placed_too() -> None:
     world = World([1, 2])
     world.register(9, controller_only=True)
     world.create_topic("t", {0: [9, 1]})

@@ -118,7 +118,7 @@ def rows_of(out: Path, table: str) -> list[dict[str, Any]]:
 
 
 def terms_told(out: Path) -> int:
-    """How many terms of office the table has at the moment; once made, it never vanishes."""
+    """How many controller terms the table has at the moment; once made, it never vanishes."""
     if not (out / "controller_terms").exists():
         return 0
     return len(rows_of(out, "controller_terms"))

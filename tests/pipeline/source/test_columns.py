@@ -11,8 +11,8 @@ from klamm.errors import RemoteProtocolError
 from klamm.pipeline.source.columns import (
     CREATE_TIME,
     LOG_APPEND_TIME,
-    Answer,
     Decoder,
+    FetchedRecords,
     is_old_format,
     offset_after,
 )
@@ -55,7 +55,9 @@ def wire(batches: list[Batch]) -> memoryview:
 
 def decode(content: memoryview, start: int = 0, until: int = ALL, **options) -> list[dict]:
     decoder = Decoder(COLUMNS, read_committed=options.get("read_committed", False))
-    decoded = decoder.decode([Answer("t", 7, content, start, until, options.get("aborted", ()))])
+    decoded = decoder.decode(
+        [FetchedRecords("t", 7, content, start, until, options.get("aborted", ()))]
+    )
     return [row for rows in decoded for row in rows.to_pylist()]
 
 
@@ -94,7 +96,7 @@ def test_columns_hold_what_the_records_hold(batches: list[Batch], data: st.DataO
 
 @settings(max_examples=40)
 @given(logs(), st.integers(0, 200))
-def test_an_answer_that_is_cut_short_gives_its_whole_batches(batches: list[Batch], missing: int):
+def test_a_response_that_is_cut_short_gives_its_whole_batches(batches: list[Batch], missing: int):
     content = wire(batches)
     cut = content[: max(len(content) - missing, 0)]
     whole, size = [], 0
@@ -110,15 +112,15 @@ def test_an_answer_that_is_cut_short_gives_its_whole_batches(batches: list[Batch
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), logs()), max_size=5), st.data()
 )
-def test_answers_about_several_partitions_become_rows_together(logs, data):
+def test_responses_about_several_partitions_become_rows_together(logs, data):
     columns = data.draw(st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
-    answers, expected = [], []
+    fetched, expected = [], []
     for topic, partition, batches in logs:
         start = data.draw(st.integers(0, 3)) + (batches[0].header.base_offset if batches else 0)
-        answers.append(Answer(topic, partition, wire(batches), start, ALL))
+        fetched.append(FetchedRecords(topic, partition, wire(batches), start, ALL))
         rows = one_by_one(batches, start, ALL)
         expected += [row | {"topic": topic, "partition": partition} for row in rows]
-    decoded = Decoder(columns, read_committed=False).decode(answers)
+    decoded = Decoder(columns, read_committed=False).decode(fetched)
     found = [row for rows in decoded for row in rows.to_pylist()]
     if "timestamp" in columns:
         found = in_milliseconds(found)
@@ -128,13 +130,13 @@ def test_answers_about_several_partitions_become_rows_together(logs, data):
 def test_a_worker_that_decodes_is_spared_the_import_of_pandas():
     decoding = """
 import sys
-from klamm.pipeline.source.columns import Answer, Decoder
+from klamm.pipeline.source.columns import FetchedRecords, Decoder
 from klamm.pipeline.source.options import COLUMN_TYPES
 from klamm.protocol.records import Record, build_batch
 
 content = memoryview(build_batch([Record(b"k", b"v", 1, [("h", b"1")])] * 3, base_offset=5).data)
 decoder = Decoder(tuple(COLUMN_TYPES), read_committed=False)
-(rows,) = decoder.decode([Answer("t", 0, content, 6, 8)])
+(rows,) = decoder.decode([FetchedRecords("t", 0, content, 6, 8)])
 sys.exit("pandas" in sys.modules or rows.num_rows != 2)
 """
     subprocess.run([sys.executable, "-c", decoding], check=True)
@@ -219,7 +221,7 @@ def test_records_that_do_not_fit_their_batch_are_an_error_of_the_peer(body: byte
     try:
         rows = [
             row
-            for rows in decoder.decode([Answer("t", 0, memoryview(content), 0, ALL)])
+            for rows in decoder.decode([FetchedRecords("t", 0, memoryview(content), 0, ALL)])
             for row in rows.to_pylist()
         ]
     except (RemoteProtocolError, OverflowError, UnicodeDecodeError):

@@ -37,7 +37,7 @@ _BROKER_LOGGER: Final = 8
 _LOGGER_SOURCE: Final = 6
 
 _UNKNOWN_TYPE: Final = 0
-#: As many settings as nobody has.
+#: More settings than a resource has.
 _MANY: Final = 500
 
 _ROOT_LOGGER: Final = "root"

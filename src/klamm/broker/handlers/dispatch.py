@@ -69,7 +69,8 @@ Body: TypeAlias = Mapping[str, Any]
 Result: TypeAlias = Body | EncodedResponse
 P = ParamSpec("P")
 T = TypeVar("T")
-Handler: TypeAlias = Callable[[Call], Result | Awaitable[Result]]
+HandlerResult: TypeAlias = Result | Awaitable[Result]
+Handler: TypeAlias = Callable[[Call], HandlerResult]
 
 
 class ByteQuotas(Protocol):
@@ -106,14 +107,14 @@ NO_QUOTAS: Final = _NoQuotas()
 
 
 def in_slices(
-    handle: Callable[P, Steps[Result | Awaitable[Result]]],
-) -> Callable[P, Result | Awaitable[Result]]:
+    handle: Callable[P, Steps[HandlerResult]],
+) -> Callable[P, HandlerResult]:
     """Make a handler of a function whose work is cut into steps."""
 
     @functools.wraps(handle)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> Result | Awaitable[Result]:
-        answering: Result | Awaitable[Result] = run(handle(*args, **kwargs))
-        return answering
+    def begin(*args: P.args, **kwargs: P.kwargs) -> HandlerResult:
+        responding: HandlerResult = run(handle(*args, **kwargs))
+        return responding
 
     return begin
 
@@ -231,7 +232,7 @@ def translated(call: Call, function: Callable[P, T], *args: P.args, **kw: P.kwar
     return function(*args, **kw)
 
 
-def refused(call: Call, code: ErrorCode) -> Result | Awaitable[Result]:
+def refused(call: Call, code: ErrorCode) -> HandlerResult:
     """The response to a request of which all is refused with one error."""
     if len(call.frame) > _LARGE_BYTES:
         return aside(_refusal, call, code)
@@ -239,10 +240,10 @@ def refused(call: Call, code: ErrorCode) -> Result | Awaitable[Result]:
 
 
 def _refusal(call: Call, code: ErrorCode) -> Body:
-    answer = failure(call.header, call.body, code)
-    if answer is None:
+    response = failure(call.header, call.body, code)
+    if response is None:
         raise CloseConnection(f"{APIS[call.header.api_key].name}: {code.name}")
-    return answer
+    return response
 
 
 def _note_closed(call: Call, handled: int) -> None:

@@ -127,8 +127,8 @@ class FetchHandlers:
     ) -> Result:
         await operation.wait()
         result = await finish(self._reader.read(params, context.partitions, is_first=False))
-        answering = self._respond(call, params, context, result.fetched)
-        return await answering if inspect.isawaitable(answering) else answering
+        responding = self._respond(call, params, context, result.fetched)
+        return await responding if inspect.isawaitable(responding) else responding
 
     def _params(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version

@@ -42,9 +42,9 @@ _LOGS: Final = {_GROUP_KEY: CONSUMER_OFFSETS, _TRANSACTION_KEY: TRANSACTION_STAT
 
 
 class FindCoordinatorHandlers:
-    """Says who coordinates a group or a transactional id; any broker knows.
+    """Finds the coordinator of a group or of a transactional id; any broker can.
 
-    The first who asks has the topic made that holds the coordinators' state.
+    The first request has the topic created that holds the coordinators' state.
     """
 
     def __init__(self, metadata: MetadataCache, creation: AutoTopicCreation) -> None:

@@ -55,7 +55,7 @@ class TransactionHandlers:
         self._offsets_partitions = offsets_partitions
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers of this module, by API key."""
         return {
             ApiKey.INIT_PRODUCER_ID: self._init_producer_id,
             ApiKey.ADD_PARTITIONS_TO_TXN: self._add_partitions,
@@ -197,7 +197,7 @@ class TransactionalDataHandlers:
         self._metadata = metadata
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
-        """By API."""
+        """The handlers of this module, by API key."""
         return {
             ApiKey.WRITE_TXN_MARKERS: self._write_markers,
             ApiKey.TXN_OFFSET_COMMIT: self._commit_offsets,

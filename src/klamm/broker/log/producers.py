@@ -130,8 +130,8 @@ class ProducerStateManager:
         self._open_transactions: dict[int, int] = {}
         #: Finished, but with a marker that may not be committed yet; in the order of markers.
         self._unsettled: deque[CompletedTxn] = deque()
-        #: Heaps of the first offsets of open and of unsettled transactions. What comes to their
-        #: top and is neither any more is dropped by whoever changes the transactions.
+        #: Heaps of the first offsets of open and of unsettled transactions. An entry that is
+        #: neither any more is dropped when it comes to the top.
         self._open_starts: list[tuple[int, int]] = []
         self._unsettled_starts: list[int] = []
         self._is_unsettled: set[int] = set()

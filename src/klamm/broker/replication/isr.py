@@ -85,7 +85,7 @@ class FollowerState:
 
     A fetch of a session reads only the partitions that have something to say. In the others, which
     are settled, the follower has everything that the leader has; with each fetch of its session it
-    is caught up again, although nobody records it.
+    is caught up again, although no broker records it.
     """
 
     end_offset: int = UNKNOWN_OFFSET

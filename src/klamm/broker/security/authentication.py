@@ -79,7 +79,7 @@ class _Exchange:
 
 
 class Authentication:
-    """What listeners need to know who connects."""
+    """What listeners need to authenticate their clients."""
 
     def __init__(self, credentials: ScramCredentials, *, frame_bytes_max: int) -> None:
         self._credentials = credentials
@@ -227,19 +227,19 @@ class _Gate:
             case Verdict.ILLEGAL_THEN_CLOSE:
                 connection.hold = CLOSE
                 return self._illegal(frame)
-        answer = self._dispatch(connection, frame)
+        response = self._dispatch(connection, frame)
         if api_key != ApiKey.API_VERSIONS or session.state is not SaslState.INITIAL:
-            return answer
-        if isinstance(answer, tuple):
-            return _noted(session, answer)
-        return _noted_later(session, answer)
+            return response
+        if isinstance(response, tuple):
+            return _noted(session, response)
+        return _noted_later(session, response)
 
     def _illegal(self, frame: memoryview) -> MeasuredResponse:
         header, body = decode_request(frame)
-        answer = failure(header, body, ErrorCode.ILLEGAL_SASL_STATE)
-        if answer is None:
-            raise CloseConnection("a request without an answer is not allowed before SASL is done")
-        return self._measured([encode_response(header, answer)], len(frame))
+        response = failure(header, body, ErrorCode.ILLEGAL_SASL_STATE)
+        if response is None:
+            raise CloseConnection("a request without a response is not allowed before SASL is done")
+        return self._measured([encode_response(header, response)], len(frame))
 
     def _bare_token(
         self, connection: ServerConnection, session: SaslSession, frame: memoryview
@@ -255,17 +255,17 @@ class _Gate:
         return parts, self._meter, (0, size, (), now, now, now, now)
 
 
-def _noted(session: SaslSession, answer: MeasuredResponse) -> MeasuredResponse:
+def _noted(session: SaslSession, response: MeasuredResponse) -> MeasuredResponse:
     """Tell the exchange what ApiVersions was answered with."""
-    _, _, (_, _, codes, *_) = answer
+    _, _, (_, _, codes, *_) = response
     session.on_api_versions_answered(ErrorCode.of(next(iter(codes), 0)))
-    return answer
+    return response
 
 
 async def _noted_later(
-    session: SaslSession, answering: Awaitable[MeasuredResponse]
+    session: SaslSession, responding: Awaitable[MeasuredResponse]
 ) -> MeasuredResponse:
-    return _noted(session, await answering)
+    return _noted(session, await responding)
 
 
 async def _close_late(delay_s: float) -> MeasuredResponse:
@@ -320,7 +320,7 @@ class SaslHandlers:
     async def _refuse(
         self, connection: ServerConnection, reply: TokenReply, delay_s: float
     ) -> Result:
-        """Hold the answer back, so that guessing takes its time, then close (SEC-2)."""
+        """Hold the response back, so that guessing takes its time, then close (SEC-2)."""
         await asyncio.sleep(delay_s)
         connection.hold = CLOSE
         return _token_body(reply)

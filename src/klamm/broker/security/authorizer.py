@@ -122,7 +122,7 @@ class Explanation:
 
 
 class AclAuthorizer:
-    """Decides like Kafka's AclAuthorizer; who changes ACLs calls `put`."""
+    """Decides like Kafka's AclAuthorizer; a change of ACLs calls `put`."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ def explain_access(
     type_: ResourceType,
     name: str,
 ) -> Explanation:
-    """The decision about somebody who is no super user, from these ACLs alone."""
+    """The decision about a principal that is no super user, from these ACLs alone."""
     by_pattern: dict[ResourcePattern, set[AccessControlEntry]] = {}
     for binding in bindings:
         by_pattern.setdefault(binding.pattern, set()).add(binding.entry)

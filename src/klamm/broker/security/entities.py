@@ -1,6 +1,6 @@
 """Users, clients and addresses below `/config`: SCRAM credentials and quotas (SEC-11).
 
-`Entities` holds what they say, for those who enforce it; a change made here is written to
+`Entities` holds their settings, which other modules enforce; a change made here is written to
 ZooKeeper, announced, and in force at once on this broker.
 """
 

@@ -2,7 +2,7 @@
 
 `Guard.protect` wraps every handler once, at the start, as the table of requirements says; a
 handler without a row is not served. A request of which only a part is allowed goes on without the
-rest, and the denied part is added to the answer. Without an authorizer nothing is wrapped.
+rest, and the denied part is added to the response. Without an authorizer nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from klamm.broker.handlers.dispatch import (
     Call,
     EncodedResponse,
     Handler,
+    HandlerResult,
     Result,
     in_slices,
     is_large,
@@ -43,11 +44,10 @@ _TOPIC_RESOURCE: Final = 2
 _FIRST_WITH_LOG_DIRS_ERROR: Final = 3
 _FIRST_WITH_TOPIC_CONFIGS: Final = 5
 
-Answering: TypeAlias = Result | Awaitable[Result]
-#: Changes an answer before it is sent.
+#: Changes a response before it is sent.
 Finish: TypeAlias = Callable[[dict[str, Any]], Body]
 #: Decides about one request, and calls the handler for what is allowed.
-Judge: TypeAlias = Callable[[Call, Access, Handler], Answering]
+Judge: TypeAlias = Callable[[Call, Access, Handler], HandlerResult]
 
 
 class Guard:
@@ -84,14 +84,14 @@ class Guard:
             return _refuse
         judge = self._special[name] if row.is_special else _judge_by_needs(row.needs)
 
-        def handle(call: Call) -> Answering:
+        def handle(call: Call) -> HandlerResult:
             connection = call.connection
             access = Access(self._authorizer, connection.principal, connection.client_host)
             return judge(call._replace(access=access), access, handler)
 
         return handle
 
-    def _judge_delete_topics(self, call: Call, access: Access, handler: Handler) -> Answering:
+    def _judge_delete_topics(self, call: Call, access: Access, handler: Handler) -> HandlerResult:
         if not hasattr(call.body, "topics"):
             judge = _each(
                 "topic_names", lambda name: access.may(_O.DELETE, _T.TOPIC, name), "responses"
@@ -100,7 +100,7 @@ class Guard:
         return self._judge_topics(call, access, handler)
 
     @in_slices
-    def _judge_topics(self, call: Call, access: Access, handler: Handler) -> Steps[Answering]:
+    def _judge_topics(self, call: Call, access: Access, handler: Handler) -> Steps[HandlerResult]:
         refused: list[dict[str, Any]] = []
         allowed = []
         for topic in call.body.topics:
@@ -132,7 +132,7 @@ class Guard:
         return _finish(
             call,
             handler(narrowed),
-            lambda answer: {**answer, "responses": [*answer["responses"], *refused]},
+            lambda response: {**response, "responses": [*response["responses"], *refused]},
         )
 
 
@@ -158,7 +158,7 @@ def _judge_by_needs(needs: Sequence[Need]) -> Judge:
     each = [need for need in needs if need.scope is Scope.EACH]
     assert len(each) <= 1, "two lists of one request need a function of their own"
 
-    def judge(call: Call, access: Access, handler: Handler) -> Answering:
+    def judge(call: Call, access: Access, handler: Handler) -> HandlerResult:
         for need in whole:
             if not _is_met(need, call, access):
                 return _failure(call, need.denied)
@@ -189,11 +189,11 @@ def _is_met(need: Need, call: Call, access: Access) -> bool:
 
 def _each(
     field: str, may: Callable[[Any], bool], results: str
-) -> Callable[[Call, Callable[[Any], Body], Handler], Answering]:
-    """Serve the allowed items of a list and add the denied ones to the answer."""
+) -> Callable[[Call, Callable[[Any], Body], Handler], HandlerResult]:
+    """Serve the allowed items of a list and add the denied ones to the response."""
 
     @in_slices
-    def judge(call: Call, denied: Callable[[Any], Body], handler: Handler) -> Steps[Answering]:
+    def judge(call: Call, denied: Callable[[Any], Body], handler: Handler) -> Steps[HandlerResult]:
         refused: list[Any] = []
         allowed: list[Any] = []
         for item in getattr(call.body, field):
@@ -205,10 +205,10 @@ def _each(
         told = (yield from translated(call, denied, only_refused))[results]
         narrowed = yield from translated(call, with_body, call, **{field: tuple(allowed)})
 
-        def add(answer: dict[str, Any]) -> Body:
-            if answer.get("error_code"):
-                return answer  # the whole request failed, and that comes first
-            return {**answer, results: [*answer.get(results, ()), *told]}
+        def add(response: dict[str, Any]) -> Body:
+            if response.get("error_code"):
+                return response  # the whole request failed, and that comes first
+            return {**response, results: [*response.get(results, ()), *told]}
 
         return _finish(call, handler(narrowed), add)
 
@@ -219,7 +219,7 @@ def _each(
 
 
 @in_slices
-def _judge_produce(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
+def _judge_produce(call: Call, access: Access, handler: Handler) -> Steps[HandlerResult]:
     request = call.body
     is_transactional = False
     for topic in request.topics:
@@ -247,7 +247,7 @@ def _is_transactional(records: Any) -> bool:
 
 
 @in_slices
-def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
+def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Steps[HandlerResult]:
     groups = getattr(call.body, "groups", None)
     if groups is None:
         return _judge_offset_fetch_of_one(call, access, handler)
@@ -261,13 +261,13 @@ def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Steps[A
             continue
         allowed.append(_with_allowed_topics(group, may_topic))
 
-    def add(answer: dict[str, Any]) -> Body:
+    def add(response: dict[str, Any]) -> Body:
         served = [
             {
                 **group,
                 "topics": _shown_offsets(group, may_topic, denied_topics[group["group_id"]]),
             }
-            for group in answer["groups"]
+            for group in response["groups"]
         ]
         return {"groups": [*served, *told]}
 
@@ -277,7 +277,7 @@ def _judge_offset_fetch(call: Call, access: Access, handler: Handler) -> Steps[A
     return _finish(call, handler(narrowed), add)
 
 
-def _judge_offset_fetch_of_one(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_offset_fetch_of_one(call: Call, access: Access, handler: Handler) -> HandlerResult:
     body = call.body
     may_topic = access.may_on_topic(_O.DESCRIBE)
     if not access.may(_O.DESCRIBE, _T.GROUP, body.group_id):
@@ -286,8 +286,8 @@ def _judge_offset_fetch_of_one(call: Call, access: Access, handler: Handler) -> 
         return _no_offsets(body, body.topics if call.header.api_version < 2 else (), code)
     denied = _denied_offsets(body, may_topic)
 
-    def add(answer: dict[str, Any]) -> Body:
-        return {**answer, "topics": _shown_offsets(answer, may_topic, denied)}
+    def add(response: dict[str, Any]) -> Body:
+        return {**response, "topics": _shown_offsets(response, may_topic, denied)}
 
     return _finish(call, handler(call._replace(body=_with_allowed_topics(body, may_topic))), add)
 
@@ -328,13 +328,13 @@ def _denied_topic(topic: Any, code: ErrorCode) -> dict[str, Any]:
 
 
 def _shown_offsets(
-    answer: Mapping[str, Any], may: Callable[[str], bool], denied: list[dict[str, Any]]
+    response: Mapping[str, Any], may: Callable[[str], bool], denied: list[dict[str, Any]]
 ) -> list[Any]:
-    """What the answer may show, with the topics that were asked for and denied."""
-    return [*(topic for topic in answer["topics"] if may(topic["name"])), *denied]
+    """What the response may show, with the topics that were asked for and denied."""
+    return [*(topic for topic in response["topics"] if may(topic["name"])), *denied]
 
 
-def _judge_find_coordinator(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_find_coordinator(call: Call, access: Access, handler: Handler) -> HandlerResult:
     is_group = getattr(call.body, "key_type", 0) == 0
     resource = _T.GROUP if is_group else _T.TRANSACTIONAL_ID
     code = (
@@ -352,19 +352,19 @@ def _judge_find_coordinator(call: Call, access: Access, handler: Handler) -> Ans
     return judge(call, _denied(call, code), handler)
 
 
-def _judge_list_groups(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_list_groups(call: Call, access: Access, handler: Handler) -> HandlerResult:
     if access.may_on_cluster(_O.DESCRIBE):
         return handler(call)
 
-    def leave_out(answer: dict[str, Any]) -> Body:
-        shown = [g for g in answer["groups"] if access.may(_O.DESCRIBE, _T.GROUP, g["group_id"])]
-        return {**answer, "groups": shown}
+    def leave_out(response: dict[str, Any]) -> Body:
+        shown = [g for g in response["groups"] if access.may(_O.DESCRIBE, _T.GROUP, g["group_id"])]
+        return {**response, "groups": shown}
 
     return _finish(call, handler(call), leave_out)
 
 
 @in_slices
-def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Steps[Answering]:
+def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Steps[HandlerResult]:
     may_all = access.may_on_cluster(_O.CREATE)
     judge = _each(
         "topics", lambda topic: may_all or access.may(_O.CREATE, _T.TOPIC, topic.name), "topics"
@@ -373,9 +373,9 @@ def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Steps[
     if not shows_all:
         may = access.may_on_topic(_O.DESCRIBE_CONFIGS)
         shows_all = all((yield from each(lambda topic: may(topic.name), call.body.topics)))
-    answering = judge(call, _denied(call, ErrorCode.TOPIC_AUTHORIZATION_FAILED), handler)
+    responding = judge(call, _denied(call, ErrorCode.TOPIC_AUTHORIZATION_FAILED), handler)
     if shows_all:
-        return answering
+        return responding
 
     def hide(topic: Mapping[str, Any]) -> Mapping[str, Any]:
         if topic["error_code"] or access.may(_O.DESCRIBE_CONFIGS, _T.TOPIC, topic["name"]):
@@ -389,11 +389,13 @@ def _judge_create_topics(call: Call, access: Access, handler: Handler) -> Steps[
         }
 
     return _finish(
-        call, answering, lambda answer: {**answer, "topics": [hide(t) for t in answer["topics"]]}
+        call,
+        responding,
+        lambda response: {**response, "topics": [hide(t) for t in response["topics"]]},
     )
 
 
-def _judge_init_producer_id(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_init_producer_id(call: Call, access: Access, handler: Handler) -> HandlerResult:
     transactional_id = call.body.transactional_id
     if transactional_id is not None:
         if access.may(_O.WRITE, _T.TRANSACTIONAL_ID, transactional_id):
@@ -404,14 +406,14 @@ def _judge_init_producer_id(call: Call, access: Access, handler: Handler) -> Ans
     return _failure(call, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
-def _judge_offset_for_leader_epoch(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_offset_for_leader_epoch(call: Call, access: Access, handler: Handler) -> HandlerResult:
     if access.may_on_cluster(_O.CLUSTER_ACTION):
         return handler(call)
     judge = _each("topics", lambda t: access.may(_O.DESCRIBE, _T.TOPIC, t.topic), "topics")
     return judge(call, _denied(call, ErrorCode.TOPIC_AUTHORIZATION_FAILED), handler)
 
 
-def _judge_add_partitions(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_add_partitions(call: Call, access: Access, handler: Handler) -> HandlerResult:
     body = call.body
     if hasattr(body, "transactions"):
         if access.may_on_cluster(_O.CLUSTER_ACTION):
@@ -448,7 +450,7 @@ def _judge_add_partitions(call: Call, access: Access, handler: Handler) -> Answe
 
 
 def _judge_configs(operation: AclOperation, results: str) -> Judge:
-    def judge(call: Call, access: Access, handler: Handler) -> Answering:
+    def judge(call: Call, access: Access, handler: Handler) -> HandlerResult:
         def may(resource: Any) -> bool:
             if resource.resource_type == _TOPIC_RESOURCE:
                 return access.may(operation, _T.TOPIC, resource.resource_name)
@@ -478,7 +480,7 @@ def _config_denial(resource: Any) -> ErrorCode:
     return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-def _judge_describe_transactions(call: Call, access: Access, handler: Handler) -> Answering:
+def _judge_describe_transactions(call: Call, access: Access, handler: Handler) -> HandlerResult:
     judge = _each(
         "transactional_ids",
         lambda name: access.may(_O.DESCRIBE, _T.TRANSACTIONAL_ID, name),
@@ -499,33 +501,33 @@ def _judge_describe_transactions(call: Call, access: Access, handler: Handler) -
         names = body.transactional_ids
         return {"transaction_states": [{**nothing, "transactional_id": name} for name in names]}
 
-    def leave_out(answer: dict[str, Any]) -> Body:
+    def leave_out(response: dict[str, Any]) -> Body:
         may = access.may_on_topic(_O.DESCRIBE)
         states = [
             {**state, "topics": [t for t in state["topics"] if may(t["topic"])]}
-            for state in answer["transaction_states"]
+            for state in response["transaction_states"]
         ]
-        return {**answer, "transaction_states": states}
+        return {**response, "transaction_states": states}
 
     return _finish(call, judge(call, denied, handler), leave_out)
 
 
-def _judge_list_transactions(call: Call, access: Access, handler: Handler) -> Answering:
-    def leave_out(answer: dict[str, Any]) -> Body:
+def _judge_list_transactions(call: Call, access: Access, handler: Handler) -> HandlerResult:
+    def leave_out(response: dict[str, Any]) -> Body:
         shown = [
             state
-            for state in answer["transaction_states"]
+            for state in response["transaction_states"]
             if access.may(_O.DESCRIBE, _T.TRANSACTIONAL_ID, state["transactional_id"])
         ]
-        return {**answer, "transaction_states": shown}
+        return {**response, "transaction_states": shown}
 
     return _finish(call, handler(call), leave_out)
 
 
-# Answers
+# Responses
 
 
-def _failure(call: Call, code: ErrorCode) -> Answering:
+def _failure(call: Call, code: ErrorCode) -> HandlerResult:
     """The whole request is denied."""
     if call.header.api_key == ApiKey.PRODUCE and call.body.acks == 0:
         raise CloseConnection(f"Produce without acknowledgement: {code.name}")
@@ -538,32 +540,32 @@ def _failure(call: Call, code: ErrorCode) -> Answering:
 
 
 def _denied(call: Call, code: ErrorCode) -> Callable[[Any], Body]:
-    """The answer to a request that holds only what is denied."""
+    """The response to a request that holds only what is denied."""
 
     def make(body: Any) -> Body:
-        answer = failure(call.header, body, code)
-        assert answer is not None, "requests with lists are answered"
-        return answer
+        response = failure(call.header, body, code)
+        assert response is not None, "requests with lists are answered"
+        return response
 
     return make
 
 
-def _finish(call: Call, answering: Answering, finish: Finish) -> Answering:
-    """Apply `finish` to the answer once it is there."""
-    if inspect.isawaitable(answering):
-        return _finish_later(call, answering, finish)
-    return finish(response_values(call, answering))
+def _finish(call: Call, responding: HandlerResult, finish: Finish) -> HandlerResult:
+    """Apply `finish` to the response once it is there."""
+    if inspect.isawaitable(responding):
+        return _finish_later(call, responding, finish)
+    return finish(response_values(call, responding))
 
 
-async def _finish_later(call: Call, answering: Awaitable[Result], finish: Finish) -> Result:
-    result = await answering
+async def _finish_later(call: Call, responding: Awaitable[Result], finish: Finish) -> Result:
+    result = await responding
     if is_large(call, result):
         return LargeBody(await aside(lambda: finish(response_values(call, result))))
     return finish(response_values(call, result))
 
 
 def response_values(call: Call, result: Result) -> dict[str, Any]:
-    """The fields of an answer, read again if it is encoded already."""
+    """The fields of a response, read again if it is encoded already."""
     if not isinstance(result, EncodedResponse):
         return dict(result)
     if result.parts is None:

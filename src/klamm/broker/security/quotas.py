@@ -154,7 +154,7 @@ class ClientQuotas:
 
     @property
     def is_active(self) -> bool:
-        """Whether anybody is limited at all."""
+        """Whether there is a quota at all."""
         return bool(self._limits)
 
     def limit(self, quota: Quota, user: str, client: str) -> tuple[float, str, str] | None:
@@ -183,13 +183,13 @@ class ClientQuotas:
         return round(delay_ms)
 
     def unrecord(self, quota: Quota, user: str, client: str, value: float) -> None:
-        """Take back traffic that was not sent after all: an answer that was emptied."""
+        """Take back traffic that was not sent after all: a response that was emptied."""
         found = self.limit(quota, user, client)
         if found is not None:
             self._rate(quota, found[1], found[2]).unrecord(value)
 
     def bytes_max(self, quota: Quota, user: str, client: str) -> int | None:
-        """What the whole window allows, so that no single answer exceeds it."""
+        """What the whole window allows, so that no single response exceeds it."""
         found = self.limit(quota, user, client)
         return None if found is None else int(found[0] * self.window.full_ms / 1000)
 

@@ -2,7 +2,7 @@
 
 A row names its API by Kafka's name. An API without a row is not served once there is an
 authorizer. `needs` are checked in order; each says what is needed on what, where in the request
-the names of the resources are, and what the answer is without the permission.
+the names of the resources are, and what the response is without the permission.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scope(Enum):
     WHOLE = "the whole request"
     #: Each item of a list fails on its own; the others are served.
     EACH = "each item"
-    #: What is not allowed is left out of the answer.
+    #: What is not allowed is left out of the response.
     FILTERED = "left out"
     #: The handler asks for each name, because it alone knows the names.
     HANDLER = "in the handler"
@@ -44,7 +44,7 @@ class Need:
     #: (empty if the items are names). Unused for the cluster.
     names: str = ""
     item: str = ""
-    #: The list of the answer in which the items that were denied are shown.
+    #: The list of the response in which the items that were denied are shown.
     results: str = ""
 
 

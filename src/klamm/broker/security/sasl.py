@@ -2,7 +2,7 @@
 
 A pure machine (SEC-1, 2, 5). `judge` says what becomes of a request, `on_handshake` and `on_token`
 take the two requests of the exchange. Time is handed in; sockets, frames and the delay before a
-failed answer are the caller's.
+failed response are the caller's.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Verdict(Enum):
     ILLEGAL = "illegal"
     #: The request is answered with ILLEGAL_SASL_STATE, and the connection is closed.
     ILLEGAL_THEN_CLOSE = "illegal, then close"
-    #: The connection is closed without an answer.
+    #: The connection is closed without a response.
     CLOSE = "close"
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeReply:
-    """The answer to SaslHandshake, and whether the connection is closed after it."""
+    """The response to SaslHandshake, and whether the connection is closed after it."""
 
     error: ErrorCode
     mechanisms: tuple[str, ...]
@@ -64,7 +64,7 @@ class HandshakeReply:
 
 @dataclass(frozen=True, slots=True)
 class TokenReply:
-    """The answer to a token; None in place of a reply closes without an answer."""
+    """The response to a token; None in place of a reply closes without a response."""
 
     error: ErrorCode
     message: str
@@ -128,7 +128,7 @@ class SaslSession:
         )
 
     def on_api_versions_answered(self, error: ErrorCode) -> None:
-        """Note the answer to ApiVersions: after one success, no second one is served."""
+        """Note the response to ApiVersions: after one success, no second one is served."""
         if self.state is SaslState.INITIAL and error is ErrorCode.NONE:
             self.state = SaslState.HANDSHAKE
 
@@ -147,7 +147,7 @@ class SaslSession:
         return HandshakeReply(ErrorCode.NONE, names, close=False)
 
     def on_token(self, token: bytes, now_ms: int) -> TokenReply | None:
-        """Take a token of the client; None closes the connection without an answer."""
+        """Take a token of the client; None closes the connection without a response."""
         assert self._login is not None
         assert self._chosen is not None
         if self.mechanism is not None and self._chosen != self.mechanism:

@@ -1,6 +1,6 @@
 """Quotas on requests: what is counted for a client, and how long a connection is muted (SEC-11).
 
-The answer tells the client and leaves at once; then nothing is read from the connection for that
+The response tells the client and leaves at once; then nothing is read from the connection for that
 time. Followers are exempt. Without any quota nothing is counted.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, HandlerResult, Result
 from klamm.broker.security.guard import response_values
 from klamm.broker.security.quotas import ClientQuotas, Quota
 from klamm.net.server import CLOSE
@@ -41,7 +41,6 @@ _STRICT_FROM: Final = {
     ApiKey.DELETE_TOPICS: 5,
 }
 _NS_PER_PERCENT: Final = 10_000_000
-Answering: TypeAlias = Result | Awaitable[Result]
 
 
 class Throttle:
@@ -51,7 +50,7 @@ class Throttle:
         self._quotas = quotas
 
     def produce_ms(self, call: Call) -> int:
-        """Count a Produce request; the throttle time of its answer in ms."""
+        """Count a Produce request; the throttle time of its response in ms."""
         if not self._quotas.is_active:
             return 0
         user, client = _whose(call)
@@ -60,7 +59,7 @@ class Throttle:
         return self._mute(call, max(delay_ms, self._on_time(call, now_ms)))
 
     def fetch_ms(self, call: Call, size: int) -> int:
-        """Count a Fetch answer; if the client has to wait, the answer has to be emptied."""
+        """Count a Fetch response; if the client has to wait, the response has to be emptied."""
         if not self._quotas.is_active or call.body.replica_id >= 0:
             return 0
         user, client = _whose(call)
@@ -89,23 +88,23 @@ class Throttle:
     def _counted(self, key: ApiKey, handler: Handler) -> Handler:
         strict_from = _STRICT_FROM.get(key)
 
-        def handle(call: Call) -> Answering:
+        def handle(call: Call) -> HandlerResult:
             if not self._quotas.is_active:
                 return handler(call)
             if strict_from is not None:
                 return self._mutate(call, handler, is_strict=call.header.api_version >= strict_from)
-            answering = handler(call)
-            if inspect.isawaitable(answering):
-                return self._later(call, answering)
-            return self._told(call, answering, self._on_time(call, _now_ms()))
+            responding = handler(call)
+            if inspect.isawaitable(responding):
+                return self._later(call, responding)
+            return self._told(call, responding, self._on_time(call, _now_ms()))
 
         return handle
 
-    async def _later(self, call: Call, answering: Awaitable[Result]) -> Result:
-        result = await answering
+    async def _later(self, call: Call, responding: Awaitable[Result]) -> Result:
+        result = await responding
         return self._told(call, result, self._on_time(call, _now_ms()))
 
-    def _mutate(self, call: Call, handler: Handler, *, is_strict: bool) -> Answering:
+    def _mutate(self, call: Call, handler: Handler, *, is_strict: bool) -> HandlerResult:
         """Let a change of partitions through whole, or refuse it, as the bucket says."""
         user, client = _whose(call)
         now_ms = _now_ms()
@@ -119,8 +118,8 @@ class Throttle:
             self._quotas.mutate(user, client, _partitions(call.body), now_ms)
         return self._mutated(call, handler(call), is_strict=is_strict)
 
-    async def _mutated(self, call: Call, answering: Answering, *, is_strict: bool) -> Result:
-        result = await answering if inspect.isawaitable(answering) else answering
+    async def _mutated(self, call: Call, responding: HandlerResult, *, is_strict: bool) -> Result:
+        result = await responding if inspect.isawaitable(responding) else responding
         now_ms = _now_ms()
         delay_ms = self._on_time(call, now_ms)
         if not is_strict:

@@ -319,6 +319,6 @@ def _invalid(message: str) -> _Refused:
 
 
 def _failed(call: Call, code: ErrorCode) -> Body:
-    answer = failure(call.header, call.body, code)
-    assert answer is not None
-    return answer
+    response = failure(call.header, call.body, code)
+    assert response is not None
+    return response

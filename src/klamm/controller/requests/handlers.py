@@ -117,7 +117,7 @@ class ControllerRequests:
         trace = None if isinstance(error, SessionLostError) else error
         log.error("%s of %r failed: %s", name, request.header.client_id, error, exc_info=trace)
         body = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
-        assert body is not None, "every request for the controller expects an answer"
+        assert body is not None, "every request for the controller expects a response"
         return body
 
     async def _ask(self, event: Event, request: Request) -> Any:

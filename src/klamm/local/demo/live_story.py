@@ -31,7 +31,7 @@ class LiveStory:
                     continue  # the missing events may have been written by now
                 key = (entry["controller_epoch"], entry["seq"], partition)
                 if entry["term"]:
-                    key = (*key[:2], 0)  # a term of office concerns all partitions
+                    key = (*key[:2], 0)  # a controller term concerns all partitions
                 if key not in self._printed:
                     self._printed.add(key)
                     new += [

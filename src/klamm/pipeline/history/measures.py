@@ -15,8 +15,8 @@ def latencies(events: DataFrame, unavailability: DataFrame, terms: DataFrame) ->
     """Percentiles in seconds: of each phase of each kind of `event`, of `failover`, of `takeover`.
 
     `failover` is from a leader lost to its successor announced: `total`, and its parts `noticing`
-    and `electing`. `takeover` is what a new controller needed to take office. Durations are told
-    apart to three digits; of those that are not, the longest counts.
+    and `electing`. `takeover` is the failover of the controller. Durations are rounded up to
+    three digits.
     """
     stacked = ", ".join(f"'{name.removesuffix('_us')}', {name}" for name in PHASES)
     of_events = events.select(

@@ -100,7 +100,7 @@ def verdict(facts: ReportFacts) -> str:
 def _cards(facts: ReportFacts) -> str:
     counts = facts.counts
     numbers = [
-        ("terms of office", counts["terms"], False),
+        ("controller terms", counts["terms"], False),
         ("events", counts["events"], False),
         ("broker failures", counts["failures"], False),
         ("elections", counts["elections"], False),
@@ -229,7 +229,7 @@ def _latency_name(row: Mapping[str, Any]) -> str:
         case "failover":
             return "failover of a partition"
         case "takeover":
-            return "taking office"
+            return "failover of the controller"
         case _:
             return f"{row['kind']} handled"
 

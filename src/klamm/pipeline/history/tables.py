@@ -84,7 +84,7 @@ def gaps(events: DataFrame) -> DataFrame:
     epochs = seen.groupBy("controller_epoch").agg(
         F.min_by("at", "seq").alias("first_at"), F.max_by("at", "seq").alias("last_at")
     )
-    # One partition, but of terms of office, of which there are few.
+    # One partition, but its rows are controller terms, of which there are few.
     over_terms = Window.orderBy("controller_epoch")
     missing_epochs = (
         epochs.withColumn("previous", F.lag("controller_epoch").over(over_terms))
@@ -252,7 +252,7 @@ def broker_sessions(records: DataFrame, terms: DataFrame) -> DataFrame:
 
     `start`: `present` if it was there before (`from` is when it was first seen), `started` or
     `bounced`. `end`: `failed`, `shut_down` (after it had asked to), `bounced` (replaced by the next
-    registration), `unseen` (gone between two terms of office), or null while it lasts.
+    registration), `unseen` (gone between two controller terms), or null while it lasts.
     """
     changes = records.select(
         "at", *EVENT, F.posexplode("broker_changes").alias("place", "change")
@@ -347,11 +347,11 @@ def topic_life_cycles(records: DataFrame) -> DataFrame:
 
 
 def reassignments(records: DataFrame, decisions: DataFrame, terms: DataFrame) -> DataFrame:
-    """Moves of partitions with their phases in order.
+    """Reassignments of partitions with their phases in order.
 
     `outcome` is the last phase: `completed`, `cancelled`, `dropped` (with its topic), `replaced`
-    (by another target), `unseen` (over when the next term of office began), or null while it lasts.
-    Besides the phases of the move itself there are `epoch_raised` and `leader_moved`.
+    (by another target), `unseen` (over when the next controller term began), or null while it
+    lasts. There are also the phases `epoch_raised` and `leader_moved`.
     """
     moves = (
         records.select("at", *EVENT, F.explode("moves").alias("move"))

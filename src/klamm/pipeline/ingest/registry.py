@@ -111,8 +111,8 @@ class Registry:
             if attempt:
                 time.sleep(_PAUSE_S * attempt)
             try:
-                with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                    return json.load(answer)
+                with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                    return json.load(response)
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code == _NOT_FOUND:

@@ -95,7 +95,7 @@ def _choose(state: ReplicaPlan, rows: I64, count: int, wanted_bytes: float) -> I
 
 
 def _move_through_others(state: ReplicaPlan, target: Target) -> bool:
-    """One replica less for one who has too many or may give, one more for one who has too few."""
+    """Move a replica from a broker with too many, or some to spare, to a broker with too few."""
     excess, deficit = target.excess(state.load), target.deficit(state.load)
     if excess.any():
         sources = np.flatnonzero(excess)
@@ -250,10 +250,10 @@ def _move(state: ReplicaPlan, row: int, source: int, goal: int) -> None:
 
 
 def balance_leaders(rows: I32, fixed: Mask, brokers: int, target: Target) -> I32:
-    """Put another replica first where that evens out who is preferred; moves no data.
+    """Put another replica first where that evens out preferred leaders; moves no data.
 
-    Leadership goes along the shortest chain of brokers from one who has too much of it to one who
-    has too little, as much of it as the chain carries.
+    Leadership goes along the shortest chain of brokers from one with too much of it to one with
+    too little, as much of it as the chain carries.
     """
     rows = rows.copy()
     load = np.bincount(rows[:, 0], minlength=brokers).astype(np.float64)

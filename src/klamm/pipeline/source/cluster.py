@@ -1,4 +1,4 @@
-"""What a driver has to know of a cluster: topics, their ids and partitions, and offsets.
+"""What a driver needs from a cluster: topics, their ids and partitions, and offsets.
 
 All of it through librdkafka, so that every way of reaching a cluster works.
 """
@@ -83,7 +83,7 @@ class Topics:
 
 
 class SourceCluster:
-    """One cluster, as the options say how to reach it."""
+    """The cluster that the options name, reached through librdkafka."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._retries = options.offset_retries
@@ -114,10 +114,10 @@ class SourceCluster:
     def topics_after(self, selection: Selection, known: Position) -> Topics:
         """What the selection means now, for a stream that stands at `known`.
 
-        A broker that was just started answers that there is no topic until the controller has told
+        A broker that was just started responds that there is no topic until the controller has told
         it, and one that the controller does not reach may know a topic's former id. So what a
         stream has read is taken for gone, or for another topic of the same name, only after all
-        answers of `GONE_AFTER_S` agree about it.
+        responses of `GONE_AFTER_S` agree about it.
         """
         wanted = {each for each in known.offsets if selection.covers(each.topic)}
         deadline = time.monotonic() + loss.GONE_AFTER_S
@@ -265,7 +265,7 @@ class SourceCluster:
         self._made = None
 
     def _retried(self, ask: Callable[[], _T], *, patience_s: float = _PATIENCE_S) -> _T:
-        """The answer, waiting for what passes, and trying a few times what may not."""
+        """The response; errors that pass are waited for, and others retried a few times."""
         began_at = time.monotonic()
         attempts_left = self._retries
         if not self._has_answered:
@@ -273,10 +273,10 @@ class SourceCluster:
             wait_reachable(self._kafka["bootstrap.servers"])
         while True:
             try:
-                answer = ask()
+                response = ask()
                 self._has_answered = True
-                self._admin.poll(0)  # what it has to say about brokers is not kept for ever
-                return answer
+                self._admin.poll(0)  # let librdkafka drop its reports about brokers
+                return response
             except KafkaException as error:
                 reason = error.args[0]
             except TimeoutError:

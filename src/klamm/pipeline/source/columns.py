@@ -1,7 +1,7 @@
 """Record batches of the wire as columns of Arrow, without a Python object for each record.
 
 Records have lengths before them, so finding where each begins takes a loop; everything after that
-is done for all records of an answer at once. Keys and values are copied out of the answer by Arrow.
+is done for all records of a response at once. Arrow copies keys and values out of the response.
 
 Arrays are made from buffers: `pa.array` and `pa.scalar` import pandas if there is one, and each
 worker that Spark starts would spend more time on that than on tens of thousands of records.
@@ -47,7 +47,7 @@ _TYPES: Final = {
     "headers": _HEADERS,
 }
 _MAGIC_AT: Final = 16
-#: What is made one Arrow batch, give or take a batch of the wire: a small answer may hold a lot
+#: What is made one Arrow batch, give or take a batch of the wire: a small response may hold a lot
 #: once it is decompressed, and Spark works on one portion while the next is made.
 _PORTION_BYTES: Final = 4 << 20
 #: What the offsets of Arrow's strings reach.
@@ -64,12 +64,12 @@ def schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def is_old_format(records: memoryview) -> bool:
-    """Whether an answer begins with messages from before Kafka 0.11."""
+    """Whether a response begins with messages from before Kafka 0.11."""
     return len(records) > _MAGIC_AT and records[_MAGIC_AT] != MAGIC
 
 
 def offset_after(records: memoryview, start: int) -> int:
-    """Where to read on: after the last offset that an answer covers, be there a record or not."""
+    """Where to read on: after the last offset that a response covers, be there a record or not."""
     position, at = start, 0
     while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == MAGIC:
         header = decode_batch_header(records, at)
@@ -80,7 +80,7 @@ def offset_after(records: memoryview, start: int) -> int:
     return position
 
 
-class Answer(NamedTuple):
+class FetchedRecords(NamedTuple):
     """What a leader sent of one partition, and the offsets that are wanted of it.
 
     It may begin before `start`, in the middle of a batch, and may end in a batch that is cut short
@@ -96,29 +96,29 @@ class Answer(NamedTuple):
 
 
 class _Portion:
-    """Batches that become rows together: each with its answer and the bytes of its records."""
+    """Batches that become rows together: each with its response and the bytes of its records."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.fetched: list[FetchedRecords] = []
         self.headers: list[BatchHeader] = []
         self.parts: list[Any] = []
         self.size = 0
 
-    def add(self, answer: Answer, header: BatchHeader, part: Any) -> None:
-        self.answers.append(answer)
+    def add(self, fetched: FetchedRecords, header: BatchHeader, part: Any) -> None:
+        self.fetched.append(fetched)
         self.headers.append(header)
         self.parts.append(part)
         self.size += len(part)
 
     def is_all_wanted(self) -> bool:
         return all(
-            header.base_offset >= answer.start and header.last_offset < answer.until
-            for answer, header in zip(self.answers, self.headers, strict=True)
+            header.base_offset >= each.start and header.last_offset < each.until
+            for each, header in zip(self.fetched, self.headers, strict=True)
         )
 
 
 class Decoder:
-    """Turns answers into rows with the columns that are wanted."""
+    """Turns fetched records into rows with the columns that are wanted."""
 
     def __init__(
         self, columns: Sequence[str], *, read_committed: bool, check_crcs: bool = True
@@ -128,39 +128,39 @@ class Decoder:
         self._read_committed = read_committed
         self._check_crcs = check_crcs
 
-    def decode(self, answers: Iterable[Answer]) -> Iterator[pa.RecordBatch]:
-        """The records of the answers, one answer after another.
+    def decode(self, fetched: Iterable[FetchedRecords]) -> Iterator[pa.RecordBatch]:
+        """The records of the responses, one response after another.
 
         Markers and records of aborted transactions are passed over.
         """
         portion = _Portion()
-        for answer in answers:
-            for batch in self._batches(answer):
-                portion.add(answer, batch.header, records_data(batch))
+        for each in fetched:
+            for batch in self._batches(each):
+                portion.add(each, batch.header, records_data(batch))
                 if portion.size >= _PORTION_BYTES:
                     yield from self._rows(portion)
                     portion = _Portion()
         if portion.headers:
             yield from self._rows(portion)
 
-    def _batches(self, answer: Answer) -> Iterator[Batch]:
-        """The batches of one answer that hold something wanted."""
-        fate = _Transactions(answer.aborted)
-        records, at = answer.records, 0
+    def _batches(self, fetched: FetchedRecords) -> Iterator[Batch]:
+        """The batches of one response that hold something wanted."""
+        fate = _Transactions(fetched.aborted)
+        records, at = fetched.records, 0
         while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == MAGIC:
             header = decode_batch_header(records, at)
             if header.size > len(records) - at:
                 break
             batch = Batch(header, records[at : at + header.size])
             at += header.size
-            if header.last_offset < answer.start:
+            if header.last_offset < fetched.start:
                 continue
-            if header.base_offset >= answer.until:
+            if header.base_offset >= fetched.until:
                 break
             if self._check_crcs and not has_valid_crc(batch):
                 raise RemoteProtocolError(
                     f"the batch at offset {header.base_offset} of "
-                    f"{answer.topic}-{answer.partition} does not match its checksum"
+                    f"{fetched.topic}-{fetched.partition} does not match its checksum"
                 )
             is_wanted = not (self._read_committed and fate.is_aborted(batch))
             if is_wanted and not header.is_control and header.record_count > 0:
@@ -177,12 +177,12 @@ class Decoder:
             raise RemoteProtocolError("a record goes beyond its batch") from None
         wanted = None
         if not portion.is_all_wanted():
-            start = _repeat([each.start for each in portion.answers], fields.counts)
-            until = _repeat([each.until for each in portion.answers], fields.counts)
+            start = _repeat([each.start for each in portion.fetched], fields.counts)
+            until = _repeat([each.until for each in portion.fetched], fields.counts)
             wanted = np.flatnonzero((fields.offset >= start) & (fields.offset < until))
         if wanted is not None and not len(wanted):
             return
-        made = _Columns(portion.answers, fields, data, pa.py_buffer(content), wanted)
+        made = _Columns(portion.fetched, fields, data, pa.py_buffer(content), wanted)
         yield pa.RecordBatch.from_arrays(
             [made.column(name) for name in self._columns], schema=self._schema
         )
@@ -193,13 +193,13 @@ class _Columns:
 
     def __init__(
         self,
-        answers: list[Answer],
+        fetched: list[FetchedRecords],
         fields: "_Fields",
         data: Bytes,
         buffer: Any,
         wanted: I64 | None,
     ) -> None:
-        self._answers = answers
+        self._fetched = fetched
         self._fields = fields
         self._data = data
         self._buffer = buffer
@@ -216,7 +216,7 @@ class _Columns:
             case "topic":
                 return self._topics()
             case "partition":
-                numbers = np.array([each.partition for each in self._answers], np.int32)
+                numbers = np.array([each.partition for each in self._fetched], np.int32)
                 return _numbers(_take(np.repeat(numbers, fields.counts), wanted), pa.int32())
             case "offset":
                 return _numbers(_take(fields.offset, wanted), pa.int64())
@@ -228,12 +228,12 @@ class _Columns:
         return headers if wanted is None else headers.take(_numbers(wanted, pa.int64()))
 
     def _topics(self) -> Any:
-        names = list(dict.fromkeys(each.topic for each in self._answers))
+        names = list(dict.fromkeys(each.topic for each in self._fetched))
         if len(names) == 1:
             rows = len(self._fields.offset) if self._wanted is None else len(self._wanted)
             return _repeated(names[0], rows)
         places = {name: place for place, name in enumerate(names)}
-        numbers = np.array([places[each.topic] for each in self._answers], np.int32)
+        numbers = np.array([places[each.topic] for each in self._fetched], np.int32)
         encoded = [name.encode() for name in names]
         bounds = np.zeros(len(names) + 1, np.int32)
         np.cumsum([len(each) for each in encoded], out=bounds[1:])

@@ -1,7 +1,7 @@
 """Reading ranges of offsets from their leaders, with Kafka's own protocol.
 
 librdkafka makes an object for each record, which costs several times what everything else does.
-Here an answer becomes columns as a whole, and the next one is on its way in the meantime. All
+Here a response becomes columns as a whole, and the next one is on its way in the meantime. All
 ranges of a task that one broker leads are asked for in one request.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from klamm.errors import UnavailableError
 from klamm.pipeline.source import loss
-from klamm.pipeline.source.columns import Answer, Decoder, is_old_format, offset_after
+from klamm.pipeline.source.columns import Decoder, FetchedRecords, is_old_format, offset_after
 from klamm.pipeline.source.fetch_link import Address, Wish
 from klamm.pipeline.source.leaders import Leaders, TopicLeaders
 from klamm.pipeline.source.loss import cannot_read, report_loss
@@ -42,7 +42,7 @@ class Progress:
     moved_at: float = field(default_factory=time.monotonic)
     heard_at: float = field(default_factory=time.monotonic)
     looked_at: float = 0.0
-    #: Why there was nothing, the last time.
+    #: Why the last attempt gave no records.
     trouble: str = "no broker has answered"
 
     @property
@@ -61,7 +61,7 @@ class Progress:
 
 
 class RangesReader:
-    """Reads ranges, from whichever brokers lead them at the time."""
+    """Reads ranges from the brokers that lead them at the time."""
 
     def __init__(
         self, ranges: Sequence[OffsetRange], options: ReadOptions, leaders: Leaders
@@ -99,8 +99,8 @@ class RangesReader:
                 group = self._asked.pop(address)
                 ready, served = self._hear(address, group)
                 self._left = [each for each in self._left if not each.is_done]
-                # What comes next is on its way while this is decoded. An answer has room for so
-                # much and is filled in the order of the request, so who was served comes last.
+                # The next request is under way while this response is decoded. A response is
+                # filled in the order of its request, so partitions that were served come last.
                 led = [each for each in self._left if each.is_led_by(address)]
                 self._ask(address, sorted(led, key=served.__contains__))
                 yield from self._decoder.decode(ready)
@@ -142,7 +142,7 @@ class RangesReader:
             topic, partition = each.wanted.topic, each.wanted.partition
             found = self._leaders.known(topic)
             if found is None:
-                each.trouble = f"nobody knows the topic {topic}"
+                each.trouble = f"no broker knows the topic {topic}"
                 if now - each.heard_at > loss.GONE_AFTER_S:
                     self._lose(each, "the topic was deleted", first_left=each.wanted.until)
                 continue
@@ -174,24 +174,26 @@ class RangesReader:
         else:
             self._asked[address] = group
 
-    def _hear(self, address: Address, group: list[Progress]) -> tuple[list[Answer], set[Progress]]:
-        """What came of a request: records to decode, and whose they are."""
+    def _hear(
+        self, address: Address, group: list[Progress]
+    ) -> tuple[list[FetchedRecords], set[Progress]]:
+        """Read a response: the records to decode, and the ranges that they belong to."""
         try:
             responses = self._leaders.link(address).receive()
         except UnavailableError as error:
             self._lose_leader(address, group, str(error))
             return [], set()
-        ready: list[Answer] = []
+        ready: list[FetchedRecords] = []
         served: set[Progress] = set()
         for each in group:
             response = responses.get((each.wanted.topic, each.wanted.partition))
-            answer = None if response is None else self._take(each, response)
-            if answer is not None:
-                ready.append(answer)
+            fetched = None if response is None else self._take(each, response)
+            if fetched is not None:
+                ready.append(fetched)
                 served.add(each)
         return ready, served
 
-    def _take(self, each: Progress, response: FetchPartitionResponse) -> Answer | None:
+    def _take(self, each: Progress, response: FetchPartitionResponse) -> FetchedRecords | None:
         """The records of one partition, if there are any; the position moves behind them."""
         match response.error_code:
             case ErrorCode.NONE:
@@ -216,7 +218,7 @@ class RangesReader:
         if after == each.position:
             each.trouble = "there is nothing yet"
             return None
-        answer = Answer(
+        fetched = FetchedRecords(
             each.wanted.topic,
             each.wanted.partition,
             records,
@@ -225,7 +227,7 @@ class RangesReader:
             response.aborted_transactions or (),
         )
         each.move(after)
-        return answer
+        return fetched
 
     def _pass_over(self, each: Progress) -> None:
         assert each.leader is not None
@@ -254,7 +256,7 @@ class RangesReader:
             each.leader, each.trouble = None, why
 
     def _be_patient(self) -> None:
-        """Wait a moment, unless something has been waited for long enough."""
+        """Pause, or raise if a range has made no progress for the poll timeout."""
         patience_s = self._options.poll_timeout_s
         for each in self._left:
             if time.monotonic() - each.moved_at > patience_s:

@@ -1,7 +1,7 @@
-"""Who leads which partition, and a connection to each of them, kept between tasks.
+"""The leader of each partition, and a connection to each leader, kept between tasks.
 
-A worker that reads one micro-batch after another asks for metadata once, and again when a broker
-denies that it leads something or that there is such a topic.
+A worker that reads one micro-batch after another requests metadata once, and again when a broker
+responds that it does not lead a partition or does not know a topic.
 """
 
 import time
@@ -22,13 +22,13 @@ from klamm.protocol.codes import ErrorCode
 
 _EARLIEST: Final = -2  # as a timestamp
 _CONSUMER: Final = -1
-#: Java's metadata.max.age.ms is longer, but asking is cheap, and leaders should be preferred ones.
+#: Java's metadata.max.age.ms is longer, but requests are cheap, and leaders should be preferred.
 _METADATA_MAX_AGE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLeaders:
-    """A topic as one answer had it."""
+    """A topic as one response had it."""
 
     #: None where the cluster has no ids.
     topic_id: uuid.UUID | None
@@ -59,26 +59,26 @@ class Leaders:
         self._admin.close()
 
     def begin(self) -> None:
-        """For a new task: brokers that go by names do not notice that a topic is another one."""
+        """Begin a task: forget topics if a broker would not notice that one was created again."""
         if not all(link.goes_by_ids for link in self._links.values()):
             self._topics.clear()
 
     def known(self, topic: str) -> TopicLeaders | None:
-        """What was last heard of a topic, unless that is too long ago."""
+        """The last metadata of a topic, unless it is too old."""
         found = self._topics.get(topic)
         if found is not None and time.monotonic() - found.heard_at > _METADATA_MAX_AGE_S:
             return None
         return found
 
     def learn(self, topics: Iterable[str]) -> None:
-        """Ask about topics; of one that the broker does not know, nothing is known afterwards."""
+        """Request metadata of topics, and forget those that the broker does not know."""
         asked = list(topics)
-        answer = self._admin.metadata(asked)
-        addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
+        response = self._admin.metadata(asked)
+        addresses = {each.node_id: (each.host, each.port) for each in response.brokers}
         now = time.monotonic()
         for name in asked:
             self._topics.pop(name, None)
-        for topic in answer.topics:
+        for topic in response.topics:
             if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if ErrorCode.of(topic.error_code).retriable:
@@ -95,7 +95,7 @@ class Leaders:
             )
 
     def forget(self, topic: str) -> None:
-        """What was heard of a topic has turned out to be wrong."""
+        """Drop the metadata of a topic, which has turned out to be wrong."""
         self._topics.pop(topic, None)
 
     def link(self, address: Address) -> FetchLink:
@@ -119,13 +119,13 @@ class Leaders:
             "isolation_level": 0,
             "topics": [{"name": topic, "partitions": [place]}],
         }
-        answer = self._admin.ask_broker(broker, ApiKey.LIST_OFFSETS, asked)
-        found = answer.topics[0].partitions[0]
+        response = self._admin.ask_broker(broker, ApiKey.LIST_OFFSETS, asked)
+        found = response.topics[0].partitions[0]
         if ErrorCode.of(found.error_code).retriable:
             raise UnavailableError(ErrorCode.of(found.error_code).message)
         check(found.error_code)
         return int(found.offset)
 
 
-#: Those that no task is using.
+#: Connections that no task is using.
 LEADERS: Final = Pool(Leaders, is_sound=lambda _: True, close=Leaders.close)

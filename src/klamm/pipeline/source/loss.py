@@ -6,7 +6,7 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.pipeline.source.ranges import OffsetRange
 
-#: A topic that nobody has known for so long is not one that is still being announced. Read as
+#: A topic that no broker has known for this long is not one that is still being announced. Read as
 #: `loss.GONE_AFTER_S`, in planning and in tasks.
 GONE_AFTER_S: Final = 10.0
 

@@ -1,7 +1,7 @@
 """Which of two ways reads: klamm's own client, or librdkafka.
 
-klamm's own way makes columns of whole answers and costs a fraction for each record, but does not do
-everything that a client can be told. Where the options ask for more, librdkafka reads.
+klamm's own way makes columns of whole responses and costs a fraction for each record, but does not
+do everything that a client can be told. Where the options ask for more, librdkafka reads.
 """
 
 from collections.abc import Mapping

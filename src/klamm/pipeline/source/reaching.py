@@ -1,4 +1,4 @@
-"""The first contact with a cluster: whether anybody is there, said in seconds and once."""
+"""The first contact with a cluster: whether a broker responds, found out within seconds."""
 
 import logging
 import socket

@@ -14,7 +14,7 @@ from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
 
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of what one task reads, as batches of Arrow."""
+    """The records that one task reads, as Arrow batches."""
     match partition:
         case OffsetRange():
             ranges: tuple[OffsetRange, ...] = (partition,)

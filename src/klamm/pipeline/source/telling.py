@@ -1,4 +1,4 @@
-"""What users are told where Spark runs Python for them.
+"""Messages of klamm for users of Spark, whose workers run it.
 
 Spark shows an error of a Python worker under the whole traceback. An error of klamm is a sentence
 for the user, so that is all that is shown of it.

@@ -190,7 +190,7 @@ def _write(
     except (DeliveryError, KafkaException, SystemError) as error:
         reason = _reason(error)
         if not _is_fencing(reason):
-            # Whether another attempt has taken over is known for sure by who tries to abort.
+            # An attempt that tries to abort learns for sure whether another has taken over.
             refused = _give_up(options, name, sender)
             reason = refused if reason is None or _is_fencing(refused) else reason
         if _is_fencing(reason):

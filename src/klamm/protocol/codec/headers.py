@@ -64,7 +64,7 @@ def decode_response_header(header: RequestHeader, view: memoryview) -> int:
     cursor = Cursor(view, 0, response_header_version(key, version) == 1)
     (correlation_id,) = cursor.unpack(_INT32)
     if correlation_id != awaited:
-        raise RemoteProtocolError(f"answer {correlation_id} came where {awaited} was awaited")
+        raise RemoteProtocolError(f"response {correlation_id} came where {awaited} was awaited")
     cursor.tags()
     return cursor.at
 

@@ -45,7 +45,7 @@ def read_large(schema: Any, view: memoryview, at: int) -> Any:
 
 
 def dismantle(value: Any) -> None:
-    """Give up what a message holds, a piece at a time; nobody may need it any more."""
+    """Give up what a message holds, a piece at a time; no caller may need it any more."""
     if isinstance(value, list):
         # All items of an array are of one kind.
         holds_lists = bool(value) and not isinstance(value[0], str | int | bytes)

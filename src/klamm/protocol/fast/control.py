@@ -391,12 +391,12 @@ def decode_leader_and_isr_response(
 ) -> LeaderAndIsrOutcome:
     """The partitions that failed, without looking at those that did not one by one."""
     if header.api_version < 5:
-        answer = decode_response(header, frame)
+        response = decode_response(header, frame)
         return LeaderAndIsrOutcome(
-            int(answer.error_code),
+            int(response.error_code),
             [
                 FailedPartition(each.topic_name, each.partition_index, int(each.error_code))
-                for each in answer.partition_errors
+                for each in response.partition_errors
                 if each.error_code
             ],
         )
@@ -411,7 +411,7 @@ def decode_leader_and_isr_response(
         cursor.tags()
         if errors["tags"].any():
             raise RemoteProtocolError(
-                "a LeaderAndIsr answer has tagged fields, of which none exist"
+                "a LeaderAndIsr response has tagged fields, of which none exist"
             )
         failed += [
             FailedPartition(UUID(bytes=topic_id), int(each["partition"]), int(each["error_code"]))

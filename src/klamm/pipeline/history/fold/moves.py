@@ -61,7 +61,7 @@ class PartitionMoves:
             current["next_term"] = None
 
     def on_term(self, epoch: int, at: int) -> None:
-        """A controller took office at this time; it has listed the moves that it found."""
+        """A controller term began; its first event lists the reassignments that it found."""
         move = self.move
         if move is not None and move["next_term"] is None and move["last_epoch"] < epoch:
             move["next_term"] = at

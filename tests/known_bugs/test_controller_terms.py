@@ -55,7 +55,7 @@ def test_sessions_may_end_again_and_again(stage: Stage):
                 (stat := stage.zk.exists(f"/brokers/ids/{n.id}")) and stat.czxid > z
             )
         )
-        # Whoever wins: its rival may still be coming back from the end before.
+        # Either may win: the other may still be coming back from the last expiry.
         wait_until(lambda e=epoch: stage.epoch > e, "the next term")
         stage.holder()
 
@@ -144,7 +144,7 @@ def test_what_piled_up_while_there_was_no_controller_is_worked_off(stage: Stage)
     stage.create_topic("strayed", {0: [1, 2]})
     assert stage.reassign("strayed", [2, 1]) == E.NONE
     stage.settle()
-    with stage.nobody_in_office():
+    with stage.no_controller():
         for number in range(200):
             named = [{"topic": "shrunk", "partition": 0}, {"topic": f"x{number}", "partition": 1}]
             data = json.dumps({"version": 1, "partitions": named}).encode()
@@ -184,7 +184,7 @@ def test_a_move_is_resumed_by_a_successor_with_another_target(stage: Stage):
     stage.create_topic("retargeted", {0: [1, 2]})
     assert stage.reassign("retargeted", [3, 2]) == E.NONE
     assert stage.lists("retargeted") == ([3, 2, 1], [3], [1])
-    with stage.nobody_in_office():
+    with stage.no_controller():
         stage.request_reassignment("retargeted", [4, 2])
     wait_until(lambda: stage.lists("retargeted") == ([4, 2, 1], [4], [1]))
     wait_until(
