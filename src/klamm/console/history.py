@@ -1,4 +1,4 @@
-"""Where the history comes from, and what it is called: the console's only door to that package.
+"""The console's only import of `klamm.history`: sources of the history, and its names.
 
 A source is followed in a thread: spools by looking at their files, a topic by a consumer. Batches
 are handed over as they come, duplicates included.

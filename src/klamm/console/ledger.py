@@ -55,7 +55,7 @@ class HistoryEvent:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong with this event, if anything did."""
+        """The error with which the event failed, if it did."""
         failed = [c["broker"] for c in self.row["broker_changes"] if c["change"] == "failed"]
         if failed:
             listed = ", ".join(map(str, failed))
@@ -70,13 +70,13 @@ class HistoryEvent:
 
     @property
     def tells(self) -> bool:
-        """Whether anything came of it; most events are timers, questions and responses."""
+        """Whether the event had an effect; most events are timers, requests and responses."""
         row = self.row
         changes = row["broker_changes"] or row["topic_changes"] or row["moves"]
         return bool(self.total or changes or row["term"] or row["outcome"] != "done")
 
     def describe(self) -> dict[str, Any]:
-        """For the stream and for lists."""
+        """The event as JSON, for the stream and for lists."""
         row = self.row
         return {
             "id": self.id,
@@ -119,7 +119,7 @@ class Index:
 
 
 class Ledger:
-    """Takes batches in any thread, and answers from what has come so far."""
+    """Takes batches in any thread, and serves queries from those that have arrived."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class Ledger:
         return len(self._events)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Have new events told, in order; what comes back ends that."""
+        """Call a listener with new events, in order; return a function that ends this."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -231,7 +231,7 @@ class Ledger:
         return story_rows(batches, name)
 
     def index(self) -> Index:
-        """Everything in order; built when something has come since the last time."""
+        """All events in order; built again if events have arrived since."""
         with self._lock:
             if self._index is None:
                 self._index = _build([self._events[key] for key in self._sorted()])

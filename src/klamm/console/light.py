@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 class _Absent(MetaPathFinder):
-    """Says of one package that it is not installed."""
+    """Makes the import of one package fail, as if it were not installed."""
 
     def __init__(self, package: str) -> None:
         self._package = package

@@ -14,7 +14,7 @@ _BACKLOG: Final = 128
 
 
 def make_token() -> str:
-    """A token that nobody guesses."""
+    """A token that cannot be guessed."""
     return secrets.token_urlsafe(24)
 
 

@@ -100,7 +100,7 @@ class Mover:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Go on with what was running when the last console ended."""
+        """Continue the job that was running when the last console ended."""
         if self._job is not None and self._job.status in ACTIVE:
             self._launch()
 
@@ -200,7 +200,7 @@ class Mover:
             self._changed.clear()
 
     def _step(self, job: Job) -> bool:
-        """One look at the job, and what follows from it; whether it has ended."""
+        """Check the job and take its next step; return whether it has ended."""
         if job.status == CANCELLING:
             self._give_up(job)
             return True

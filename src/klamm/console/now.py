@@ -1,4 +1,4 @@
-"""What page Now asks: the cluster in numbers, the map, and the two streams.
+"""The API of page Now: the cluster in numbers, the map, and the two streams.
 
 The first page waits for these modules, so they import no more than it needs.
 """

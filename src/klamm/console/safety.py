@@ -1,4 +1,4 @@
-"""Who may ask the console, and from where: token, Host, Origin, and headers of every response.
+"""The checks of every request (token, Host, Origin), and the headers of every response.
 
 The console listens on loopback, which every page of every browser on the machine can reach. So
 each request needs the token of the link, a Host that names this machine (else another name could
@@ -45,7 +45,7 @@ def content_security_policy(inline_scripts: list[str]) -> str:
 
 
 class ConsoleGuard:
-    """Lets through what may be asked, and marks every response."""
+    """Refuses requests without token or from another origin, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, token: str, port: int, policy: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What one console works with: the cluster, its history, and what it is allowed to do."""
+"""The parts of one console: the cluster, its history, and its permissions."""
 
 import asyncio
 import getpass
@@ -106,7 +106,7 @@ class Session:
 
     @property
     def background(self) -> "Background":
-        """What goes on behind the pages; begun when it is needed first."""
+        """The work behind the pages; started when it is first needed."""
         with self._making:
             if self._background is None:
                 from klamm.console.background import Background
@@ -120,7 +120,7 @@ class Session:
         return self.background.ledger
 
     def ledger_if_read(self) -> "Ledger | None":
-        """The history once all that there was of it has been read."""
+        """The history, if it has been read up to its end at the start."""
         begun = self._background
         return begun.ledger if begun is not None and begun.ledger.caught_up.is_set() else None
 
@@ -193,7 +193,7 @@ class Session:
         return at
 
     def how_to_get_history(self) -> str:
-        """What to do where there is none."""
+        """How to get a history where there is none."""
         return (
             "There is no history of this cluster. Brokers of klamm write one: set "
             f"klamm.history.topic={self.settings.history_topic} on them, or name the nodes' "

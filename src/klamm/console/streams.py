@@ -94,7 +94,7 @@ async def _changes(watch: ClusterWatch | None, stopping: asyncio.Event) -> Async
 
 
 async def _wait(arrived: asyncio.Event, stopping: asyncio.Event) -> bool:
-    """Wait until something arrived; not for ever, so that a line that is dead is noticed."""
+    """Wait until something has arrived, or for a while, so that a dead connection is noticed."""
     tasks = {asyncio.ensure_future(arrived.wait()), asyncio.ensure_future(stopping.wait())}
     try:
         await asyncio.wait(tasks, timeout=_KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)

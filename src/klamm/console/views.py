@@ -1,4 +1,4 @@
-"""What the API answers, in the words of the command line's `--json`."""
+"""The responses of the API, in the words of the command line's `--json`."""
 
 from dataclasses import asdict
 from typing import Any

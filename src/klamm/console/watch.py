@@ -82,7 +82,7 @@ class ClusterWatch:
         self._thread.join(timeout=5)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Have each change told, in the watching thread; what comes back ends that."""
+        """Call a listener with each change, in the watching thread; the result ends this."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -94,7 +94,7 @@ class ClusterWatch:
         return end
 
     def moment(self, timeout_s: float = 10.0) -> Moment:
-        """The newest one; waits for the first."""
+        """The newest moment; waits for the first."""
         self._first.wait(timeout_s)
         moment = self._moment
         if moment is None:
@@ -102,11 +102,11 @@ class ClusterWatch:
         return moment
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Wait until the cluster has been read; whether it has."""
+        """Wait until the cluster has been read; return whether it has."""
         return self._first.wait(timeout_s)
 
     def fresh(self) -> Moment:
-        """One that is read now; where reading is dear, the newest one."""
+        """A moment that is read now; the newest one where reading is expensive."""
         moment = self.moment()
         if len(moment.columns) <= _DEAR_PARTITIONS:
             self._read()
@@ -122,11 +122,11 @@ class ClusterWatch:
         return self._settings
 
     def forget_settings(self) -> None:
-        """Settings were changed: read them again before they are used."""
+        """Drop the settings, which were changed: they are read again before their next use."""
         self._settings_at = 0.0
 
     def on_history(self, rows: Sequence[Mapping[str, Any]], decisions: Sequence[Any]) -> None:
-        """Fold in what controllers have decided, and have a look soon."""
+        """Apply decisions of controllers to the columns, and read the metadata again soon."""
         for row in rows:
             for change in row["broker_changes"]:
                 if change["change"] == "failed":
@@ -271,7 +271,7 @@ def _is_same(a: ClusterColumns, b: ClusterColumns) -> bool:
 
 
 def _difference(before: Moment, after: Moment) -> dict[str, Any]:
-    """What a browser has to know to draw the new moment over the old one."""
+    """The difference between two moments, which a browser applies to its map."""
     columns = after.columns
     told: dict[str, Any] = {
         "version": after.version,

@@ -1,4 +1,4 @@
-"""The tables of a history as data frames, from all of its records: which there are, made from what.
+"""The tables of a history as data frames: each with the function and the tables that make it.
 
 These functions define the tables. A folder of tables is kept up to date in another way
 (`klamm.pipeline.history.folder`), whose result is the same.

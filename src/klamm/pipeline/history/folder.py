@@ -70,7 +70,7 @@ class HistoryFolder:
         shards: int,
         min_isr: Mapping[str, int] | None = None,
     ) -> None:
-        """Open the folder, or make it; `shards` counts only if it is made.
+        """Open the folder, or make it with this number of shards.
 
         `min_isr` has topics whose setting is not Kafka's default. If they are others than before,
         the tables are made again from the records that they hold.
@@ -153,7 +153,7 @@ class HistoryFolder:
         return self._publish(plan, run_shards(self._spark, plan))
 
     def _publish(self, plan: FoldPlan, told: Sequence[Row]) -> ReportFacts:
-        """Write what needs all shards, and then the manifest."""
+        """Write the tables that need all shards, and then the manifest."""
         manifest = self.manifest
         cluster, topics = told[0], told[1:]
         balance = summary.LeaderBalance()
@@ -247,13 +247,13 @@ class HistoryFolder:
         path.replace(orjson.dumps(source))
 
     def _start_over(self) -> None:
-        """The spools are others than before, so that what was made of those is not of these."""
+        """Delete the tables, because they were made from other spools."""
         for name in (*TABLES, STATE):
             for file in (self._out / name).names():
                 (self._out / name).delete(file)
 
     def _remove_unknown(self) -> None:
-        """Remove sealed files of a refresh that did not come to its end."""
+        """Remove sealed files of a refresh that did not complete."""
         last = sealed_name(self.manifest.generation + 1, 0)[: len("part-000000")]
         for table in TABLES:
             if table != "quarantine":
@@ -417,7 +417,7 @@ def _fold_shards(plan: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 
 
 def record_keys(records: pa.Table) -> dict[RecordKey, int]:
-    """The names of records, and of how many parts their events are."""
+    """The keys of records, with the number of parts of their events."""
     names = ("controller_epoch", "seq", "part", "parts")
     columns = (records.column(name).to_pylist() for name in names)
     return {(epoch, seq, part): parts for epoch, seq, part, parts in zip(*columns, strict=True)}

@@ -45,7 +45,7 @@ def distinct(records: DataFrame) -> DataFrame:
 
 
 def read_spools(spark: SparkSession, directories: Sequence[Path]) -> DataFrame:
-    """Everything that spools hold; if that is much, Spark's workers read it and must see the files.
+    """The records of spools; Spark's workers read large ones and must see their files.
 
     A file that a crash tore is read up to there. One that is no history is left out.
     """

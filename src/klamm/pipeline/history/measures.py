@@ -1,4 +1,4 @@
-"""Numbers about a history: how fast, how often, how evenly."""
+"""Measures of a history: latencies, churn, flapping brokers, balance of leaders."""
 
 from typing import Final
 
@@ -15,8 +15,8 @@ def latencies(events: DataFrame, unavailability: DataFrame, terms: DataFrame) ->
     """Percentiles in seconds: of each phase of each kind of `event`, of `failover`, of `takeover`.
 
     `failover` is from a leader lost to its successor announced: `total`, and its parts `noticing`
-    and `electing`. `takeover` is the failover of the controller. Durations are rounded up to
-    three digits.
+    and `electing`. `takeover` is the failover of the controller. Durations have
+    three digits: each counts as the longest that shares its first three.
     """
     stacked = ", ".join(f"'{name.removesuffix('_us')}', {name}" for name in PHASES)
     of_events = events.select(

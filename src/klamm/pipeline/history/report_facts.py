@@ -32,7 +32,7 @@ _FAILURES: Final = ("failed", "unseen", "bounced")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a history comes from: what is kept of it with the folder, and what the page says."""
+    """The source of a history: as the folder stores it, and as the page shows it."""
 
     claim: Mapping[str, Any]
     address: str

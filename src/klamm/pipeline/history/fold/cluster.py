@@ -59,7 +59,7 @@ class ClusterHistory:
         }
 
     def apply(self, parts: Sequence[Row]) -> None:
-        """One event, of which there are these parts, in order."""
+        """Apply one event, whose parts come in order."""
         header = parts[0]
         at = header["at"]
         self.counts["events"] += 1
@@ -100,7 +100,7 @@ class ClusterHistory:
         return self.sessions_shown + self.open_rows()["broker_sessions"]
 
     def open_rows(self) -> dict[str, list[Row]]:
-        """Rows of what is not over, and of what is counted, as of now."""
+        """Rows of open intervals, and of counts, as of now."""
         return {
             "controller_terms": [] if self.term is None else [_term_row(self.term, None)],
             "broker_sessions": [_session_row(each, None) for each in self.sessions.values()],
@@ -213,7 +213,7 @@ class ClusterHistory:
 
 
 def _term_row(term: Row, next_from: int | None) -> Row:
-    """A term that did not say that it ended lasts until the next."""
+    """A row of a term; one whose end was not recorded lasts until the next."""
     until = next_from if term["ended_at"] is None else term["ended_at"]
     end = "ended" if term["ended_at"] is not None else None if next_from is None else "replaced"
     return {

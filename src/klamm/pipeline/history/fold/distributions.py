@@ -16,7 +16,7 @@ _BUCKETS_MAX: Final = 120
 
 
 class Durations:
-    """Counts of durations in microseconds, and of each bucket the longest that is in it."""
+    """Counts of durations in microseconds, with the longest duration of each bucket."""
 
     def __init__(self, buckets: Mapping[str, Iterable[int]] | None = None) -> None:
         self._buckets = {int(key): tuple(entry) for key, entry in (buckets or {}).items()}
@@ -26,7 +26,7 @@ class Durations:
         self._put(_rounded(micros), count, micros)
 
     def merge(self, other: "Durations") -> None:
-        """Count all that another has counted."""
+        """Add the counts of another."""
         for key, (count, longest) in other._buckets.items():
             self._put(key, count, longest)
 
@@ -92,7 +92,7 @@ class TimeSeries:
         self._fit()
 
     def widen(self, width_us: int) -> None:
-        """Join buckets until they are so wide."""
+        """Join buckets until they have this width."""
         while self.width_us < width_us:
             values, self._values = self._values, {}
             self.width_us *= 2

@@ -1,4 +1,4 @@
-"""What a folder of tables knows of itself: which records are in it, and which files hold what.
+"""The manifest of a folder of tables: the records that are in it, and its files.
 
 The manifest is written last, as a whole. Files that it does not know are of a refresh that did not
 come to its end; the next one writes them again.
@@ -26,7 +26,7 @@ class Sealed:
     partial: dict[int, dict[int, list[int]]] = field(default_factory=dict)
 
     def has(self, epoch: int, seq: int, part: int) -> bool:
-        """Whether a record is in it."""
+        """Whether a record is final."""
         parts = self.partial.get(epoch, {}).get(seq)
         if parts is not None:
             return part in parts

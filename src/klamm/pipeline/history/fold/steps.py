@@ -9,7 +9,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(slots=True)
 class Header:
-    """What the rows of an event have in common."""
+    """The columns that all rows of an event share."""
 
     at: int
     arrived_at: int

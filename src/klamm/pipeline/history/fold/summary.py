@@ -1,4 +1,4 @@
-"""What a shard tells of its state, and the tables that are made of all shards' summaries.
+"""The summary of a shard's state, and the tables that are made from all summaries.
 
 A summary is bounded: sums for each broker, distributions, the changes of leaders within the tail,
 and the few topics and partitions that a page shows.
@@ -31,7 +31,7 @@ UNDER_MIN_ISR_SHOWN: Final = 10
 
 
 def of_cluster(state: ClusterHistory) -> Row:
-    """What the page shows of the cluster, and the durations of events."""
+    """The summary of the cluster for the page, with the durations of events."""
     return {
         "counts": state.counts,
         "gaps": state.gaps_shown,
@@ -49,7 +49,7 @@ def leader_changes(state: TopicShard) -> list[LeaderChange]:
 
 
 def of_topics(state: TopicShard) -> Row:
-    """What the page and the tables of all need to know of some topics."""
+    """The summary of some topics, for the page and for the tables about all topics."""
     until = state.history_until
     partitions = list(state.all_partitions())
     by_broker = {broker: asdict(each) | {"still": 0} for broker, each in state.by_broker.items()}
@@ -108,7 +108,7 @@ def _add_open_loss(by_broker: dict[int, Row], partition: PartitionHistory, until
 
 
 def _badness(partition: PartitionHistory) -> tuple[bool, int, int]:
-    """Without a leader now; longest without one; most changes of leader."""
+    """Sort key: without a leader now, then the longest time without one, then changes of leader."""
     changes = 0 if partition.churn is None else partition.churn["changes"]
     return partition.lost is not None, partition.outage_us, changes
 

@@ -43,7 +43,7 @@ _IN_MICROS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """What all tasks of a refresh need to know; it travels as JSON."""
+    """The input that all tasks of a refresh share; it is sent as JSON."""
 
     out: str
     #: Shards of topics; the cluster's is one more.
@@ -256,7 +256,7 @@ def read_records(content: bytes) -> pa.Table:
 
 
 def _read_inputs(plan: FoldPlan) -> pa.Table:
-    """The tail and what came now, in order, without duplicates."""
+    """The records of the tail and the new ones, in order, without duplicates."""
     tables = [SCHEMA.empty_table()]
     for name in plan.inputs:
         content = (plan.folder / STATE / name).read()
@@ -279,7 +279,7 @@ def in_order(records: pa.Table) -> pa.Table:
 
 
 def route(records: pa.Table, shard: int, shards: int) -> pa.Table:
-    """What records say about the topics of a shard; those without are left out, terms are not."""
+    """Records reduced to the topics of a shard; of the others only terms are kept."""
     columns = {
         name: _of_shard(records.column(name), shard, shards)
         for name in ("decisions", "moves", "topic_changes")

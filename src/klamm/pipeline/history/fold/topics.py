@@ -24,7 +24,7 @@ from klamm.history.records import (
     UNCLEAN,
 )
 from klamm.pipeline.history.fold.distributions import Durations, TimeSeries
-from klamm.pipeline.history.fold.moves import PartitionMoves
+from klamm.pipeline.history.fold.reassignments import PartitionReassignments
 from klamm.pipeline.history.fold.steps import Header, decision_row, step_row
 
 Row: TypeAlias = dict[str, Any]
@@ -36,7 +36,7 @@ FAILOVER_MEASURES: Final = ("total", "noticing", "electing")
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """The state of a partition: what is open, and what was counted."""
+    """The state of a partition: open intervals, and counts."""
 
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class PartitionHistory:
     min_isr: int = 1
     unders: int = 0
     under_us: int = 0
-    moves: PartitionMoves = field(default_factory=PartitionMoves)
+    moves: PartitionReassignments = field(default_factory=PartitionReassignments)
     churn: Row | None = None
     leaders: list[int] = field(default_factory=list)
     lost_leaders: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class PartitionHistory:
         lack = state["lack"]
         return cls(
             **{each: state[each] for each in _PLAIN},
-            moves=PartitionMoves(**state["moves"]),
+            moves=PartitionReassignments(**state["moves"]),
             lack=None if lack is None else TimeSeries(**lack),
         )
 
@@ -158,7 +158,7 @@ class TopicShard:
         }
 
     def apply(self, parts: Sequence[Row]) -> None:
-        """One event, of which there are these parts, in order."""
+        """Apply one event, whose parts come in order."""
         header = Header.of(parts[0])
         if header.term == "began":
             self._announced_all(header)
@@ -191,7 +191,7 @@ class TopicShard:
             self._last_ended = header.controller_epoch
 
     def open_rows(self) -> dict[str, list[Row]]:
-        """Rows of what is not over, and of what is counted, as of now."""
+        """Rows of open intervals, and of counts, as of now."""
         rows: dict[str, list[Row]] = {name: [] for name in _WITH_OPEN_ROWS}
         rows["availability_by_topic"] = [
             self._availability(each) for each in self.topics.values() if each.partitions
@@ -293,7 +293,7 @@ class TopicShard:
             count_move(self.moves, row)
 
     def _step(self, partition: PartitionHistory, row: Row) -> None:
-        """The partition is something else from here on."""
+        """Begin the next row of the partition's timeline."""
         topic = self._topic(partition.topic)
         is_first = partition.previous_from is None
         if partition.step is not None:
@@ -521,7 +521,7 @@ _NEW_LIFE: Final[Row] = {
 
 
 def missing_replicas(step: Row) -> int:
-    """How many replicas of a partition were not in sync; none counts while it is deleted."""
+    """The number of replicas that are not in sync; 0 while the partition is being deleted."""
     if step["state"] == "deleting":
         return 0
     in_sync = len(step["isr"]) if step["leader"] >= 0 else 0
@@ -529,12 +529,12 @@ def missing_replicas(step: Row) -> int:
 
 
 def seconds(start: int | None, end: int | None) -> float | None:
-    """The time between, or None if one of them is unknown."""
+    """The seconds between two times, or None if one of them is unknown."""
     return None if start is None or end is None else (end - start) / 1e6
 
 
 def count_move(counts: dict[str, list[float]], row: Row) -> None:
-    """Count a move with its outcome; an empty name stands for one that goes on."""
+    """Count a reassignment by its outcome; an empty outcome means that it goes on."""
     count, longest = counts.get(row["outcome"] or "", (0, 0.0))
     counts[row["outcome"] or ""] = [count + 1, max(longest, row["seconds"] or 0.0)]
 
@@ -583,7 +583,7 @@ def _count_election(partition: PartitionHistory, row: Row) -> None:
 
 
 def _remember(ids: list[int], id: int) -> bool:
-    """Add an id; whether it is new."""
+    """Add an id; return whether it is new."""
     is_new = id not in ids
     if is_new:
         ids.append(id)

@@ -10,7 +10,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(slots=True)
-class PartitionMoves:
+class PartitionReassignments:
     """The last reassignment of a partition: it may get more phases until the next one begins."""
 
     move: Row | None = None
@@ -20,10 +20,10 @@ class PartitionMoves:
     def apply(
         self, at: int, epoch: int, seq: int, moves: Sequence[Row], milestones: Sequence[str]
     ) -> Iterator[Row]:
-        """What an event says about the partition's move; gives the moves that are replaced by it.
+        """Apply an event to the partition's reassignment; yield the reassignments that it replaces.
 
-        A move is noted at the end of its event, whose decisions (the milestones) come after a
-        beginning but before an ending.
+        A reassignment is noted at the end of its event, whose decisions (the milestones) come after
+        a beginning but before an ending.
         """
         entries: list[tuple[int, str, Row | None]] = [
             (2 if move["phase"] in MOVE_ENDINGS else 0, move["phase"], move) for move in moves
@@ -67,7 +67,7 @@ class PartitionMoves:
             move["next_term"] = at
 
     def open_row(self) -> Row | None:
-        """The last move as far as it is known; None if there was none."""
+        """The last reassignment as far as it is known; None if there was none."""
         return None if self.move is None else _row(self.move, next_from=None)
 
 
