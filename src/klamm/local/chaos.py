@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from klamm.client.topics import PartitionDescription
@@ -107,12 +106,7 @@ class Chaos:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __str__(self) -> str:
