@@ -199,7 +199,7 @@ def test_an_answer_to_another_request_is_refused():
     header = RequestHeader(ApiKey.HEARTBEAT, 3, 5, "")
     answer = encode_response(header, {})
     assert decode_response(header, answer[4:]).error_code == 0
-    with pytest.raises(RemoteProtocolError, match="answer 5 came where 6 was awaited"):
+    with pytest.raises(RemoteProtocolError, match="response 5 came where 6 was awaited"):
         decode_response(header._replace(correlation_id=6), answer[4:])
 
 
