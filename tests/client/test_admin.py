@@ -275,3 +275,12 @@ def test_a_broker_that_others_take_for_dead_is_asked_last():
             told[0] = everybody
             assert len(admin.metadata([]).brokers) == 2
             assert not admin.ask_second()
+
+
+def test_a_second_broker_that_cannot_answer_has_no_opinion():
+    with scripted({}, {}) as (first, second):
+        del second.versions[ApiKey.METADATA]
+        with Admin(first.address) as admin:
+            admin.metadata([])
+            assert not admin.ask_second()
+            assert len(admin.metadata([]).brokers) == 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from klamm.client.errors import check, error_codes
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
-from klamm.errors import ConfigError, UnavailableError
+from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.net.blocking import BlockingConnection, ResponseDecoder
 from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
@@ -161,7 +161,7 @@ class Admin:
             self._second = self._other_second(others)
         try:
             answer = self._second.send(ApiKey.METADATA, _metadata_request([]), _SECOND_PATIENCE_S)
-        except UnavailableError:
+        except KlammError:  # it does not answer, or not this question: it has no opinion
             self._second = self._other_second(others)
             return False
         live = frozenset((each.host, each.port) for each in answer.brokers)
