@@ -179,6 +179,23 @@ def test_old_versions_can_be_deleted(place):
     table.expire(0)
     assert ids(place) == [2]
     assert open_table(place.target(), place.catalog).last_batch == 2
+    left = [each for each in place.folder.rglob("*.parquet") if "_delta_log" not in each.parts]
+    assert len(left) == len(table.files()) == 1
+
+
+def test_files_that_a_kept_version_of_an_iceberg_table_has_stay(tmp_path):
+    place = Place("iceberg", tmp_path)
+    table = made(place)
+    table.commit(Commit(written(table, 1), batch=0))
+    table.commit(Commit(written(table, 2), batch=1))  # has the first file as well
+    table.commit(Commit(written(table, 3), table.files()[:1], batch=2))
+    table.expire(3600)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
+    assert len(ids(place)) == 2
+    table.expire(0)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+    assert len(ids(place)) == 2
+    assert len(list(tmp_path.rglob("snap-*.avro"))) == 1
 
 
 def test_a_folder_that_is_somebody_elses_is_refused(tmp_path, place):

@@ -4,8 +4,9 @@ The number of the batch is a property of the table that changes in the same tran
 files, and a property of the snapshot, for people.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table import TableProperties
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from klamm.errors import ConfigError
@@ -147,9 +149,37 @@ class IcebergFiles:
         import datetime
 
         limit = datetime.datetime.now() - datetime.timedelta(seconds=older_than_s)
+        before = self._table.metadata.snapshots
         with self._table.maintenance.expire_snapshots() as expired:
             expired.older_than(limit)
         self._table.refresh()
+        kept = self._table.metadata.snapshots
+        ids = {each.snapshot_id for each in kept}
+        gone = [each for each in before if each.snapshot_id not in ids]
+        if gone:
+            # Readers of a version that is kept never look at these.
+            for path in sorted(self._referred(gone) - self._referred(kept)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._table.io.delete(path)
+
+    def _referred(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """The files that snapshots consist of: lists of manifests, manifests, and data files."""
+        io = self._table.io
+        lists = {each.manifest_list for each in snapshots}
+        manifests = {
+            manifest.manifest_path: manifest
+            for each in snapshots
+            for manifest in each.manifests(io)
+        }
+        # A file that another writer has put below another folder is left to that writer.
+        own = f"{self._folder}/"
+        data = {
+            entry.data_file.file_path
+            for manifest in manifests.values()
+            for entry in manifest.fetch_manifest_entry(io)
+            if locate(entry.data_file.file_path).uri.startswith(own)
+        }
+        return lists | set(manifests) | data
 
     @property
     def _name(self) -> str:
