@@ -51,7 +51,7 @@ def put_in(folder: HistoryFolder, records: pa.Table) -> float:
     """The seconds that taking in these records takes."""
     start = time.perf_counter()
     name = f"incoming-{folder.next_serial:08d}-00000.arrows"
-    write_records(Location(folder.uri) / STATE / name, records)
+    write_records(folder.place / STATE / name, records)
     folder.refresh([name], keys_of(records))
     return time.perf_counter() - start
 

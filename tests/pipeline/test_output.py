@@ -1,15 +1,19 @@
 """Results in the file system that Spark was told: here a mount of Hadoop's over a local folder."""
 
+import os
+import pickle
 import uuid
 from pathlib import Path
 
 import pytest
 
 from klamm.errors import ConfigError
-from klamm.pipeline.output import output_folder
+from klamm.pipeline.ingest.location import Location
+from klamm.pipeline.output import object_store_settings, output_folder
 from klamm.pipeline.snapshot.snapshot import write_snapshot
 from tests.pipeline.whatif.test_frames import make_snapshot
 from tests.support.command_line import run_here
+from tests.support.object_storage import object_storage
 
 
 @pytest.fixture
@@ -94,3 +98,34 @@ def test_commands_put_tables_and_pages_there(spark, mounted: tuple[str, Path]):
     assert found == {
         *("plan.json", "waves", "summary.json", "summary.html", "explore", "explore.html"),
     }
+
+
+def test_arrow_reaches_the_object_store_that_spark_was_told(spark, monkeypatch):
+    with object_storage() as bucket:
+        told = {
+            "fs.s3a.endpoint": os.environ["AWS_ENDPOINT_URL"],
+            "fs.s3a.endpoint.region": "us-east-1",
+            "fs.s3a.access.key": "another",
+            "fs.s3a.bucket.lake.access.key": "user",
+            "fs.s3a.secret.key": "secret",
+        }
+        for name in [each for each in os.environ if each.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in told.items():
+            spark.conf.set(name, value)
+        try:
+            settings = object_store_settings(spark, bucket)
+        finally:
+            for name in told:
+                spark.conf.unset(name)
+        assert dict(settings)["access_key"] == "user"
+        place = Location(f"{bucket}/out", settings) / "file"
+        place.replace(b"content")
+        assert place.read() == b"content"
+        assert pickle.loads(pickle.dumps(place)) == place
+        assert "secret" not in repr(place)
+        monkeypatch.undo()
+
+
+def test_other_places_need_no_settings(spark):
+    assert object_store_settings(spark, "out") == ()

@@ -14,8 +14,9 @@ from klamm.cli.options import (
     CommandConfig,
     properties_of,
     require_extra,
+    settings,
 )
-from klamm.cli.pipeline import Master
+from klamm.cli.pipeline import Conf, Master
 from klamm.cli.render import say, show_json, stdout, table
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import KlammError
@@ -57,6 +58,7 @@ def history(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
     master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Make tables and a report from the history of the controllers.
 
@@ -74,10 +76,11 @@ def history(
 
     spools = [*(spool or ()), *(more_spools or ())]
     properties = properties_of(command_config)
+    spark_settings = settings(conf, "--conf")
     source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic, properties)
     source.check()
     # Spark plans and schedules here; the work is in its Python workers, not in generated code.
-    with spark_session(master, progress=False, little=True) as spark:
+    with spark_session(master, settings=spark_settings, progress=False, little=True) as spark:
         min_isr = None if snapshot is None else _min_isr(spark, snapshot)
         try:
             facts = source.update(

@@ -22,6 +22,8 @@ from klamm.errors import ConfigError
 
 #: One call of the JVM carries this many bytes of a file.
 _PORTION_BYTES: Final = 1 << 20
+#: The endpoint that stands for no other.
+_S3_ITSELF: Final = "s3.amazonaws.com"
 #: Stores in which a file appears when it is complete, and a rename is a copy.
 _OBJECT_STORES: Final = frozenset({"s3a", "s3", "gs", "oss"})
 
@@ -172,6 +174,41 @@ def _check_shared(spark: SparkSession, folder: OutputFolder, text: str) -> None:
             f"{spark.sparkContext.master} do not see: name a folder that all of them share, such "
             "as s3a://BUCKET/FOLDER or hdfs://HOST/FOLDER."
         )
+
+
+def object_store_settings(spark: SparkSession, uri: str) -> tuple[tuple[str, str | bool], ...]:
+    """What Spark was told of S3 (`fs.s3a.*`), in the words of Arrow's client.
+
+    What is set for the bucket (`fs.s3a.bucket.NAME.*`) goes before what is set for all.
+    What Spark was not told is left to the environment, as Hadoop leaves it.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme not in ("s3", "s3a"):
+        return ()
+    bucket = rest.partition("/")[0]
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+
+    def told(name: str) -> str | None:
+        found = hadoop.get(f"fs.s3a.bucket.{bucket}.{name}") or hadoop.get(f"fs.s3a.{name}")
+        return str(found).strip() or None if found is not None else None
+
+    settings: dict[str, str | bool | None] = {
+        "access_key": told("access.key"),
+        "secret_key": told("secret.key"),
+        "session_token": told("session.token"),
+        "region": told("endpoint.region"),
+    }
+    endpoint = told("endpoint")
+    if endpoint is not None and endpoint != _S3_ITSELF:
+        protocol, _, host = endpoint.rpartition("://")
+        is_plain = (told("connection.ssl.enabled") or "true").lower() == "false"
+        settings |= {
+            "endpoint_override": host.rstrip("/"),
+            "scheme": protocol or ("http" if is_plain else "https"),
+        }
+    if (told("aws.credentials.provider") or "").endswith("AnonymousAWSCredentialsProvider"):
+        settings["anonymous"] = True
+    return tuple((name, value) for name, value in settings.items() if value is not None)
 
 
 @contextmanager

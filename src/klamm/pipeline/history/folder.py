@@ -96,13 +96,14 @@ class HistoryFolder:
             self._revert(0)
 
     @property
-    def uri(self) -> str:
+    def place(self) -> Location:
         """Where the folder is."""
-        return self._out.uri
+        return self._out
 
     def path(self, name: str) -> str:
         """The address of something in the folder, as Spark takes it."""
-        return str(self._out / name)
+        address = str(self._out / name)
+        return address.replace("s3://", "s3a://", 1) if address.startswith("s3://") else address
 
     @property
     def next_serial(self) -> int:
@@ -149,6 +150,7 @@ class HistoryFolder:
             history_from=manifest.history_from or 0,
             history_until=manifest.history_until or 0,
             min_isr=manifest.min_isr,
+            store=self._out.store,
         )
         return self._publish(plan, run_shards(self._spark, plan))
 

@@ -7,7 +7,7 @@ that the folder's manifest has. What is no history is put in the table `quaranti
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -31,7 +31,7 @@ from klamm.pipeline.history.folder import KEYS, HistoryFolder, keys_of
 from klamm.pipeline.history.input import check_spools, messages_of_topic, wrong_with
 from klamm.pipeline.history.report_facts import Origin, ReportFacts
 from klamm.pipeline.ingest.location import Location, locate
-from klamm.pipeline.output import output_folder
+from klamm.pipeline.output import object_store_settings, output_folder
 from klamm.pipeline.session import are_little
 from klamm.protocol.codes import ErrorCode
 
@@ -72,6 +72,7 @@ def open_folder(
 ) -> HistoryFolder:
     """The folder that a user named, in the file system that Spark would write it to."""
     place = locate(str(output_folder(spark, str(out))).replace("file:/", "/", 1))
+    place = replace(place, store=object_store_settings(spark, place.uri))
     return HistoryFolder(spark, place, origin, shards=shards, min_isr=min_isr)
 
 
@@ -260,7 +261,7 @@ class TakenIn:
 
 def _take_in_messages(folder: HistoryFolder, messages: DataFrame, batch: int) -> ReportFacts | None:
     serial = folder.next_serial
-    task = partial(_put_aside_messages, folder.uri, folder.manifest.cluster_id, serial, batch)
+    task = partial(_put_aside_messages, folder.place, folder.manifest.cluster_id, serial, batch)
     rows = messages.mapInArrow(task, _TAKEN_IN_DDL).toArrow().cast(_TAKEN_IN)
     taken = TakenIn.of(rows)
     folder.manifest.quarantined += taken.quarantined
@@ -268,7 +269,11 @@ def _take_in_messages(folder: HistoryFolder, messages: DataFrame, batch: int) ->
 
 
 def _put_aside_messages(
-    out: str, cluster_id: str | None, serial: int, batch: int, messages: Iterable[pa.RecordBatch]
+    folder: Location,
+    cluster_id: str | None,
+    serial: int,
+    batch: int,
+    messages: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """In a task: write records and what is none to files, and say which."""
     context = TaskContext.get()
@@ -287,7 +292,6 @@ def _put_aside_messages(
                 foreign.append(
                     row | {"reason": str(error), "bytes": content, "cluster_id": cluster_id}
                 )
-    folder = Location(out)
     if foreign:
         name = f"part-{batch:010d}-{number:05d}.parquet"
         write_rows(folder, "quarantine", name, QUARANTINE, foreign)
@@ -338,7 +342,7 @@ def _portions(
 def _read_portion(
     spark: SparkSession, folder: HistoryFolder, files: Sequence[tuple[str, int]]
 ) -> TakenIn:
-    task = partial(_put_aside_files, folder.uri, folder.manifest.cluster_id, folder.next_serial)
+    task = partial(_put_aside_files, folder.place, folder.manifest.cluster_id, folder.next_serial)
     numbered = [(number, *each) for number, each in enumerate(files)]
     if are_little([Path(path) for path, _ in files]):
         # Small spools are read here: starting a worker would take longer.
@@ -351,10 +355,9 @@ def _read_portion(
 
 
 def _put_aside_files(
-    out: str, cluster_id: str | None, serial: int, files: Iterable[pa.RecordBatch]
+    folder: Location, cluster_id: str | None, serial: int, files: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write the records of spool files to files of the folder, and say which."""
-    folder = Location(out)
     for some in files:
         for file in some.to_pylist():
             path, position = Path(file["path"]), file["offset"]

@@ -3,7 +3,8 @@
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ class Location:
     """A folder; it travels to tasks as text and opens its file system where it is used."""
 
     uri: str
+    #: What the client of an object store is told; without it, the environment counts.
+    store: tuple[tuple[str, str | bool], ...] = field(default=(), repr=False)
 
     @property
     def is_local(self) -> bool:
@@ -28,13 +31,13 @@ class Location:
             return fs.LocalFileSystem(), self.uri
         try:
             if self.uri.startswith("s3://"):
-                return _s3(), self.uri.removeprefix("s3://").rstrip("/")
+                return _s3(dict(self.store)), self.uri.removeprefix("s3://").rstrip("/")
             return fs.FileSystem.from_uri(self.uri)  # type: ignore[no-any-return]
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{self.uri} cannot be opened: {error}") from None
 
     def __truediv__(self, name: str) -> "Location":
-        return Location(f"{self.uri.rstrip('/')}/{name}")
+        return Location(f"{self.uri.rstrip('/')}/{name}", self.store)
 
     def names(self) -> list[str]:
         """The names of the files of the folder; none if there is no such folder."""
@@ -146,12 +149,12 @@ def s3_endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def _s3() -> fs.FileSystem:
+def _s3(told: Mapping[str, str | bool]) -> fs.FileSystem:
     endpoint = s3_endpoint()
-    if endpoint is None:
-        return fs.S3FileSystem()
+    if "endpoint_override" in told or endpoint is None:
+        return fs.S3FileSystem(**told)
     scheme, _, host = endpoint.rpartition("://")
-    return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=scheme or "https")
+    return fs.S3FileSystem(**told, endpoint_override=host.rstrip("/"), scheme=scheme or "https")
 
 
 def locate(text: str) -> Location:

@@ -57,7 +57,7 @@ def records_of(cluster: Cluster) -> pa.Table:
 
 def put_in(folder: HistoryFolder, records: pa.Table) -> None:
     name = f"incoming-{folder.next_serial:08d}-00000.arrows"
-    write_records(Location(folder.uri) / STATE / name, records)
+    write_records(folder.place / STATE / name, records)
     folder.refresh([name], keys_of(records))
 
 

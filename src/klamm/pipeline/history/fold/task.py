@@ -62,6 +62,8 @@ class FoldPlan:
     history_from: int
     history_until: int
     min_isr: Mapping[str, int] = field(default_factory=dict)
+    #: What the client of an object store is told.
+    store: tuple[tuple[str, str | bool], ...] = field(default=(), repr=False)
 
     def to_json(self) -> bytes:
         return orjson.dumps(self)
@@ -74,6 +76,7 @@ class FoldPlan:
             **values
             | {
                 "inputs": tuple(values["inputs"]),
+                "store": tuple((name, value) for name, value in values["store"]),
                 "base": None if base is None else tuple(base),
                 "seal_until": None if until is None else tuple(until),
             }
@@ -85,7 +88,7 @@ class FoldPlan:
 
     @property
     def folder(self) -> Location:
-        return Location(self.out)
+        return Location(self.out, self.store)
 
 
 def shard_of(topic: str, shards: int) -> int:
