@@ -69,6 +69,13 @@ export function useMap() {
   return state;
 }
 
+// The newest events from which something came, and the newest others: with a hundred brokers, their responses to one
+// decision would push it off the page.
+function newest(events) {
+  const kept = new Set([true, false].flatMap((tells) => events.filter((event) => event.tells === tells).slice(-SHOWN)));
+  return events.filter((event) => kept.has(event));
+}
+
 // The newest decisions; a burst is drawn once, not once for each.
 export function useDecisions() {
   const [events, setEvents] = useState([]);
@@ -78,16 +85,16 @@ export function useDecisions() {
     let timer = 0;
     const flush = () => {
       timer = 0;
-      const fresh = waiting.slice(-SHOWN);
+      const fresh = waiting;
       waiting = [];
       setEvents((last) => {
         const known = new Set(last.map((event) => event.id));
-        return [...last, ...fresh.filter((event) => !known.has(event.id))].slice(-SHOWN);
+        return newest([...last, ...fresh.filter((event) => !known.has(event.id))]);
       });
     };
     source.onmessage = (message) => {
       waiting.push(JSON.parse(message.data));
-      if (waiting.length > 4 * SHOWN) waiting = waiting.slice(-SHOWN);
+      if (waiting.length > 8 * SHOWN) waiting = newest(waiting);
       if (!timer) timer = setTimeout(flush, 60);
     };
     return () => {
