@@ -248,6 +248,57 @@ def test_a_server_that_is_no_broker_is_not_believed():
         thread.join()
 
 
+def created(code: ErrorCode) -> dict[str, Any]:
+    result = {"topic_id": None, "num_partitions": 2, "replication_factor": 1, "configs": []}
+    return {"topics": [{"name": "t", "error_code": code, "error_message": None, **result}]}
+
+
+def test_a_topic_that_a_dying_controller_created_is_not_refused_by_the_next():
+    attempts: list[Any] = []
+
+    def create(body: Any) -> dict[str, Any]:
+        attempts.append(body)
+        if len(attempts) == 1:
+            raise ConnectionError("the controller dies")
+        return created(ErrorCode.TOPIC_ALREADY_EXISTS)
+
+    def metadata(_: Any) -> dict[str, Any]:
+        partition = {
+            "error_code": 0,
+            "leader_id": 1,
+            "leader_epoch": 0,
+            "replica_nodes": [1],
+            "isr_nodes": [1],
+            "offline_replicas": [],
+        }
+        topic = {
+            "error_code": 0,
+            "name": "t",
+            "topic_id": None,
+            "is_internal": False,
+            "topic_authorized_operations": 0,
+            "partitions": [{"partition_index": n, **partition} for n in range(3)],
+        }
+        return metadata_of(brokers) | {"topics": [topic]}
+
+    with (
+        scripted({ApiKey.CREATE_TOPICS: create, ApiKey.METADATA: metadata}) as brokers,
+        Admin(brokers[0].address) as admin,
+    ):
+        assert topics.create(admin, topics.NewTopic("t", -1, 1)) == 3
+    assert len(attempts) == 2
+
+
+def test_a_topic_that_was_there_before_is_refused():
+    script = {ApiKey.CREATE_TOPICS: lambda _: created(ErrorCode.TOPIC_ALREADY_EXISTS)}
+    with (
+        scripted(script) as brokers,
+        Admin(brokers[0].address) as admin,
+        pytest.raises(KafkaError, match="TOPIC_ALREADY_EXISTS"),
+    ):
+        topics.create(admin, topics.NewTopic("t", 1, 1))
+
+
 @pytest.mark.parametrize("text", ["localhost", "localhost:", ":9092", "a:b", "a:70000", ""])
 def test_an_address_has_a_host_and_a_port(text: str):
     with pytest.raises(ConfigError, match="expected is HOST:PORT"):

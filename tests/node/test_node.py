@@ -34,6 +34,27 @@ def test_a_broker_registers_itself(cluster: RealCluster) -> None:
 
 
 @pytest.mark.rule("LIFE-3", "LIFE-5", "LIFE-8")
+def test_a_registration_that_was_removed_by_hand_comes_back_with_a_new_epoch(
+    cluster: RealCluster, topic: str
+) -> None:
+    cluster.create(topic, assignment=[[2, 3]])
+    path = "/brokers/ids/2"
+    _, before = cluster.zk.get(path)
+    for _ in range(2):
+        _, removed = cluster.zk.get(path)
+        cluster.zk.delete(path)
+        wait_until(
+            lambda removed=removed: (
+                (stat := cluster.zk.exists(path)) and stat.czxid > removed.czxid
+            ),
+            "broker 2 registers again",
+        )
+    _, after = cluster.zk.get(path)
+    assert after.owner_session_id == before.owner_session_id, "its session was not lost"
+    cluster.wait_isr(topic, {2, 3})
+    cluster.produce(topic, [b"after"], acks="all")
+
+
 def test_a_second_broker_with_the_same_id_address_or_directory_fails(
     cluster: RealCluster, tmp_path: Path
 ) -> None:

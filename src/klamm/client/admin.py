@@ -197,14 +197,20 @@ class Admin:
 
         return self.retry(attempt, "No broker")
 
-    def ask_controller(self, api: ApiKey, values: Values) -> Any:
-        """Send a request to the controller; follow the role when it moves."""
+    def ask_controller(
+        self, api: ApiKey, values: Values, *, done_before: ErrorCode | None = None
+    ) -> Any:
+        """Send a request to the controller; follow the role when it moves.
+
+        A controller may die after it did what was asked and before it said so. `done_before` is
+        the error that the next one answers with then; in that case the result is None.
+        """
 
         def controller() -> LiveBroker:
             answer = self.metadata([])
             return self._broker(answer.controller_id, "controller")
 
-        return self._ask_until_right(controller, api, values)
+        return self._ask_until_right(controller, api, values, done_before)
 
     def ask_coordinator(self, group: str, api: ApiKey, values: Values) -> Any:
         """Send a request to the coordinator of a group; follow the role when it moves."""
@@ -279,12 +285,26 @@ class Admin:
                 self.metadata([])  # raises if no broker answers at all
             time.sleep(_PAUSE_S)
 
-    def _ask_until_right(self, find: Callable[[], LiveBroker], api: ApiKey, values: Values) -> Any:
+    def _ask_until_right(
+        self,
+        find: Callable[[], LiveBroker],
+        api: ApiKey,
+        values: Values,
+        done_before: ErrorCode | None = None,
+    ) -> Any:
         deadline = time.monotonic() + self.timeout_s
+        is_response_lost = False
 
         def attempt() -> Any:
+            nonlocal is_response_lost
             broker = find()
-            answer = self._send_while_right(broker, find, api, values)
+            try:
+                answer = self._send_while_right(broker, find, api, values)
+            except UnavailableError:
+                is_response_lost = True
+                raise
+            if is_response_lost and done_before in error_codes(answer):
+                return None
             if time.monotonic() < deadline:
                 for code in error_codes(answer):
                     if code in _ASK_AGAIN:

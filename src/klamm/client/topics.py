@@ -149,7 +149,11 @@ def create(admin: Admin, topic: NewTopic) -> int:
             "timeout": admin.timeout_ms,
             "validate_only": False,
         },
+        done_before=ErrorCode.TOPIC_ALREADY_EXISTS,
     )
+    if answer is None:
+        (created,) = admin.metadata([topic.name]).topics
+        return len(created.partitions)
     for result in answer.topics:
         message = result.error_message
         if result.error_code == ErrorCode.INVALID_CONFIG:

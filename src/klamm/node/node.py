@@ -178,15 +178,23 @@ class Node:
 
     async def _register(self) -> None:
         """Register, adopt the epoch that comes with it, and let the candidate run."""
-        epoch = await registration.register(
-            self._store, self._registration, previous_session=self._previous_session
-        )
+        while True:
+            epoch = await registration.register(
+                self._store, self._registration, previous_session=self._previous_session
+            )
+            # The watch sees the registration being removed by hand while the session lives.
+            if await self._store.exists(self._registration_path, watch=True) is not None:
+                break
         self._identity.broker_epoch = epoch
         self._broker.registered()
         self._previous_session = self._store.session_id
         log.info("[BrokerServer id=%s] registered with epoch %s", self._identity.broker_id, epoch)
         if "controller" in self.config.klamm_roles:
             self._candidate.registered(epoch)
+
+    @property
+    def _registration_path(self) -> str:
+        return znodes.broker_path(self._identity.broker_id)
 
     # The session
 
@@ -199,9 +207,31 @@ class Node:
                 case WatchEvent(EventKind.CHILDREN, path) if self._broker.security.watches(path):
                     with contextlib.suppress(SessionLostError):
                         await self._broker.security.on_acl_changes(path)
+                case WatchEvent(_, path) if path == self._registration_path:
+                    await self._on_registration_change()
                 case SessionExpired(session_id) if session_id == self._store.session_id:
                     self._candidate.session_lost()
                     await self._start_new_session(self._identity.broker_epoch)
+
+    async def _on_registration_change(self) -> None:
+        """Register again if somebody has removed the registration: the session is still alive."""
+        async with self._registering:
+            try:
+                if self._is_stopping or await self._store.exists(
+                    self._registration_path, watch=True
+                ):
+                    return
+                log.warning("%s was removed; registering again", self._registration_path)
+                await self._register()
+            except SessionLostError:
+                pass  # The loss of the session leads to a new registration.
+            except ConfigError as error:
+                self._fail(error)
+
+    def _fail(self, error: ConfigError) -> None:
+        """Stop the node: a broker without a registration gets no partitions."""
+        self._failure = error
+        self._stopped.set()
 
     async def _on_candidate_session_lost(self, broker_epoch: int) -> None:
         """The candidate lost its session: the broker's counts as lost too, unless it is newer."""
@@ -224,9 +254,7 @@ class Node:
                 except SessionLostError:
                     continue
                 except ConfigError as error:
-                    # A broker without a registration gets no partitions, so the node stops.
-                    self._failure = error
-                    self._stopped.set()
+                    self._fail(error)
                 return
 
     # Configuration
