@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -53,6 +54,69 @@ def test_accepted_sockets_have_buffers_of_the_configured_size(runner):
 def test_a_size_of_minus_one_leaves_the_choice_to_the_operating_system():
     chosen = asyncio.run(buffers_of_an_accepted_socket(OS_DEFAULT_BUFFER, OS_DEFAULT_BUFFER))
     assert chosen != (2 * SIZE, SIZE)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_connection_needs_one_descriptor(runner):
+    async def scenario() -> None:
+        server = Server(
+            lambda connection, frame: (_ for _ in ()).throw(AssertionError("nothing is sent")),
+            frame_bytes_max=1000,
+            idle_max_s=0,
+            backlog=50,
+        )
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        before = descriptors()
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        async with asyncio.timeout(10):
+            while len(server.connections) < len(clients):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert descriptors() - before == 2 * len(clients), "both ends are in this process"
+            for client in clients:
+                client.close()
+            while server.connections or descriptors() > before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert descriptors() == before
+        await server.close()
+
+    runner(scenario())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
+    answer = bytes(20_000_000)
+    meter = RequestMeter("t")
+
+    def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
+        return [answer], meter, (0, len(frame), (), 0, 0, 0, 0)
+
+    async def scenario() -> None:
+        server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        before = descriptors()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(struct.pack(">i", 2) + b"go")
+        async with asyncio.timeout(60):
+            # A third descriptor is there while the answer waits for the client.
+            while descriptors() < before + 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert len(await reader.readexactly(len(answer))) == len(answer)
+            while descriptors() > before + 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            # Nobody reads the second answer.
+            writer.write(struct.pack(">i", 2) + b"go")
+            while descriptors() < before + 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            writer.transport.abort()
+            while server.connections or descriptors() > before:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await server.close()
+
+    runner(scenario())
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

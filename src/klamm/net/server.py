@@ -113,6 +113,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
+        #: A copy of the descriptor, while a response waits for room in the socket's buffer.
+        self._waiting_fd: int | None = None
         self._frame: bytearray | None = None  # a frame under way that the scratch cannot hold
         self._filled = 0
         self._size = 0  # of that frame, of which the buffer may be only a part
@@ -133,7 +135,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             log.warning("refusing a connection: file descriptors are nearly used up")
             transport.abort()  # type: ignore[attr-defined]
             return
-        self._socket = socket.socket(fileno=os.dup(original.fileno()))
+        # The transport reads, and closes the descriptor; this connection only writes to it.
+        self._socket = socket.socket(fileno=original.fileno())
         self._socket.setblocking(False)
         if self._socket.family in (socket.AF_INET, socket.AF_INET6):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -310,7 +313,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                         raise OSError(errno.EIO, "the file is shorter than it was")
                     self._sent += sent
             except BlockingIOError:
-                asyncio.get_running_loop().add_writer(fd, self._writable)
+                self._wait_writable(fd)
                 return False
             if self._sent >= size:
                 self._outbox.popleft()
@@ -320,7 +323,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _writable(self) -> None:
         assert self._socket is not None
         self.last_active = time.monotonic()
-        asyncio.get_running_loop().remove_writer(self._socket.fileno())
+        self._stop_waiting()
         try:
             if not self._flush():
                 return
@@ -328,6 +331,17 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._lost(error)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+
+    def _wait_writable(self, fd: int) -> None:
+        # The event loop takes no second callback for a descriptor that a transport has.
+        self._waiting_fd = os.dup(fd)
+        asyncio.get_running_loop().add_writer(self._waiting_fd, self._writable)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting_fd is not None:
+            asyncio.get_running_loop().remove_writer(self._waiting_fd)
+            os.close(self._waiting_fd)
+            self._waiting_fd = None
 
     async def _wait_drained(self) -> None:
         if self._outbox:
@@ -378,15 +392,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self in self._server.connections:
             self._server.connections.discard(self)
             self._server.on_lost(self)
-        if self._socket is not None:
-            if self._outbox:
-                asyncio.get_running_loop().remove_writer(self._socket.fileno())
-            self._socket.close()
+        self._stop_waiting()
+        self._let_socket_go()
         self._clear_outbox()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._task is not None:
             self._task.cancel()
+
+    def _let_socket_go(self) -> None:
+        """Forget the descriptor, which the transport is about to close."""
+        if self._socket is not None:
+            self._socket.detach()
 
 
 def _enlarged(buffer: bytearray, size_max: int) -> bytearray:

@@ -167,6 +167,12 @@ class TlsConnection(ServerConnection):
         self._sent += sent
         self._piece = self._piece[sent:] or None
 
+    def _stop_waiting(self) -> None:
+        self._loop.remove_writer(self._fd)
+
+    def _let_socket_go(self) -> None:
+        self._tls.close()
+
     def _writable_after_reading(self) -> None:
         self._loop.remove_reader(self._fd)
         if not self._is_paused:
