@@ -15,6 +15,7 @@ from typing import Any, Final
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
 from klamm.broker.security.guard import response_values
 from klamm.history.broker_history import BrokerHistory
+from klamm.names import counted
 from klamm.protocol.acls import AclOperation, AclPermission, ResourceType
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -34,10 +35,10 @@ def _topics_created(body: Any) -> Iterator[Subject]:
     for topic in body.topics:
         wanted = [f"{each.name}={each.value}" for each in topic.configs]
         if topic.assignments:
-            wanted.insert(0, f"{len(topic.assignments)} partitions placed by hand")
+            wanted.insert(0, f"{counted(len(topic.assignments), 'partition')} placed by hand")
         else:
             wanted[:0] = [
-                f"{topic.num_partitions} partitions",
+                counted(topic.num_partitions, "partition"),
                 f"replication factor {topic.replication_factor}",
             ]
         yield "topic", topic.name, ", ".join(wanted)
@@ -52,7 +53,7 @@ def _topics_deleted(body: Any) -> Iterator[Subject]:
 
 def _partitions_created(body: Any) -> Iterator[Subject]:
     for topic in body.topics:
-        yield "topic", topic.name, f"{topic.count} partitions"
+        yield "topic", topic.name, counted(topic.count, "partition")
 
 
 def _records_deleted(body: Any) -> Iterator[Subject]:

@@ -106,7 +106,7 @@ def add(
 
     \b
     Example: klamm acls add --principal User:alice --operation Read --topic orders
-    Example: klamm acls add --principal User:app --operation All --topic app- --prefixed
+    Example: klamm acls add --principal User:x --operation All --topic t --deny
     """
     type_, name = _needed(_resource(topic, group, cluster, transactional_id))
     pattern = ResourcePattern(
@@ -192,7 +192,7 @@ def remove(
 @app.command()
 def explain(
     principal: Annotated[str, typer.Option(metavar="User:NAME", help="Who asks.")],
-    operation: Annotated[str, typer.Option(help="What for: Read, Write, Describe, ...")],
+    operation: Annotated[str, typer.Option(help="What for: Read, Write, Describe and others.")],
     topic: Topic = None,
     group: Group = None,
     cluster: Cluster = False,
@@ -207,7 +207,7 @@ def explain(
     The brokers' super.users are not visible from outside: a super user may do everything.
 
     \b
-    Example: klamm acls explain --principal User:alice --operation Write --topic orders
+    Example: klamm acls explain --principal User:al --operation Read --topic t
     """
     from klamm.broker.security.authorizer import explain_access
 

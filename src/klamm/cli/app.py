@@ -23,6 +23,7 @@ from klamm.cli import (
 from klamm.cli.console import console
 from klamm.cli.consume import consume
 from klamm.cli.elect import elect
+from klamm.cli.help import Application
 from klamm.cli.history import history
 from klamm.cli.ingest import ingest
 from klamm.cli.options import require_extra
@@ -37,11 +38,9 @@ _ADMINISTRATION = "Administration, of Apache Kafka as well"
 _RECORDS = "Records"
 _PIPELINE = "The pipeline, on Spark"
 
-app = typer.Typer(
+app = Application(
     name="klamm",
     help="A Kafka cluster in Python: ZooKeeper-mode controller, brokers, and a Spark pipeline.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
 )
 
 

@@ -89,7 +89,8 @@ def alter(
     """Change some settings of a topic or of a broker.
 
     \b
-    Example: klamm configs alter --topic orders --set retention.ms=3600000 --delete cleanup.policy
+    Example: klamm configs alter --topic orders --set retention.ms=3600000
+    Example: klamm configs alter --topic orders --delete cleanup.policy
     Example: klamm configs alter --broker default --set log.retention.ms=3600000
     """
     resource = _resource(topic, broker)

@@ -14,6 +14,7 @@ from klamm.cli.render import say, show_json, show_rows, stdout, table
 from klamm.client import groups, offset_reset
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.offset_reset import OffsetTarget
+from klamm.names import counted
 
 app = group("Consumer groups: members, positions, and where they go on.")
 
@@ -79,7 +80,7 @@ def describe(
         return
     console = stdout()
     console.print(
-        f"{found.group}: {found.state}, {len(found.members)} members"
+        f"{found.group}: {found.state}, {counted(len(found.members), 'member')}"
         + (f", {found.protocol}" if found.protocol else ""),
         markup=False,
     )
@@ -125,7 +126,7 @@ def reset_offsets(
     """Change the offsets at which a group without members continues.
 
     \b
-    Example: klamm groups reset-offsets billing --topic orders --to-earliest --execute
+    Example: klamm groups reset-offsets pay --topic orders --to-earliest --execute
     """
     goals: list[OffsetTarget | int] = []
     if to_earliest:

@@ -19,6 +19,7 @@ from klamm.cli.options import BootstrapServer, properties_of, require_extra, set
 from klamm.cli.render import say, show_json, stderr
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import ConfigError, KlammError
+from klamm.names import counted
 
 if TYPE_CHECKING:
     from klamm.pipeline.ingest.options import IngestOptions
@@ -144,7 +145,7 @@ def ingest(
     \b
     Example: klamm ingest orders --to delta:lake/orders --format json
     Example: klamm ingest orders --to parquet:lake/raw --continuous
-    Example: klamm ingest users --to delta:lake/users --format json --mode upsert --key id
+    Example: klamm ingest a --to delta:lake/a --format json --mode upsert --key id
     """
     if init is not None:
         from klamm.pipeline.ingest.project import write_project
@@ -249,15 +250,16 @@ def summed_up(summary: Summary, options: IngestOptions) -> list[str]:
     """The end of a run, for people."""
     rate = summary.records / summary.seconds if summary.seconds else 0
     lines = [
-        f"{summary.records:,} records in {summary.batches} batches are in {options.to}, "
-        f"{rate:,.0f} records/s; the table has {summary.files:,} files."
+        f"{counted(summary.records, 'record')} in {counted(summary.batches, 'batch', 'batches')} "
+        f"{'is' if summary.records == 1 else 'are'} in {options.to}, "
+        f"{rate:,.0f} records/s; the table has {counted(summary.files, 'file')}."
     ]
     if summary.bad:
         lines.append(f"{summary.bad:,} do not parse; they are in {options.to.dead_letters}.")
     for each in options.expectations:
         if count := summary.broken.get(each.sql):
             done = "dropped" if each.action == "drop" else f"kept in {options.to.dead_letters}"
-            lines.append(f"{count:,} rows break {each.sql!r}; they were {done}.")
+            lines.append(f"{counted(count, 'row breaks', 'rows break')} {each.sql!r}: {done}.")
     if summary.lag:
         lines.append(f"{summary.lag:,} records came in the meantime.")
     return lines

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from klamm.cli.completion import complete_topic
+from klamm.cli.help import Application
 from klamm.client.admin import Admin
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.config.properties import read_properties
@@ -65,7 +66,7 @@ def open_admin(bootstrap_server: str, command_config: Path | None) -> Admin:
 
 def group(help: str) -> typer.Typer:
     """A command with subcommands."""
-    return typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False)
+    return Application(help=help)
 
 
 def settings(given: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from klamm.cli.options import (
 from klamm.cli.render import say, show_json, stdout, table, waiting
 from klamm.config.client_properties import ClientSecurity
 from klamm.errors import ConfigError
+from klamm.names import counted
 
 Master = Annotated[
     str | None,
@@ -168,7 +169,7 @@ def whatif(
             warnings.append(f"Brokers without a rack fail with none: {', '.join(without)}.")
         for warning in warnings:
             say(warning)
-        wait_for(f"playing through {len(failures):,} failures")
+        wait_for(f"playing through {counted(len(failures), 'failure')}")
         answer = play_through(frames, failures)
         wait_for("writing the tables")
         written = write_answer(answer, str(folder))
@@ -243,7 +244,7 @@ def plan(
 
     \b
     Example: klamm plan --snapshot snapshot --add-brokers 7,8 --out plan.json
-    Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'orders.*' --out plan.json
+    Example: klamm plan --snapshot snapshot --set-rf 3 --topics 'a.*' --out a.json
     """
     require_extra("report", "plan")
     from klamm.pipeline.planner.frames import read_capacities, read_sizes
@@ -315,7 +316,10 @@ def plan(
         shown = ("options", "replicas_moved", "bytes_moved", "deviation_percent", "lost_at_worst")
         stdout().print(table(best, {name: itemgetter(name) for name in shown}))
         say("These variants are beaten by no other; all are in explore/ and explore.html.")
-    say(f"{len(planned.changed):,} partitions in {len(waves)} waves are in {out} and beside it.")
+    say(
+        f"{counted(len(planned.changed), 'partition')} in {counted(len(waves), 'wave')} "
+        f"{'is' if len(planned.changed) == 1 else 'are'} in {out} and beside it."
+    )
 
 
 def check_snapshot(snapshot: str) -> None:

@@ -24,6 +24,7 @@ from klamm.cli.render import say
 from klamm.client import topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import KlammError
+from klamm.names import counted
 from klamm.net.librdkafka import librdkafka_settings
 
 _ANY_PARTITION: Final = -1
@@ -84,7 +85,7 @@ def produce(
     \b
     Example: seq 10 | klamm produce orders
     Example: seq 10 | klamm produce orders --transactional-id loader
-    Example: echo 'alice:{"total": 3}' | klamm produce orders --key-delimiter : --header source=shop
+    Example: echo 'alice:{"total": 3}' | klamm produce orders --key-delimiter :
     """
     with open_admin(bootstrap_server, command_config) as admin:
         topics.describe(admin, [topic])  # raises if the topic does not exist
@@ -155,8 +156,10 @@ def produce(
             else:
                 producer.commit_transaction()
     if failed:
-        raise KlammError(f"{failed[0]} ({len(failed)} records were not written)")
-    say(f"Wrote {written} records to {topic}.")
+        raise KlammError(
+            f"{failed[0]} ({counted(len(failed), 'record was', 'records were')} not written)"
+        )
+    say(f"Wrote {counted(written, 'record')} to {topic}.")
 
 
 @contextmanager

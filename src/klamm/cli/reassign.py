@@ -20,7 +20,7 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
 from klamm.client.brokers import with_log_dirs
 from klamm.client.reassignments import COMPLETED, IN_PROGRESS, NOT_AS_PLANNED, Plan
 from klamm.errors import ConfigError, KlammError
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 
 app = group("Move replicas; the JSON is that of kafka-reassign-partitions.")
 
@@ -106,7 +106,7 @@ def generate(
         return
     typer.echo(json.dumps(plan))
     changed = sum(now[name] != proposed[name] for name in proposed)
-    say(f"{changed} of {len(proposed)} partitions would change.")
+    say(f"{changed} of {counted(len(proposed), 'partition')} would change.")
 
 
 @app.command()
@@ -188,7 +188,7 @@ def verify(
     show_rows(rows, _PROGRESS, as_json=as_json, empty="The plan is empty.")
     for status in (NOT_AS_PLANNED, IN_PROGRESS):
         if count := sum(row.status == status for row in rows):
-            raise KlammError(f"{count} of {len(rows)} partitions: {status}.")
+            raise KlammError(f"{count} of {counted(len(rows), 'partition')}: {status}.")
 
 
 @app.command()
@@ -266,14 +266,15 @@ def _begin(admin: Admin, plan: Plan, throttle: int | None) -> None:
     if throttle:
         reassignments.throttle(admin, plan, throttle)
     _report(reassignments.alter(admin, plan), len(plan))
-    say(f"Moving {len(plan)} partitions.")
+    say(f"Moving {counted(len(plan), 'partition')}.")
 
 
 def _report(refused: Sequence[reassignments.RefusedReassignment], asked: int) -> None:
     if refused:
         shown = "; ".join(f"{r.topic}-{r.partition} {r.error}: {r.message}" for r in refused[:5])
         more = f" (and {len(refused) - 5} more)" if len(refused) > 5 else ""
-        raise KlammError(f"{len(refused)} of {asked} partitions were refused: {shown}{more}")
+        were_refused = counted(asked, "partition was refused", "partitions were refused")
+        raise KlammError(f"{len(refused)} of {were_refused}: {shown}{more}")
 
 
 def _wait(admin: Admin, plan: Plan, what: str) -> None:
@@ -294,4 +295,5 @@ def _wait(admin: Admin, plan: Plan, what: str) -> None:
     wrong = [row for row in rows if row.status != COMPLETED]
     if wrong:
         names = ", ".join(f"{row.topic}-{row.partition}" for row in wrong[:5])
-        raise KlammError(f"{len(wrong)} of {len(rows)} partitions are not as planned: {names}.")
+        are_wrong = counted(len(rows), "partition is not", "partitions are not")
+        raise KlammError(f"{len(wrong)} of {are_wrong} as planned: {names}.")

@@ -23,6 +23,7 @@ from klamm.client import configs, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.configs import ConfigResource
 from klamm.client.topics import NewTopic, TopicDescription
+from klamm.names import counted
 
 app = group("Topics: create, list, describe, alter and delete them.")
 
@@ -197,8 +198,8 @@ def describe(
         (topic,) = found
         said = [f"{key}={value}" for key, value in overrides[name].items()]
         stdout().print(
-            f"{topic.topic}: {len(topic.partitions)} partitions, "
-            f"{topic.replication_factor} replicas, id {topic.topic_id or 'none'}"
+            f"{topic.topic}: {counted(len(topic.partitions), 'partition')}, "
+            f"{counted(topic.replication_factor, 'replica')}, id {topic.topic_id or 'none'}"
             + (f", {', '.join(said)}" if said else ""),
             markup=False,
         )

@@ -132,7 +132,7 @@ def abort(
     work is better ended by its producer.
 
     \b
-    Example: klamm transactions abort --topic orders --partition 0 --start-offset 4711
+    Example: klamm transactions abort --topic t --partition 0 --start-offset 4711
     """
     name = TopicPartition(topic, partition)
     with open_admin(bootstrap_server, command_config) as admin:

@@ -22,6 +22,7 @@ from rich.text import Text
 from klamm.cli.console_process import ConsoleProcess
 from klamm.cli.options import HISTORY_TOPIC, settings
 from klamm.cli.render import say, stdout, table
+from klamm.names import counted
 
 if TYPE_CHECKING:
     from klamm.local.cluster import Cluster
@@ -237,7 +238,7 @@ def _picture(status: ClusterStatus, events: deque[str]) -> RenderableType:
     if status.is_known:
         who = "nobody" if status.controller is None else f"broker {status.controller}"
         line = (
-            f"controller {who}, {len(status.partitions)} partitions, "
+            f"controller {who}, {counted(len(status.partitions), 'partition')}, "
             f"{status.under_replicated} under-replicated, {status.leaderless} leaderless"
         )
         is_well = not (status.under_replicated or status.leaderless) and status.controller

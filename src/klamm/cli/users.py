@@ -62,7 +62,7 @@ def add(
     """Add a user, or change a user's password.
 
     \b
-    Example: klamm users add alice --mechanism SCRAM-SHA-512 --password-file alice.txt
+    Example: klamm users add al --mechanism SCRAM-SHA-512 --password-file al.txt
     """
     scram = _mechanism(mechanism)
     password = _password(password_file)

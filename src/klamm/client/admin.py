@@ -303,7 +303,7 @@ class Admin:
             except UnavailableError:
                 is_response_lost = True
                 raise
-            if is_response_lost and done_before in error_codes(answer):
+            if is_response_lost and done_before in set(error_codes(answer)):
                 return None
             if time.monotonic() < deadline:
                 for code in error_codes(answer):

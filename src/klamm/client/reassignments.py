@@ -12,7 +12,7 @@ from klamm.client.admin import Admin, partitions_by_topic
 from klamm.client.configs import ConfigResource
 from klamm.client.errors import check
 from klamm.errors import ConfigError
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError
 
@@ -156,7 +156,7 @@ def current_replicas(
             count = sum(name == topic for name, _ in found)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"there is no {topic}-{partition}: the topic has {count} partitions.",
+                f"there is no {topic}-{partition}: the topic has {counted(count, 'partition')}.",
             )
     return {name: found[name] for name in wanted}
 

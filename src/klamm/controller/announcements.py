@@ -27,7 +27,7 @@ from klamm.core.events import (
     StopReplicaResponseReceived,
     UpdateMetadataResponseReceived,
 )
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import RequestHeader
@@ -206,7 +206,8 @@ class RequestBatchSender:
         )
         self._say(
             cluster.controller_epoch,
-            f"sending UpdateMetadata to brokers {list(brokers)} for {len(rows)} partitions",
+            f"sending UpdateMetadata to brokers {list(brokers)} for "
+            f"{counted(len(rows), 'partition')}",
         )
         for broker in brokers:
             done = None

@@ -8,6 +8,7 @@ from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError
+from klamm.names import counted
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 
@@ -46,11 +47,13 @@ async def leave_in_order(
                 log.info("[Broker id=%s] controlled shutdown succeeded", identity.broker_id)
                 return True
             log.warning(
-                "controlled shutdown, attempt %s of %s: error %s, %s partitions remain",
+                "controlled shutdown, attempt %s of %s: error %s, %s",
                 attempt + 1,
                 attempts,
                 response.error_code,
-                len(response.remaining_partitions),
+                counted(
+                    len(response.remaining_partitions), "partition remains", "partitions remain"
+                ),
             )
     finally:
         controller_channel.close()

@@ -74,7 +74,7 @@ def test_what_a_task_says_reaches_the_user(master, cluster, topic, tmp_path):
     arguments = (topic, "--to", f"delta:{tmp_path}/orders", "--format", "json")
     failed = ingest(cluster, master, *arguments, "--expect", "fail: id > 0")
     assert failed.returncode == 1
-    assert "1 rows of a batch break the expectation 'id > 0'" in failed.stderr
+    assert "1 row of a batch breaks the expectation 'id > 0'" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert succeed(cluster, master, *arguments)["rows"] == 2
 

@@ -119,7 +119,7 @@ def test_expectations_drop_and_keep_aside_and_are_counted(bench):
 
 
 def test_an_expectation_that_fails_the_run_shows_the_first_row(bench):
-    with pytest.raises(ExpectationError, match=r"1 rows .* 'id > 0'; the first is .*'id': -1"):
+    with pytest.raises(ExpectationError, match=r"1 row .* 'id > 0'; the first is .*'id': -1"):
         bench.run(
             records(as_json({"id": 1}, {"id": -1})), expectations=(Expectation("id > 0", "fail"),)
         )

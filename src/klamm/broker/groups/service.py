@@ -21,7 +21,7 @@ from klamm.broker.metadata.cache import SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError
-from klamm.names import ACKS_ALL, CONSUMER_OFFSETS, TopicPartition
+from klamm.names import ACKS_ALL, CONSUMER_OFFSETS, TopicPartition, counted
 from klamm.protocol.compression import Codec
 from klamm.protocol.records import Record, build_batch, iterate_records
 
@@ -108,11 +108,11 @@ class GroupService(CoordinatorService[Effect]):
         loaded = coordinator.finish_load(partition, epoch, self.now_ms)
         if loaded is not None:
             log.info(
-                "%s-%s is loaded under epoch %s: %s groups, %s offsets, %s records ignored",
+                "%s-%s is loaded under epoch %s: %s, %s, %s ignored",
                 CONSUMER_OFFSETS,
                 partition,
                 epoch,
-                *loaded,
+                *map(counted, loaded, ("group", "offset", "record")),
             )
         self._arm()
 

@@ -17,7 +17,7 @@ from klamm.broker.metadata.cache import (
     SnapshotChange,
 )
 from klamm.broker.replication.partition import LeaderAndIsrPartitionState
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
@@ -134,11 +134,11 @@ class ControlHandlers:
             topics = [await self._apply_topic(topic) async for topic in paced(request.topic_states)]
         refused = sum(bool(each["error_code"]) for t in topics for each in t["partition_errors"])
         log.info(
-            "[Broker id=%s] LeaderAndIsr of controller %s, epoch %s: %s partitions, %s refused",
+            "[Broker id=%s] LeaderAndIsr of controller %s, epoch %s: %s, %s refused",
             self._identity.broker_id,
             request.controller_id,
             request.controller_epoch,
-            sum(len(each["partition_errors"]) for each in topics),
+            counted(sum(len(each["partition_errors"]) for each in topics), "partition"),
             refused,
         )
         return {"error_code": ErrorCode.NONE, "topics": topics}

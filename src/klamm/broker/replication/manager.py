@@ -34,7 +34,7 @@ from klamm.broker.replication.partition import LeaderAndIsrPartitionState, Parti
 from klamm.broker.replication.replica_log import Reader
 from klamm.broker.replication.throttle import ReplicationThrottle, parse_throttled_replicas
 from klamm.config.broker import BrokerConfig
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX
 from klamm.protocol.records import Batch
@@ -523,4 +523,5 @@ class ReplicaManager:
                 self._let_go(name)
                 self._offline.add(name)
                 self.purgatories.on_leadership_change(name)
-        log.error("log directory %s is offline; %s replicas are lost", path, len(self._offline))
+        lost = counted(len(self._offline), "replica is lost", "replicas are lost")
+        log.error("log directory %s is offline; %s", path, lost)

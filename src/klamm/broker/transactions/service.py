@@ -40,7 +40,7 @@ from klamm.broker.transactions.state_partition import TransactionReplay
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.broker_history import BrokerHistory
-from klamm.names import TRANSACTION_STATE, TopicPartition
+from klamm.names import TRANSACTION_STATE, TopicPartition, counted
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch, iterate_records
@@ -144,12 +144,13 @@ class TransactionService(CoordinatorService[Effect]):
         if loaded is not None:
             self.load_times_ms.append((perf_counter() - began) * 1000)
             log.info(
-                "%s-%s is loaded under epoch %s: %s transactional ids, markers of %s are sent "
-                "again, %s records ignored",
+                "%s-%s is loaded under epoch %s: %s, markers of %s are sent again, %s ignored",
                 TRANSACTION_STATE,
                 partition,
                 replay.epoch,
-                *loaded,
+                counted(loaded[0], "transactional id"),
+                loaded[1],
+                counted(loaded[2], "record"),
             )
         self._carry_out(effects)
 

@@ -37,7 +37,7 @@ from klamm.core.procedures.reassignment import (
 from klamm.core.procedures.replicas import start_replica_machine
 from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 
 #: Topics read at a time, to bound the memory for what was read and not yet put into columns.
 _TOPICS_AT_A_TIME: Final = 500
@@ -57,7 +57,11 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
     yield from _read_topics(ctx)
     yield WatchBrokers(cluster.live_or_shutting_down)
     yield from _read_states(ctx)
-    _say(ctx, f"found {len(cluster.topics)} topics with {len(cluster.all_rows())} partitions")
+    _say(
+        ctx,
+        f"found {counted(len(cluster.topics), 'topic')} with "
+        f"{counted(len(cluster.all_rows()), 'partition')}",
+    )
     yield ChangeChannels(open=[cluster.brokers[id] for id in cluster.live_or_shutting_down])
     yield from _read_deletions(ctx)
     _say(ctx, f"sending metadata to brokers {cluster.live_or_shutting_down}")
@@ -75,7 +79,8 @@ def on_controller_failover(ctx: Context) -> Procedure[None]:
         yield Schedule(AutoRebalance(), FIRST_REBALANCE_DELAY_S)
     _say(
         ctx,
-        f"controller of {len(cluster.topics)} topics on brokers {cluster.live_or_shutting_down}",
+        f"controller of {counted(len(cluster.topics), 'topic')} on brokers "
+        f"{cluster.live_or_shutting_down}",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from klamm.names import counted
 from klamm.pipeline.ingest.expectations import Checker, ExpectationError
 from klamm.pipeline.ingest.files import DataFile, FileWriter, Layout
 from klamm.pipeline.ingest.formats.parsing import (
@@ -206,7 +207,8 @@ class _Task:
             if each.action == "fail":
                 first = rows.slice(int(breaks.argmax()), 1).to_pylist()[0]
                 raise ExpectationError(
-                    f"{count} rows of a batch break the expectation {each.sql!r}; the first is "
+                    f"{counted(count, 'row of a batch breaks', 'rows of a batch break')} the "
+                    f"expectation {each.sql!r}; the first is "
                     f"{first}"
                 )
             if each.action == "aside":

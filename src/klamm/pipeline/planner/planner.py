@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, contains, count, keep, widen
 from klamm.errors import ConfigError
+from klamm.names import counted
 from klamm.pipeline.arrow import numbers_from_arrow, rows_from_arrow
 from klamm.pipeline.planner.balance import balance_bytes, balance_leaders, balance_replicas
 from klamm.pipeline.planner.notes import Measure, movement_note
@@ -336,8 +337,8 @@ def _check_capacities(state: ReplicaPlan, ids: I32) -> None:
 def _no_place(state: ReplicaPlan, rows: I64) -> ImpossibleError:
     smallest = state.weight[rows].min()
     return ImpossibleError(
-        f"{len(rows):,} replicas find no broker that has room and is in a rack that they may be "
-        f"in: raise the capacities by {len(rows):,} replicas"
+        f"{counted(len(rows), 'replica finds', 'replicas find')} no broker that has room and is in "
+        f"a rack that they may be in: raise the capacities by {counted(len(rows), 'replica')}"
         + (f", or by {int(smallest):,} bytes on one broker of each rack." if smallest else ".")
     )
 

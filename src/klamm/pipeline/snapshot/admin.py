@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from klamm.client.admin import Admin
 from klamm.config.client_properties import ClientSecurity
 from klamm.config.security import OAUTHBEARER
+from klamm.names import counted
 from klamm.net.librdkafka import librdkafka_settings
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.snapshot import ROWS_PER_FILE, Snapshot, now
@@ -59,7 +60,7 @@ def snapshot_from_brokers(
     with Admin(bootstrap_servers, client_id=_CLIENT_ID, security=security) as admin:
         taken_at = now()
         view = admin.metadata_columns(is_patient=True)
-    tell(f"{len(view.brokers)} brokers, {len(view.topics):,} topics")
+    tell(f"{counted(len(view.brokers), 'broker')}, {counted(len(view.topics), 'topic')}")
     kafka = {
         **_security_options(properties, security),
         "bootstrap.servers": bootstrap_servers,

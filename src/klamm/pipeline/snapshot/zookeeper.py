@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, MalformedZnodeError, ProtocolError, UnavailableError
+from klamm.names import counted
 from klamm.net.blocking import BlockingConnection
 from klamm.net.secure import SecureClient
 from klamm.pipeline import arrow
@@ -92,17 +93,17 @@ async def _read(
 ) -> Snapshot:
     taken_at = now()
     brokers = await _read_brokers(store, tell, security.protocol)
-    tell(f"{len(brokers)} brokers")
+    tell(counted(len(brokers), "broker"))
     assignments = await _read_assignments(store, tell)
     configs = await _read_configs(store, assignments.topics, tell)
     states = await _read_states(store, assignments, tell)
-    tell(f"{len(assignments.topics):,} topics, {len(states.leader):,} partitions")
+    tell(f"{counted(len(assignments.topics), 'topic')}, {counted(len(states.leader), 'partition')}")
     cluster_id = await _readable(_read_cluster_id(store), tell)
     sizes = {}
     if with_sizes:
         addresses = [(each["host"], each["port"]) for each in brokers if each["host"]]
         sizes = await asyncio.to_thread(_read_sizes, addresses, security)
-        tell(f"the sizes of {len(sizes):,} partitions")
+        tell(f"the sizes of {counted(len(sizes), 'partition')}")
     defaults = configs.pop("", {})
     settings = {
         topic: ElectionSettings.of(configs.get(topic, {}), defaults) for topic in assignments.topics
