@@ -8,6 +8,7 @@ This module needs numpy, which the broker's process does not load: only clients 
 """
 
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -137,11 +138,11 @@ class _Walk:
         self._is_flexible = is_flexible
         self._has_epoch = version >= _FIRST_EPOCH
         self._lists = 3 if version >= _FIRST_OFFLINE else 2
-        self._starts: list[int] = []
-        self._replicas: list[int] = []
-        self._isrs: list[int] = []
-        self._replica_counts: list[int] = []
-        self._isr_counts: list[int] = []
+        self._starts = array("q")
+        self._replicas = array("q")
+        self._isrs = array("q")
+        self._replica_counts = array("q")
+        self._isr_counts = array("q")
 
     def pass_over(self, at: int, count: int) -> int:
         """Note `count` partitions that begin at `at`; where they end."""
