@@ -6,7 +6,6 @@ The functions that other processes call are here: they could not import them fro
 import gc
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from typing import Final
@@ -21,13 +20,10 @@ _CHUNKS_OF_A_PROCESS: Final = 25
 def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
     """What comes of each seed, in order, with a process for each core."""
     # What is loaded by now is not looked at again after each history.
-    with ProcessPoolExecutor(
-        os.cpu_count(),
-        mp_context=get_context("spawn"),
-        initializer=gc.freeze,
-        max_tasks_per_child=_CHUNKS_OF_A_PROCESS,
+    with get_context("spawn").Pool(
+        os.cpu_count(), initializer=gc.freeze, maxtasksperchild=_CHUNKS_OF_A_PROCESS
     ) as pool:
-        yield from pool.map(partial(_outcome, variant), map(str, seeds), chunksize=4)
+        yield from pool.imap(partial(_outcome, variant), map(str, seeds), chunksize=4)
 
 
 def _outcome(variant: str | None, seed: str) -> Outcome:
