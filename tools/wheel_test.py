@@ -127,9 +127,9 @@ def install(wheel: Path, elsewhere: Path) -> Path:
 
 
 def add_extras(wheel: Path, binaries: Path) -> None:
-    """Add what commands on Spark need, so that every module can be imported."""
+    """Add all extras, so that every module can be imported."""
     pip = (binaries / "python", "-m", "pip", "install", "--quiet")
-    run(*pip, f"{wheel}[report]", cwd=wheel.parent)
+    run(*pip, f"{wheel}[report,ingest]", cwd=wheel.parent)
 
 
 def check_types(binaries: Path, elsewhere: Path) -> None:
