@@ -326,7 +326,7 @@ def run(config: BrokerConfig, faults_fd: int | None = None) -> None:
     # collection visits every request that waits and every partition, so it runs less often than
     # by default; few objects form cycles.
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(5_000, 10, 5)
 
     async def main() -> None:
         await Node(config, None if faults_fd is None else FaultLink(faults_fd)).run()

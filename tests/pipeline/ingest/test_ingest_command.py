@@ -92,7 +92,7 @@ def test_a_continuous_run_ends_with_0_after_ctrl_c_and_once_goes_on(cluster, top
     finally:
         watchdog.cancel()
         process.stderr.close()
-    assert "11 records in 1 batches are in parquet:" in rest
+    assert "11 records in 1 batch are in parquet:" in rest
     assert "1 do not parse" in rest
     produce(cluster, topic, [{"id": n} for n in range(10, 15)])
     done = subprocess.run(

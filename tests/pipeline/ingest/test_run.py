@@ -154,7 +154,7 @@ def test_too_many_bad_records_stop_the_run_and_nothing_is_lost(spark, cluster, t
 def test_an_expectation_that_fails_names_itself(spark, cluster, topic, parquet):
     produce(cluster, topic, [{"id": 1}, {"id": -1}])
     failing = (Expectation("id > 0", "fail"),)
-    with pytest.raises(KlammError, match="break the expectation 'id > 0'"):
+    with pytest.raises(KlammError, match="breaks the expectation 'id > 0'"):
         ingest_topics(spark, options(cluster, topic, parquet, expectations=failing))
     aside = (Expectation("id > 0", "aside"),)
     summary = ingest_topics(spark, options(cluster, topic, parquet, expectations=aside))
