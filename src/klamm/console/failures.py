@@ -19,6 +19,7 @@ from klamm.pipeline.whatif.whatif import (
     broker_failures,
     in_sync,
     judge,
+    merge_terms,
     named_failure,
     rack_failures,
     scenario_sums,
@@ -32,6 +33,8 @@ _TOPICS_SHOWN: Final = 100
 _WORST_SHOWN: Final = 5
 #: With more cells than this, all pairs of brokers are computed only on request.
 _PAIRS_MAX: Final = 20_000
+#: The kernels take memory for the rows that they are given at a time.
+_ROWS_TOGETHER: Final = 20_000
 
 
 def partitions_of(columns: ClusterColumns, settings: Settings) -> PartitionColumns:
@@ -145,13 +148,17 @@ def find_worst(columns: ClusterColumns, settings: Settings) -> dict[str, Any]:
 def _ranked(failures: Failures, partitions: PartitionColumns) -> list[dict[str, Any]]:
     """The worst scenarios: most without a leader first, then most unclean, and so on."""
     sets = failures.sets()
-    sums = scenario_sums(failures, sets, sum_terms(failures, partitions))
+    terms = [
+        sum_terms(failures, partitions.rows(start, start + _ROWS_TOGETHER)).about(range(len(SUMS)))
+        for start in range(0, max(len(partitions), 1), _ROWS_TOGETHER)
+    ]
+    sums = scenario_sums(failures, sets, merge_terms(terms), range(len(SUMS)))
     order = np.lexsort([*-sums[:, 3::-1].T])[:_WORST_SHOWN]
     return [
         {
             "scenario": failures.name(units),
             "failed": failures.failed(units),
-            **dict(zip(SUMS, row[: len(SUMS)], strict=True)),
+            **dict(zip(SUMS, row, strict=True)),
         }
         for units, row in zip(sets[order].tolist(), sums[order].tolist(), strict=True)
     ]

@@ -63,6 +63,16 @@ class PartitionColumns:
     def __len__(self) -> int:
         return len(self.leader)
 
+    def rows(self, start: int, stop: int) -> "PartitionColumns":
+        """Some of the partitions, as views of the same columns."""
+        return PartitionColumns(
+            replicas=self.replicas[start:stop],
+            isr=self.isr[start:stop],
+            leader=self.leader[start:stop],
+            min_isr=self.min_isr[start:stop],
+            unclean=self.unclean[start:stop],
+        )
+
 
 def partitions_from_arrow(rows: pa.Table | pa.RecordBatch) -> PartitionColumns:
     """The columns of a table or batch with a snapshot's partitions."""

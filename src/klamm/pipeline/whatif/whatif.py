@@ -267,6 +267,10 @@ class Terms:
     def where(self, some: Mask) -> "Terms":
         return Terms(self.key[some], self.number[some], self.value[some])
 
+    def about(self, numbers: range) -> "Terms":
+        """The terms of some of the sums."""
+        return self.where((self.number >= numbers.start) & (self.number < numbers.stop))
+
 
 def key_of(units: I32, radix: int) -> I64:
     """A number for each row of ascending units; the empty set is 0."""
@@ -356,7 +360,7 @@ def scenario_sums(
     `numbers` chooses some of these columns; the terms may have others.
     """
     numbers = numbers or range(len(SUMS) + len(failures.brokers))
-    terms = terms.where((terms.number >= numbers.start) & (terms.number < numbers.stop))
+    terms = terms.about(numbers)
     distinct, group = np.unique(terms.key, return_inverse=True)
     dense = np.zeros((len(distinct) + 1, len(numbers)), np.int64)
     dense[group, terms.number - numbers.start] = terms.value
