@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from klamm.client.admin import Admin
 from tests.browser.conftest import OUT, Console
 from tests.support.chromium import Page
@@ -124,19 +126,26 @@ def test_a_hostile_group_is_only_a_name(page: Page, console: Console):
     assert page.evaluate("window.hacked === undefined")
 
 
-def test_a_lesson_checks_its_own_outcome(page: Page, console: Console):
+@pytest.mark.parametrize(
+    ("lesson", "steps_before_the_second_button"),
+    [("leader", 3), ("controller", 3), ("sleep", 3), ("order", 2)],
+)
+def test_a_lesson_checks_its_own_outcome(
+    page: Page, console: Console, lesson: str, steps_before_the_second_button: int
+):
     console.heal()
     page.go(console.base + "/lessons")
-    page.click("[data-start=leader]")
+    page.click(f"[data-start={lesson}]")
     page.click("#confirm")
-    page.wait("document.querySelector('#lesson[data-lesson=leader]')")
+    page.wait(f"document.querySelector('#lesson[data-lesson={lesson}]')")
     try:
         page.click("#do")
         page.click("#confirm")
-        page.wait("document.querySelectorAll('#lesson li[data-done=true]').length >= 3")
+        done = "document.querySelectorAll('#lesson li[data-done=true]').length"
+        page.wait(f"{done} >= {steps_before_the_second_button}")
         page.click("#do")
         page.click("#confirm")
-        page.wait("document.querySelector('#lesson[data-done=true] #learned')", 60)
+        page.wait("document.querySelector('#lesson[data-done=true] #learned')")
         assert page.wait("document.querySelector('[data-event]')?.innerText")
     finally:
         console.heal()

@@ -13,7 +13,8 @@ from typing import Final
 from tests.simulation.history import Outcome, run
 from tests.simulation.variants import VARIANTS
 
-#: A process is replaced after so many chunks of seeds: killed brokers close no file of their logs.
+#: A process is replaced after this many chunks of seeds, because simulated brokers that are killed
+#: leave the files of their logs open.
 _CHUNKS_OF_A_PROCESS: Final = 25
 
 

@@ -73,7 +73,7 @@ def large_cluster(topics: int, partitions: int, brokers: int) -> Iterator[LargeC
 
 
 def _free_block(size: int) -> int:
-    """The first of so many ports in a row that are free; other clusters look for theirs as well."""
+    """The first port of a block of `size` free ports, chosen at random among such blocks."""
     chance = random.SystemRandom()
     while True:
         base = chance.randrange(20_000, 31_000 - size)

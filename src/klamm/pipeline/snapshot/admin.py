@@ -30,7 +30,7 @@ from klamm.pipeline.source.tables.reader import (
 )
 
 _CLIENT_ID: Final = "klamm-snapshot"
-#: So many partitions are read by the driver, in a second or two.
+#: Up to this many partitions the driver reads the cluster itself, which takes a second or two.
 LITTLE_MAX: Final = 20_000
 _UNKNOWN: Final = -1
 _TOPICS: Final = {"table": "topics"}
