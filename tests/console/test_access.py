@@ -185,6 +185,7 @@ def test_quotas_are_set_listed_and_removed(
         ("/api/users/add", {"user": "a", "password": "b", "mechanism": "MD5"}, "SCRAM-SHA-512"),
         ("/api/users/remove", {"user": "nobody-at-all"}, "no user nobody-at-all"),
         ("/api/acls/add", ALICE | {"operation": "Melt"}, "'Melt' is not one of"),
+        ("/api/acls/add", ALICE | {"permision": "Deny"}, "An ACL has no 'permision'"),
         ("/api/acls/add", ALICE | {"resource_type": "Moon"}, "'Moon' is not one of"),
         ("/api/acls/explain?principal=User:a&operation=Read", None, "Say on what"),
         ("/api/acls?topic=a&group=b", None, "Give one of"),

@@ -30,6 +30,7 @@ from klamm.protocol.acls import (
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper.server import ZooKeeperServer
+from tests.console.conftest import start_console
 from tests.support.chroot import Chroot
 from tests.support.command_line import Result, run_here
 from tests.support.kafka_process import kafka_command
@@ -285,6 +286,40 @@ def _passed(ran: Result) -> Result | None:
     """What a command has printed; a cluster that just changed may need another attempt."""
     print(ran.err)
     return ran if ran.code == 0 else None
+
+
+@pytest.mark.parametrize("broker", [KLAMM, KAFKA])
+def test_the_console_adds_explains_and_removes_acls(
+    pair: SecuredPair, command_config: Path, tmp_path: Path, broker: int
+):
+    address = pair.nodes[broker].address
+    given = ("--command-config", str(command_config))
+    console = start_console(
+        *("--bootstrap-server", address, *given, "--allow-changes"),
+        *("--state-dir", str(tmp_path / "state")),
+        log=tmp_path / "console.log",
+    )
+    acl = {
+        "principal": f"User:watched-{broker}",
+        "permission": "Deny",
+        "operation": "Write",
+        "resource_type": "Topic",
+        "name": "orders",
+        "pattern": "Literal",
+        "host": "*",
+    }
+    try:
+        assert console.get("/api/security")["authorizer"]
+        console.post("/api/acls/add", acl)
+        console.wait("/api/acls", lambda found: acl in found)
+        said = run_here("acls", "list", "--json", *given, bootstrap=address).json()
+        assert console.get("/api/acls") == said
+        asked = f"principal={acl['principal']}&operation=Write&topic=orders"
+        assert not console.get(f"/api/acls/explain?{asked}")["allowed"]
+        console.post("/api/acls/remove", acl)
+        console.wait("/api/acls", lambda found: acl not in found)
+    finally:
+        assert console.end() == 0
 
 
 @pytest.mark.rule("SEC-7", "SEC-8")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any, Final
 
@@ -153,7 +153,13 @@ def _resource(query: Mapping[str, str]) -> tuple[ResourceType, str] | None:
 
 
 def _binding(body: Any) -> AclBinding:
-    """An ACL in the words of `klamm acls list --json`."""
+    """An ACL in the words of `klamm acls list --json`, and in no others.
+
+    A misspelt `permission` would otherwise allow what it was to deny.
+    """
+    known = sorted(each.name for each in fields(AclRow))
+    if unknown := sorted(set(body) - set(known)):
+        raise ConfigError(f"An ACL has no {unknown[0]!r}; it has {', '.join(known)}.")
     type_ = parse_word(ResourceType, text_in(body, "resource_type"))
     name = CLUSTER_NAME if type_ is ResourceType.CLUSTER else text_in(body, "name")
     return AclBinding(
