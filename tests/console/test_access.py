@@ -186,6 +186,8 @@ def test_quotas_are_set_listed_and_removed(
         ("/api/users/remove", {"user": "nobody-at-all"}, "no user nobody-at-all"),
         ("/api/acls/add", ALICE | {"operation": "Melt"}, "'Melt' is not one of"),
         ("/api/acls/add", ALICE | {"permision": "Deny"}, "An ACL has no 'permision'"),
+        ("/api/users/add", {"user": "a", "password": "b", "mechanisms": 1}, "no 'mechanisms'"),
+        ("/api/quotas/remove", {"user": "a", "clientid": "b"}, "A quota has no 'clientid'"),
         ("/api/acls/add", ALICE | {"resource_type": "Moon"}, "'Moon' is not one of"),
         ("/api/acls/explain?principal=User:a&operation=Read", None, "Say on what"),
         ("/api/acls?topic=a&group=b", None, "Give one of"),

@@ -13,7 +13,7 @@ from klamm.client import acls, configs, quotas, users
 from klamm.client.acls import AclRow
 from klamm.client.configs import ConfigResource
 from klamm.client.quotas import QuotaEntity
-from klamm.console.requests import number_in, route, text_in
+from klamm.console.requests import check_fields, number_in, route, text_in
 from klamm.console.session import Session
 from klamm.errors import ConfigError, UnavailableError
 from klamm.net.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, ScramMechanism
@@ -32,6 +32,8 @@ from klamm.protocol.acls import (
 )
 
 _LOOPBACK: Final = "127.0.0.1"
+#: Whom a quota is for.
+_ENTITY: Final = ("user", "client", "ip")
 _RESOURCES: Final = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -68,6 +70,7 @@ def list_users(session: Session, request: Request, _: Any) -> Any:
 
 def add_user(session: Session, request: Request, body: Any) -> Any:
     admin, _ = session.online()
+    check_fields(body, ("user", "password", "mechanism", "iterations"), "A user")
     name, password = text_in(body, "user"), text_in(body, "password")
     mechanism = _mechanism(body.get("mechanism") or "SCRAM-SHA-512")
     iterations = number_in(body, "iterations", ITERATIONS_MIN)
@@ -77,6 +80,7 @@ def add_user(session: Session, request: Request, body: Any) -> Any:
 
 def remove_user(session: Session, request: Request, body: Any) -> Any:
     admin, _ = session.online()
+    check_fields(body, ("user", "mechanism"), "A user to be removed")
     name = text_in(body, "user")
     mechanism = None if body.get("mechanism") is None else _mechanism(body["mechanism"])
     return {"user": name, "mechanisms": users.remove_all(admin, name, mechanism)}
@@ -153,13 +157,8 @@ def _resource(query: Mapping[str, str]) -> tuple[ResourceType, str] | None:
 
 
 def _binding(body: Any) -> AclBinding:
-    """An ACL in the words of `klamm acls list --json`, and in no others.
-
-    A misspelt `permission` would otherwise allow what it was to deny.
-    """
-    known = sorted(each.name for each in fields(AclRow))
-    if unknown := sorted(set(body) - set(known)):
-        raise ConfigError(f"An ACL has no {unknown[0]!r}; it has {', '.join(known)}.")
+    """An ACL in the words of `klamm acls list --json`."""
+    check_fields(body, [each.name for each in fields(AclRow)], "An ACL")
     type_ = parse_word(ResourceType, text_in(body, "resource_type"))
     name = CLUSTER_NAME if type_ is ResourceType.CLUSTER else text_in(body, "name")
     return AclBinding(
@@ -197,7 +196,8 @@ def remove_quotas(session: Session, request: Request, body: Any) -> Any:
 
 
 def _entity(body: Any) -> QuotaEntity:
-    names = [body.get(kind) for kind in ("user", "client", "ip")]
+    check_fields(body, (*_ENTITY, "quotas", "keys"), "A quota")
+    names = [body.get(kind) for kind in _ENTITY]
     if not any(names) or not all(name is None or isinstance(name, str) for name in names):
         raise ConfigError('Say whose: "user", "client" or "ip"; <default> is all others.')
     return QuotaEntity(*(name or None for name in names))

@@ -1,6 +1,6 @@
 """Requests and responses of the API: JSON in and out, errors in the words of the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -105,6 +105,12 @@ def failure(error: KlammError) -> Json:
 
 
 # What bodies hold
+
+
+def check_fields(body: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+    """Refuse a body with other fields: a misspelt one would silently become its default."""
+    if unknown := sorted(set(body) - set(known)):
+        raise ConfigError(f"{what} has no {unknown[0]!r}; it has {', '.join(sorted(known))}.")
 
 
 def text_in(body: Any, name: str) -> str:
