@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from klamm.controller.metrics import gauges
 from klamm.core import effects
 from klamm.core.assignment import assign_replicas
 from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
@@ -25,7 +26,6 @@ from klamm.core.events import (
     PartitionProposal,
     TopicChange,
 )
-from klamm.core.metrics import gauges
 from klamm.core.procedures.dispatch import handle
 from klamm.core.procedures.failover import on_controller_failover
 

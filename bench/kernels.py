@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 
 from klamm.core.assignment import assign_replicas
-from klamm.core.balance import is_imbalanced, needs_preferred_election
 from klamm.core.columns import padded
 from klamm.core.elections import (
     elect_controlled_shutdown,
@@ -20,6 +19,8 @@ from klamm.core.elections import (
     elect_preferred,
     elect_reassign,
     initialise,
+    is_imbalanced,
+    needs_preferred_election,
     shrink_isr,
 )
 from klamm.core.reassignment import Assignment

@@ -22,8 +22,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from klamm import Cluster
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.errors import KlammError
 from klamm.protocol.apis import ApiKey
 

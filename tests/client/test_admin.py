@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from klamm.client import topics
-from klamm.client.admin import Admin
-from klamm.client.errors import suggestion
+from klamm.client.admin import Admin, suggestion
 from klamm.errors import ConfigError, UnavailableError
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.frames import decode_request, encode_response

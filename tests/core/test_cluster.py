@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.core.balance import is_imbalanced
 from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
 from klamm.core.columns import I32, padded
+from klamm.core.elections import is_imbalanced
 from klamm.core.invariants import violations
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import ReplicaState

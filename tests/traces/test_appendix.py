@@ -2,10 +2,10 @@
 
 import pytest
 
+from klamm.controller.metrics import gauges
 from klamm.core import events
 from klamm.core.context import Settings
 from klamm.core.events import RequestedElection
-from klamm.core.metrics import gauges
 from tests.support.procedure_world import Request, World, steady
 
 

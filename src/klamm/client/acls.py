@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.protocol.acls import (
     AccessControlEntry,
     AclBinding,

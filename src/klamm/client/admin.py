@@ -1,16 +1,17 @@
 """The admin client: it sends a request to any broker, the controller, a coordinator, or one broker.
 
-The modules beside this one know the requests and what their responses mean.
+Error codes in responses are raised and found here. The modules beside this one know the requests
+and what their responses mean.
 """
 
+import difflib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from klamm.client.errors import check, error_codes
 from klamm.config.client_properties import PLAINTEXT, ClientSecurity
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.net.blocking import BlockingConnection, ResponseDecoder
@@ -395,3 +396,28 @@ def partitions_by_topic(partitions: Sequence[tuple[str, int]]) -> dict[str, list
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
     return topics
+
+
+def check(code: int, message: str | None = None) -> None:
+    """Raise KafkaError unless the code is NONE."""
+    if code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode.of(code), message)
+
+
+def error_codes(message: Any) -> Iterator[int]:
+    """Every error code in a response, at any depth."""
+    for each in fields(message):
+        value = getattr(message, each.name)
+        if each.name == "error_code":
+            yield int(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                if not is_dataclass(item):
+                    break
+                yield from error_codes(item)
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """`; did you mean orders?` if a similar name is known, else an empty string."""
+    nearest = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

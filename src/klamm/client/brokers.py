@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 

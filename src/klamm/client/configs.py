@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check, suggestion
+from klamm.client.admin import Admin, check, suggestion
 from klamm.client.topics import unknown_topic
 from klamm.config.broker_keys import KEYS
 from klamm.config.broker_security import mechanism_key

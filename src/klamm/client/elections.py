@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from klamm.client.admin import Admin, partitions_by_topic
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check, partitions_by_topic
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from klamm.client import topics
-from klamm.client.admin import Admin, partitions_by_topic
-from klamm.client.errors import check, suggestion
+from klamm.client.admin import Admin, check, partitions_by_topic, suggestion
 from klamm.errors import UnavailableError
 from klamm.names import LATEST, TopicPartition
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.primitives import Cursor
 from klamm.protocol.codes import ErrorCode, KafkaError
 
 _UNKNOWN: Final = -1

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from klamm.client import configs, topics
-from klamm.client.admin import Admin, partitions_by_topic
+from klamm.client.admin import Admin, check, partitions_by_topic
 from klamm.client.configs import ConfigResource
-from klamm.client.errors import check
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition, counted
 from klamm.protocol.apis import ApiKey

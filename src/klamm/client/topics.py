@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.client.admin import NO_LEADER, Admin, LiveBroker
-from klamm.client.errors import check, suggestion
+from klamm.client.admin import NO_LEADER, Admin, LiveBroker, check, suggestion
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.errors import UnavailableError
 from klamm.protocol.apis import ApiKey

@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from klamm.client import topics
-from klamm.client.admin import Admin, partitions_by_topic
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check, partitions_by_topic
 from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode, KafkaError

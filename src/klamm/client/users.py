@@ -9,8 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.errors import ConfigError
 from klamm.net.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, ScramMechanism, salted_password
 from klamm.protocol.apis import ApiKey

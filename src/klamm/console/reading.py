@@ -7,8 +7,7 @@ from uuid import UUID
 
 import numpy as np
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
 from klamm.errors import KlammError
 from klamm.names import TopicPartition

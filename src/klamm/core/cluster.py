@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.balance import is_imbalanced
 from klamm.core.columns import (
     I8,
     I32,
@@ -27,7 +26,7 @@ from klamm.core.columns import (
     unpad,
     widen,
 )
-from klamm.core.elections import RECOVERED
+from klamm.core.elections import RECOVERED, is_imbalanced
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.names import TopicPartition

@@ -1,4 +1,4 @@
-"""Leader election: the four strategies, the first leader, and leaving an ISR.
+"""Leader election: the four strategies, the first leader, leaving an ISR, and the balance.
 
 Rows are partitions. Candidates are always scanned in the order of assignment, never in that of the
 ISR, and a new ISR keeps the order of the old one. Each kernel is given the replicas that it may
@@ -6,8 +6,13 @@ scan and a mask, slot by slot, of those that are online: a replica can be offlin
 broker is alive, when the broker has lost the log directory. An ISR member is online if it is an
 online replica.
 
-Epochs, versions and the writing of results are not known here. A row that finds no leader is left
-as it was, and says so in its outcome.
+The preferred replica is the first of a partition's list. Placement spreads the first replicas
+evenly, so leaders are balanced if each partition is led by its preferred replica. The kernels of
+the balance get partitions of topics that are not queued for deletion; `is_known` marks those with
+leadership info, and a leader of `NO_BROKER` counts as a leader in the wrong place.
+
+Epochs, versions, the times of checks and the writing of results are not known here. A row that
+finds no leader is left as it was, and says so in its outcome.
 """
 
 from dataclasses import dataclass
@@ -203,3 +208,42 @@ def _first(replicas: I32, pool: Mask) -> tuple[I32, Mask]:
 
 def _outcome(won: Mask) -> I8:
     return np.where(won, np.int8(CLEAN), np.int8(NO_CANDIDATE))
+
+
+def is_imbalanced(replicas: I32, adding: I32, leader: I32, isr: I32, is_known: Mask) -> Mask:
+    """Which partitions the gauge of imbalanced partitions counts.
+
+    While the preferred replica is still being added it cannot lead, so nothing is wrong until it
+    is in sync. From then on the partition counts until the reassignment ends, whichever replica
+    leads.
+    """
+    preferred = replicas[:, :1]
+    is_adding = contains(adding, preferred)[:, 0]
+    in_sync = contains(isr, preferred)[:, 0]
+    imbalanced: Mask = is_known & np.where(is_adding, in_sync, leader != preferred[:, 0])
+    return imbalanced
+
+
+def needs_preferred_election(
+    replicas: I32,
+    leader: I32,
+    isr: I32,
+    is_known: Mask,
+    preferred_online: Mask,
+    percentage: int,
+) -> Mask:
+    """Which partitions an automatic rebalance hands back to their preferred replica.
+
+    For each broker, this is the share of partitions that prefer it but are led by another one.
+    Where it exceeds `percentage`, each such partition gets a preferred election, if its preferred
+    replica is online and in sync.
+    """
+    preferred = replicas[:, 0]
+    is_misplaced = is_known & (leader != preferred)
+    brokers, group = np.unique(preferred, return_inverse=True)
+    preferring = np.bincount(group, minlength=len(brokers))
+    misplaced = np.bincount(group[is_misplaced], minlength=len(brokers))
+    is_tilted = misplaced / preferring > percentage / 100
+    able = preferred_online & contains(isr, replicas[:, :1])[:, 0]
+    chosen: Mask = is_misplaced & is_tilted[group] & able
+    return chosen

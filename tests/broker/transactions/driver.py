@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from klamm.broker.transactions.config import TransactionConfig
 from klamm.broker.transactions.coordinator import TransactionCoordinator, transaction_partition
 from klamm.broker.transactions.effects import (
     AppendState,
@@ -27,6 +26,7 @@ from klamm.broker.transactions.messages import (
     ProducerIdAndEpoch,
 )
 from klamm.broker.transactions.records import StoredTransaction, decode_value, encode_key
+from klamm.broker.transactions.transaction import TransactionConfig
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 

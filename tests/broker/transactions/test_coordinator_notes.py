@@ -1,6 +1,6 @@
 """What the transaction coordinator notes for the history."""
 
-from klamm.broker.transactions.config import TransactionConfig
+from klamm.broker.transactions.transaction import TransactionConfig
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from tests.broker.transactions.driver import ID, ORDERS, TIMEOUT_MS, Driver

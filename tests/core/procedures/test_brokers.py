@@ -2,9 +2,9 @@
 
 import pytest
 
+from klamm.controller.metrics import gauges
 from klamm.core import effects, events
 from klamm.core.cluster import AdvertisedEndpoint
-from klamm.core.metrics import gauges
 from klamm.core.transitions import ReplicaState
 from tests.support.procedure_world import World, steady
 

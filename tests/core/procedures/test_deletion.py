@@ -2,9 +2,9 @@
 
 import pytest
 
+from klamm.controller.metrics import gauges
 from klamm.core import events
 from klamm.core.context import Settings
-from klamm.core.metrics import gauges
 from klamm.core.transitions import PartitionState, ReplicaState
 from tests.support.procedure_store import DELETIONS, TOPICS, Node
 from tests.support.procedure_world import World, steady

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from klamm.broker.groups.coordinator import group_partition
-from klamm.broker.transactions.config import TransactionConfig
 from klamm.broker.transactions.effects import (
     DropMarkers,
     Effect,
@@ -52,7 +51,7 @@ from klamm.broker.transactions.state_partition import (
     TransactionsLoaded,
     note_of,
 )
-from klamm.broker.transactions.transaction import Transaction, Transit
+from klamm.broker.transactions.transaction import Transaction, TransactionConfig, Transit
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from klamm.errors import RemoteProtocolError
 from klamm.names import TopicPartition
-from klamm.protocol.codec.cursor import Cursor
-from klamm.protocol.codec.primitives import encode_count, encode_string
+from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1

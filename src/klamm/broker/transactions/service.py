@@ -17,7 +17,6 @@ from klamm.broker.coordinator_service import CoordinatorService, read_portions
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache, SnapshotChange
 from klamm.broker.replication.manager import ReplicaManager
-from klamm.broker.transactions.config import TransactionConfig
 from klamm.broker.transactions.coordinator import TransactionCoordinator
 from klamm.broker.transactions.effects import (
     AppendState,
@@ -37,6 +36,7 @@ from klamm.broker.transactions.markers import (
 from klamm.broker.transactions.peers import PeerConnections
 from klamm.broker.transactions.records import by_topic
 from klamm.broker.transactions.state_partition import TransactionReplay
+from klamm.broker.transactions.transaction import TransactionConfig
 from klamm.config.broker import BrokerConfig
 from klamm.errors import KlammError, UnavailableError
 from klamm.history.broker_history import BrokerHistory

@@ -1,4 +1,4 @@
-"""One transactional id in the memory of its coordinator.
+"""One transactional id in the memory of its coordinator, and the coordinator's settings.
 
 A `prepare_*` method checks a transition, marks it as pending and returns what has to be written.
 The transition takes effect with `complete`, once the record is replicated, or is taken back with
@@ -8,6 +8,7 @@ The transition takes effect with `complete`, once the record is replicated, or i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from klamm.broker.transactions.messages import DescribedTransaction, ProducerIdAndEpoch
@@ -28,6 +29,21 @@ S = TransactionState
 _EPOCH_MAX: Final = 2**15 - 1
 #: From here on an epoch is exhausted: the last one is kept for a fence.
 EXHAUSTED_EPOCH: Final = _EPOCH_MAX - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionConfig:
+    """Limits and intervals; each field names the broker setting that it comes from."""
+
+    max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
+    id_expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
+    #: transaction.abort.timed.out.transaction.cleanup.interval.ms
+    abort_timed_out_interval_ms: int = 10_000
+    #: transaction.remove.expired.transaction.cleanup.interval.ms
+    remove_expired_interval_ms: int = 3_600_000
+    request_timeout_ms: int = 30_000  # request.timeout.ms, for the appends of tombstones
+    #: Whether what becomes of transactions is noted: not without a history.
+    is_noted: bool = False
 
 
 class Transit(NamedTuple):

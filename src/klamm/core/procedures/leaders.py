@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.balance import needs_preferred_election
 from klamm.core.columns import I32, Mask, is_one_of
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -16,6 +15,7 @@ from klamm.core.effects import (
     Respond,
     Schedule,
 )
+from klamm.core.elections import needs_preferred_election
 from klamm.core.events import (
     AutoRebalance,
     ControllerError,

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.errors import UnavailableError
 from klamm.net.librdkafka import security_from_librdkafka
 from klamm.net.secure import SecureClient

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from klamm.protocol.codec.cursor import Cursor
-from klamm.protocol.codec.primitives import encode_string, encode_tagged
+from klamm.protocol.codec.primitives import Cursor, encode_string, encode_tagged
 from klamm.protocol.schema.fields import FIXED_FORMATS, WireField, wire_fields
 
 Skip: TypeAlias = Callable[[Cursor], bytes]

@@ -5,8 +5,7 @@ from typing import Final, NamedTuple
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import APIS, ApiKey, request_header_version, response_header_version
-from klamm.protocol.codec.cursor import Cursor
-from klamm.protocol.codec.primitives import encode_string
+from klamm.protocol.codec.primitives import Cursor, encode_string
 
 _HEAD: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.encoding import EncodedArray, Values, encode_parts
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import (
@@ -31,7 +30,7 @@ from klamm.protocol.codec.headers import (
     decode_response_header,
     encode_request_header,
 )
-from klamm.protocol.codec.primitives import encode_count, encode_string
+from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string
 from klamm.protocol.schema.fields import FIXED_FORMATS, WireField, wire_fields
 from klamm.protocol.schema.lookup import message_schema
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.primitives import Cursor
 from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.fast.metadata_records import cut_records
 from klamm.protocol.schema._kio import entity_reader

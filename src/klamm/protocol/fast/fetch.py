@@ -18,10 +18,9 @@ from uuid import UUID
 
 from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header
 from klamm.protocol.codec.large import read_large
-from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
+from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string, encode_tagged
 from klamm.protocol.schema.lookup import message_reader, message_schema
 
 _FIRST_WITH_LOG_START: Final = 5

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import APIS, ApiKey
-from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, decode_response_header
-from klamm.protocol.codec.primitives import decode_uvarint
+from klamm.protocol.codec.primitives import Cursor, decode_uvarint
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")

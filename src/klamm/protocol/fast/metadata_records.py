@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.codec.cursor import Cursor
+from klamm.protocol.codec.primitives import Cursor
 
 #: Counts up to this one take a single byte in the compact form.
 _MAX_REPLICAS: Final = 126

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.codec.cursor import Cursor
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
 from klamm.protocol.codec.large import ITEMS_MAX
-from klamm.protocol.codec.primitives import encode_count, encode_string, encode_tagged
+from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string, encode_tagged
 from klamm.protocol.fast.fetch import LeaderHint, NodeEndpoint, encode_endpoints
 
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")

@@ -11,8 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from klamm.client import configs, groups
-from klamm.client.admin import Admin
-from klamm.client.errors import check
+from klamm.client.admin import Admin, check
 from klamm.errors import UnavailableError
 from klamm.pipeline.snapshot.parts import ElectionSettings
 from klamm.pipeline.source.tables.columns import ARROW_TYPES, TABLES

@@ -2,8 +2,8 @@
 
 import pytest
 
+from klamm.controller.metrics import Gauges, gauges
 from klamm.core import events
-from klamm.core.metrics import Gauges, gauges
 from tests.support.procedure_world import steady
 
 

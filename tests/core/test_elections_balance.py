@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.core.balance import is_imbalanced, needs_preferred_election
 from klamm.core.columns import NO_BROKER, padded
+from klamm.core.elections import is_imbalanced, needs_preferred_election
 from tests.support.strategies import broker_lists, clusters, columns_of
 
 # The scalar twins.
