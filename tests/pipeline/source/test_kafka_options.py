@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import ConfigError
-from klamm.pipeline.source.kafka_options import consumer_config, producer_config
-from klamm.pipeline.source.paths import can_fetch
+from klamm.pipeline.source.kafka_options import can_fetch, consumer_config, producer_config
 
 BASE = {"bootstrap.servers": "127.0.0.1:9092"}
 

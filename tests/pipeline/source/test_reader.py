@@ -16,10 +16,10 @@ from confluent_kafka.admin import NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from klamm.errors import ConfigError, UnavailableError
-from klamm.pipeline.source import loss
+from klamm.pipeline.source import reaching
 from klamm.pipeline.source.cluster import SourceCluster
 from klamm.pipeline.source.limits import NoOffsetError
-from klamm.pipeline.source.loss import DataLossError
+from klamm.pipeline.source.messages import DataLossError
 from klamm.pipeline.source.offsets import RESERVED_KEY
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.reader import TopicReader, TopicStreamReader
@@ -269,7 +269,7 @@ def test_what_compaction_removed_is_passed_over(cluster, topic):
 
 
 def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypatch):
-    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
+    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
     cluster.create(topic, factor=1)
     produce(cluster, topic, range(3))
     options = given(cluster, {"subscribe": topic})
@@ -287,7 +287,7 @@ def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypat
 
 
 def test_a_topic_that_is_created_again_under_a_task_is_another_one(cluster, topic, monkeypatch):
-    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
+    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
     cluster.create(topic, factor=1)
     produce(cluster, topic, range(3))
     options = given(cluster, {"subscribe": topic})
@@ -569,7 +569,7 @@ def recreate(cluster: RealCluster, topic: str) -> None:
 
 
 def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, topic, monkeypatch):
-    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
+    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
     cluster.create(topic, factor=1)
     produce(cluster, topic, range(5))
     streams = {
@@ -586,7 +586,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_not_the_same(cluster, top
 
 
 def test_a_topic_that_is_gone_is_missed(cluster, topic, monkeypatch):
-    monkeypatch.setattr(loss, "GONE_AFTER_S", 0.5)
+    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
     for suffix in ("x", "y"):
         cluster.create(topic + suffix, factor=1)
         produce(cluster, topic + suffix, range(2))

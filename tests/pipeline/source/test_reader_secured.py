@@ -4,8 +4,8 @@ import pytest
 from confluent_kafka import Producer
 
 from klamm import Cluster
+from klamm.pipeline.source.kafka_options import can_fetch
 from klamm.pipeline.source.options import read_options
-from klamm.pipeline.source.paths import can_fetch
 from klamm.pipeline.source.reader import TopicReader
 from klamm.pipeline.source.tables.reader import TableReader, table_options
 

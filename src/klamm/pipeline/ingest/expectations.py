@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from klamm.errors import ConfigError, KlammError
-from klamm.pipeline.ingest.options import Expectation
-from klamm.pipeline.ingest.requirements import need
+from klamm.pipeline.ingest.options import Expectation, need
 
 _ROWS: Final = "rows"
 

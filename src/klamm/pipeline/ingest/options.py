@@ -1,9 +1,13 @@
-"""What a user can say about an ingestion, checked before anything is read or written."""
+"""The options of an ingestion, checked before anything is read or written.
+
+Some need a library of the `ingest` extra, which is imported on first use.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from importlib import import_module
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from klamm.errors import ConfigError
 
@@ -20,6 +24,7 @@ ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 DEAD_LETTERS: Final = "_dead_letters"
 #: What an upsert of raw records identifies a row by.
 RAW_KEY: Final = "key"
+_PIP_LINE: Final = "pip install 'klamm[ingest]'"
 _TARGET_FORMS: Final = "delta:PATH, iceberg:CATALOG.TABLE or parquet:PATH"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -195,3 +200,15 @@ def parse_bytes(text: str) -> int:
     if found is None or not int(found[1]):
         raise ConfigError(f"{text!r} is not a size; expected is a number with k, m or g.")
     return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+
+
+def need(module: str, purpose: str) -> Any:
+    """Import a module of the `ingest` extra; the error says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(
+            f"{purpose} needs the package {package}, which cannot be imported ({error}). "
+            f"Install it with: {_PIP_LINE}"
+        ) from None

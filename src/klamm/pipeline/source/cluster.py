@@ -22,7 +22,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from klamm.errors import ConfigError, UnavailableError
 from klamm.names import TopicPartition
-from klamm.pipeline.source import loss
+from klamm.pipeline.source import reaching
 from klamm.pipeline.source.offsets import Offsets, Position, listed
 from klamm.pipeline.source.options import ReadOptions, Selection
 from klamm.pipeline.source.reaching import LastError, wait_reachable
@@ -120,7 +120,7 @@ class SourceCluster:
         responses of `GONE_AFTER_S` agree about it.
         """
         wanted = {each for each in known.offsets if selection.covers(each.topic)}
-        deadline = time.monotonic() + loss.GONE_AFTER_S
+        deadline = time.monotonic() + reaching.GONE_AFTER_S
         while True:
             found = self._select(selection)
             is_as_known = wanted <= found.partitions and not any(
@@ -161,7 +161,7 @@ class SourceCluster:
         """
         wanted = dict.fromkeys(partitions, _LATEST)
         found = self._offsets(wanted)
-        deadline = time.monotonic() + loss.GONE_AFTER_S
+        deadline = time.monotonic() + reaching.GONE_AFTER_S
         while known and any(found[each] < known.get(each, 0) for each in found):
             if time.monotonic() > deadline:
                 break
@@ -283,7 +283,7 @@ class SourceCluster:
                 reason = KafkaError(KafkaError._TIMED_OUT)
             waited_s = time.monotonic() - began_at
             if reason.code() in _UNKNOWN:
-                if waited_s > loss.GONE_AFTER_S:
+                if waited_s > reaching.GONE_AFTER_S:
                     raise UnknownPartitionError(f"{reason.name()}: {reason.str()}")
             elif reason.retriable() or reason.code() in _PASSING:
                 if waited_s > patience_s:

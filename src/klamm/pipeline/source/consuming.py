@@ -20,7 +20,7 @@ from klamm.errors import UnavailableError
 from klamm.names import TopicPartition
 from klamm.pipeline.source.cluster import SourceCluster, is_other
 from klamm.pipeline.source.columns import CREATE_TIME, LOG_APPEND_TIME, schema
-from klamm.pipeline.source.loss import cannot_read, report_loss
+from klamm.pipeline.source.messages import cannot_read, report_loss
 from klamm.pipeline.source.offsets import Position
 from klamm.pipeline.source.options import ReadOptions, Selection
 from klamm.pipeline.source.pool import Pool

@@ -15,11 +15,11 @@ from typing import Final
 import pyarrow as pa
 
 from klamm.errors import UnavailableError
-from klamm.pipeline.source import loss
+from klamm.pipeline.source import reaching
 from klamm.pipeline.source.columns import Decoder, FetchedRecords, is_old_format, offset_after
 from klamm.pipeline.source.fetch_link import Address, Wish
 from klamm.pipeline.source.leaders import Leaders, TopicLeaders
-from klamm.pipeline.source.loss import cannot_read, report_loss
+from klamm.pipeline.source.messages import cannot_read, report_loss
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange
 from klamm.protocol.codes import ErrorCode, KafkaError
@@ -143,14 +143,14 @@ class RangesReader:
             found = self._leaders.known(topic)
             if found is None:
                 each.trouble = f"no broker knows the topic {topic}"
-                if now - each.heard_at > loss.GONE_AFTER_S:
+                if now - each.heard_at > reaching.GONE_AFTER_S:
                     self._lose(each, "the topic was deleted", first_left=each.wanted.until)
                 continue
             if not each.is_topic(found):
                 # A broker that the controller does not reach may still know the former one.
                 self._leaders.forget(topic)
                 each.trouble = f"{topic} is another topic of that name"
-                if now - each.heard_at > loss.GONE_AFTER_S:
+                if now - each.heard_at > reaching.GONE_AFTER_S:
                     why = "the topic was deleted and created again"
                     self._lose(each, why, first_left=each.wanted.until)
                 continue

@@ -10,6 +10,10 @@ from confluent_kafka import KafkaError
 
 from klamm.errors import ConfigError, UnavailableError
 
+#: A topic that no broker has known for this long is not one that is still being announced. Read as
+#: `reaching.GONE_AFTER_S`, in planning and in tasks.
+GONE_AFTER_S: Final = 10.0
+
 _CONNECT_TIMEOUT_S: Final = 3.0
 #: A cluster of one broker may be starting again.
 _PATIENCE_S: Final = 4.0

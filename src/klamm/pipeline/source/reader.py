@@ -10,13 +10,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from klamm.errors import KlammError, UnavailableError
 from klamm.names import TopicPartition
-from klamm.pipeline.source import loss
+from klamm.pipeline.source import reaching
 from klamm.pipeline.source.cluster import SourceCluster, Topics, UnknownPartitionError, is_other
+from klamm.pipeline.source.kafka_options import tell_path
 from klamm.pipeline.source.limits import ending_offsets, starting_offsets
-from klamm.pipeline.source.loss import report_loss
+from klamm.pipeline.source.messages import plainly, report_loss
 from klamm.pipeline.source.offsets import RESERVED_KEY, Offsets, Position, listed, nested
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.paths import tell_path
 from klamm.pipeline.source.ranges import OffsetRange, behind, bundle, limit, split
 from klamm.pipeline.source.spark_versions import (
     HAS_LIMITS,
@@ -26,7 +26,6 @@ from klamm.pipeline.source.spark_versions import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from klamm.pipeline.source.telling import plainly
 
 if TYPE_CHECKING:  # Spark 4.0 has no filters
     from pyspark.sql.datasource import Filter
@@ -305,7 +304,7 @@ class UnlimitedStreamReader(TopicStreamReader):
         if self._position is None:
             with plainly():
                 selection = self._options.selection
-                topics = self._reached.topics(selection, unknown_for_s=loss.GONE_AFTER_S)
+                topics = self._reached.topics(selection, unknown_for_s=reaching.GONE_AFTER_S)
                 self._position = Position(self._reached.latest(topics.partitions), topics.ids)
                 self._latest = self._position
                 return self._position.to_json()

@@ -6,6 +6,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import COLUMN_TYPES, column_types, read_options, write_options
 from klamm.pipeline.source.reader import (
     FilteringTopicReader,
@@ -15,7 +16,6 @@ from klamm.pipeline.source.reader import (
 )
 from klamm.pipeline.source.tables.columns import TABLES
 from klamm.pipeline.source.tables.reader import TableReader, table_options
-from klamm.pipeline.source.telling import plainly
 from klamm.pipeline.source.transactional_writer import (
     TRANSACTIONAL_ID,
     TransactionalStreamWriter,

@@ -7,9 +7,9 @@ from pyspark.sql.datasource import InputPartition
 
 from klamm.pipeline.source.consuming import consume
 from klamm.pipeline.source.fetching import RangesReader
+from klamm.pipeline.source.kafka_options import can_fetch, own_settings
 from klamm.pipeline.source.leaders import LEADERS
 from klamm.pipeline.source.options import ReadOptions
-from klamm.pipeline.source.paths import can_fetch, own_settings
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
 
 

@@ -25,10 +25,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import WriteOptions
 from klamm.pipeline.source.producers import KeptProducer
 from klamm.pipeline.source.spark_versions import StreamWriter
-from klamm.pipeline.source.telling import plainly
 from klamm.pipeline.source.writer import DeliveryError, Sender, Written, arrow_batches
 
 TRANSACTIONAL_ID: Final = "transactional.id"

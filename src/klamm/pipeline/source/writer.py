@@ -26,10 +26,10 @@ from pyspark.sql.types import (
 )
 
 from klamm.errors import ConfigError, KlammError
+from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import WriteOptions
 from klamm.pipeline.source.producers import PRODUCERS, KeptProducer
 from klamm.pipeline.source.spark_versions import HAS_ARROW_STREAM_WRITER, StreamWriter
-from klamm.pipeline.source.telling import plainly
 
 _HEADER_TYPE: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 #: column: what it may be, in words and as types.

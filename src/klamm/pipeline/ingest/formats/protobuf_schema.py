@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from klamm.errors import ConfigError
-from klamm.pipeline.ingest.requirements import need
+from klamm.pipeline.ingest.options import need
 
 #: By the numbers of FieldDescriptorProto.Type.
 _KINDS: Final = {

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from klamm.errors import ConfigError, KlammError
 from klamm.pipeline.ingest.files import DataFile, Layout
-from klamm.pipeline.ingest.options import PartitionBy, TableTarget
-from klamm.pipeline.ingest.requirements import need
+from klamm.pipeline.ingest.options import PartitionBy, TableTarget, need
 
 #: Properties of tables and commits begin with this.
 PREFIX: Final = "klamm."

@@ -14,12 +14,11 @@ from klamm.config.client_properties import ClientSecurity
 from klamm.config.security import OAUTHBEARER
 from klamm.errors import ConfigError
 from klamm.net.librdkafka import security_from_librdkafka
-from klamm.pipeline.source.kafka_options import consumer_config
+from klamm.pipeline.source.kafka_options import beyond_own_client, consumer_config, own_settings
+from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import KAFKA_PREFIX
-from klamm.pipeline.source.paths import beyond_own_client, own_settings
 from klamm.pipeline.source.reaching import wait_reachable
 from klamm.pipeline.source.tables.columns import ARROW_TYPES, ON_DEMAND, TABLES
-from klamm.pipeline.source.telling import plainly
 
 if TYPE_CHECKING:
     from klamm.client.admin import Admin
