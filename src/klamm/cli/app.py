@@ -26,6 +26,7 @@ from klamm.cli.elect import elect
 from klamm.cli.help import Application
 from klamm.cli.history import history
 from klamm.cli.ingest import ingest
+from klamm.cli.observe import observe
 from klamm.cli.options import require_extra
 from klamm.cli.pipeline import plan, snapshot, whatif
 from klamm.cli.processes import COMMANDS, Command
@@ -133,6 +134,7 @@ for _name, _group in {
     app.add_typer(_group, name=_name, rich_help_panel=_ADMINISTRATION)
 app.command(rich_help_panel=_ADMINISTRATION)(elect)
 app.command(rich_help_panel=_ADMINISTRATION)(story)
+app.command(rich_help_panel=_ADMINISTRATION)(observe)
 app.command(rich_help_panel=_ADMINISTRATION)(console)
 app.command(rich_help_panel=_RECORDS)(produce)
 app.command(rich_help_panel=_RECORDS)(consume)

@@ -197,8 +197,8 @@ class Session:
         return (
             "There is no history of this cluster. Brokers of klamm write one: set "
             f"klamm.history.topic={self.settings.history_topic} on them, or name the nodes' "
-            "spools (klamm.history.dir) with --spool. Beside Apache Kafka, a klamm node with "
-            "klamm.roles=controller writes it when it is controller."
+            "spools (klamm.history.dir) with --spool. For Apache Kafka, klamm observe writes one "
+            "from its ZooKeeper."
         )
 
 

@@ -107,7 +107,7 @@ class History:
         self.spool = Spool(config.klamm_history_dir, config.klamm_history_retention_bytes)
         topic = config.klamm_history_topic
         self._shipping = None if topic is None else TopicShipping(config, topic, self.spool)
-        self._term = _Term()
+        self._term = Term()
         self._event: EventRecord | None = None
         self._began = 0.0
         #: Topics that were rewritten, and topics that were removed, during the event.
@@ -146,7 +146,7 @@ class History:
         if context is not None:
             cluster = context.cluster
             if cluster.controller_epoch != self._term.epoch:
-                self._term = _Term(cluster.controller_epoch, self._term.asked_for)
+                self._term = Term(cluster.controller_epoch, self._term.asked_for)
                 event.term = "began"
                 event.controller_epoch = self._term.epoch
             event.seq = self._term.next_seq()
@@ -154,10 +154,10 @@ class History:
         elif was_controller or event.controller_epoch:
             # Resigned, or the failover failed half-way; what was written by then is recorded.
             if not was_controller:
-                self._term = _Term(event.controller_epoch)
+                self._term = Term(event.controller_epoch)
             event.term = "ended"
             event.seq = self._term.next_seq()
-            self._term = _Term()
+            self._term = Term()
         else:
             return
         event.outcome = outcome
@@ -225,7 +225,7 @@ class History:
             decisions = _decisions(cluster, states, outcomes, kind)
             self._event.decisions.append(decisions)
             if kind == CREATED:
-                self._event.topic_changes += _created(cluster, decisions)
+                self._event.topic_changes += topics_created(cluster, decisions)
 
     def _isr_seen(self, cluster: ClusterState, reply: effects.StatesRead) -> None:
         """Leaders have written states themselves; the controller learns of it by reading them."""
@@ -266,7 +266,7 @@ class History:
 
 
 @dataclass(slots=True)
-class _Term:
+class Term:
     """What was recorded of the present controller term; epoch 0 stands for none."""
 
     epoch: int = 0
@@ -392,7 +392,7 @@ def _topics_of(cluster: ClusterState, rows: I32) -> tuple[list[str], I32]:
     return [cluster.topic_at(topic).name for topic in present.tolist()], position[index]
 
 
-def _known(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
+def known_leadership(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
     """The cached states of rows; rows without one have no leader, no epoch and no ISR."""
     known = cluster.leadership(rows)
     blank = np.flatnonzero(~cluster.has_leadership[rows])
@@ -405,20 +405,33 @@ def _known(cluster: ClusterState, rows: I32) -> LeaderAndIsrs:
 def _decisions(cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind: str) -> Decisions:
     """The decisions of a write, with the state that the cluster holds before it."""
     row = states.row
-    topics, topic = _topics_of(cluster, row)
-    known = _known(cluster, row)
-    old_state = cluster.state[row]
     kinds: Sequence[str] = (kind,)
     code = np.zeros(len(row), np.int8)
-    state = old_state
+    state = cluster.state[row]
     if kind in _ELECTIONS:
-        state = np.where(outcomes == WriteOutcome.DONE, np.int8(PartitionState.ONLINE), old_state)
+        state = np.where(outcomes == WriteOutcome.DONE, np.int8(PartitionState.ONLINE), state)
     if kind == CLEAN:
         kinds = (CLEAN, UNCLEAN)
+        known = known_leadership(cluster, row)
         outsider = ~contains(known.isr, states.leader[:, None])[:, 0]
         outsider &= cluster.has_leadership[row]
         recovering = (states.recovery == RECOVERING) & (known.recovery != RECOVERING)
         code = (outsider | recovering).astype(np.int8)
+    return decisions_of(cluster, states, outcomes, kinds, code, state)
+
+
+def decisions_of(
+    cluster: ClusterState,
+    states: LeaderAndIsrs,
+    outcomes: I8,
+    kinds: Sequence[str],
+    code: I8,
+    state: I8,
+) -> Decisions:
+    """New states beside those that the cluster holds; `code` are positions in `kinds`."""
+    row = states.row
+    topics, topic = _topics_of(cluster, row)
+    known = known_leadership(cluster, row)
     return Decisions(
         topics=topics,
         kinds=kinds,
@@ -430,7 +443,7 @@ def _decisions(cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind:
         old_leader=known.leader,
         old_leader_epoch=known.leader_epoch,
         old_isr=known.isr,
-        old_state=old_state,
+        old_state=cluster.state[row],
         leader=states.leader,
         leader_epoch=states.leader_epoch,
         isr=states.isr,
@@ -442,7 +455,7 @@ def _decisions(cluster: ClusterState, states: LeaderAndIsrs, outcomes: I8, kind:
 
 def _nobody_elected(cluster: ClusterState, rows: I32, earlier: Sequence[Decisions]) -> Decisions:
     """Partitions that the event leaves without a leader, compared with how it found them."""
-    found, left = _known(cluster, rows), _known(cluster, rows)
+    found, left = known_leadership(cluster, rows), known_leadership(cluster, rows)
     # From the last to the first, so that the first one's past is what stays.
     for decisions in reversed(earlier):
         at = np.flatnonzero(np.isin(decisions.row, rows))
@@ -473,7 +486,7 @@ def _nobody_elected(cluster: ClusterState, rows: I32, earlier: Sequence[Decision
     )
 
 
-def _created(cluster: ClusterState, decisions: Decisions) -> Iterator[TopicChanged]:
+def topics_created(cluster: ClusterState, decisions: Decisions) -> Iterator[TopicChanged]:
     """Topics that have got their first, or more, partitions."""
     done = decisions.topic[decisions.outcome == WriteOutcome.DONE]
     counts = np.bincount(done, minlength=len(decisions.topics)).tolist()

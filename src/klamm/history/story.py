@@ -90,7 +90,7 @@ _NEW_PARTITIONS: Final = {
     "expanded": "topic {} was expanded, new partitions: {}",
 }
 #: Up to this many decisions or moves of an event are told one by one, more are counted.
-_TOLD_ONE_BY_ONE: Final = 3
+TOLD_ONE_BY_ONE: Final = 3
 _REFUSALS: Final = {
     "bad_version": "ZooKeeper had a newer state, so it was read and decided again",
     "no_node": "its state was gone from ZooKeeper",
@@ -222,12 +222,12 @@ def event_sentence(row: "Row", decisions: "Sequence[Row]", total: int) -> str:
     `decisions` are the first of the event's decisions, `total` says how many there are.
     """
     clauses = [_reason(row)]
-    if total <= _TOLD_ONE_BY_ONE:
+    if total <= TOLD_ONE_BY_ONE:
         clauses += [_decision(each, f"{each['topic']}-{each['partition']}") for each in decisions]
     else:
         clauses.append(f"{total:,} decisions about partitions")
     moves = row["moves"]
-    if len(moves) <= _TOLD_ONE_BY_ONE:
+    if len(moves) <= TOLD_ONE_BY_ONE:
         clauses += [_move(each, f"{each['topic']}-{each['partition']}") for each in moves]
     else:
         clauses.append(f"{len(moves):,} moves: {moves[0]['phase']}")

@@ -84,6 +84,19 @@ async def open_store(
     return store
 
 
+async def open_existing_store(connect: str) -> "ZooKeeperStore":
+    """Connect to a cluster that must be there: a missing chroot is refused, and not created."""
+    hosts, chroot = split_connect_string(connect)
+    if chroot:
+        root = await open_store(hosts)
+        try:
+            if await root.exists(chroot) is None:
+                raise ConfigError(f"There is no Kafka cluster at {connect}: {chroot} is missing.")
+        finally:
+            await root.close()
+    return await open_store(connect)
+
+
 def split_connect_string(connect: str) -> tuple[str, str]:
     """Hosts and chroot of a connect string; the chroot is empty or begins with a slash."""
     hosts, slash, chroot = connect.partition("/")
@@ -261,6 +274,14 @@ class ZooKeeperStore:
 
     async def watch_data(self, paths: Iterable[str], since_zxid: int) -> None:
         await self._connection.watch_data(list(paths), since_zxid)
+
+    async def watch_tree(self, path: str) -> None:
+        """Watch a node and everything below it, missing nodes too; the watch stays when it fires.
+
+        It ends with the connection: after `SessionResumed` it has to be set again. A server older
+        than 3.6 raises a `NodeError` with UNIMPLEMENTED.
+        """
+        await self._request(Opcode.ADD_WATCH, wire.encode_add_watch(self._full(path)), path)
 
     async def write_many(self, rows: Iterable[Row], fence: Fence | None = None) -> list[RowOutcome]:
         async def transact(ops: Sequence[Op]) -> bulk.WrittenBatch:

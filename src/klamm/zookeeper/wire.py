@@ -43,6 +43,7 @@ class Opcode(IntEnum):
     CREATE2 = 15  # as CREATE, and the reply has the stat
     MULTI_READ = 22
     SET_WATCHES = 101
+    ADD_WATCH = 106  # since ZooKeeper 3.6
 
 
 _INT: Final = Struct(">i")
@@ -58,6 +59,7 @@ _VERSION_IN_STAT: Final = 32
 
 _NO_DATA: Final = _INT.pack(-1)
 _EPHEMERAL, _SEQUENTIAL = 1, 2
+_PERSISTENT_RECURSIVE: Final = 1
 _FLAGS: Final = [_INT.pack(flags) for flags in range(4)]
 
 
@@ -178,6 +180,11 @@ def encode_set_watches(
         parts.append(_INT.pack(len(encoded)))
         parts += encoded
     return b"".join(parts)
+
+
+def encode_add_watch(path: str) -> bytes:
+    """Watch a node and everything below it until the connection ends."""
+    return _text(path) + _INT.pack(_PERSISTENT_RECURSIVE)
 
 
 # --- replies --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from klamm.pipeline.snapshot.snapshot import Snapshot, now
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper import znodes
-from klamm.zookeeper.session import open_store, split_connect_string
+from klamm.zookeeper.session import open_existing_store
 from klamm.zookeeper.store import NoNodeError, Store
 
 _T = TypeVar("_T")
@@ -57,8 +57,7 @@ def snapshot_from_zookeeper(
     """
 
     async def read() -> Snapshot:
-        await _check_chroot(connect)
-        store = await open_store(connect)
+        store = await open_existing_store(connect)
         try:
             return await _read(store, connect, with_sizes, tell, security)
         except NoNodeError as error:
@@ -69,19 +68,6 @@ def snapshot_from_zookeeper(
             await store.close()
 
     return asyncio.run(read())
-
-
-async def _check_chroot(connect: str) -> None:
-    """Refuse a chroot that is not there: opening a store below it would create it."""
-    hosts, chroot = split_connect_string(connect)
-    if not chroot:
-        return
-    store = await open_store(hosts)
-    try:
-        if await store.exists(chroot) is None:
-            raise ConfigError(f"There is no Kafka cluster at {connect}: {chroot} is missing.")
-    finally:
-        await store.close()
 
 
 async def _read(
