@@ -74,9 +74,16 @@ async def finish(steps: Steps[T]) -> T:
     return finished
 
 
+def turn_of_process() -> asyncio.Lock:
+    """The lock that the large requests of this process share: each event loop has its own.
+
+    The simulation, where many processes share one event loop, puts another function in its place.
+    """
+    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
 async def _go_on(steps: Steps[Any], wanted: Awaitable[Any] | None) -> Any:
-    loop = asyncio.get_running_loop()
-    turn = _turns.setdefault(loop, asyncio.Lock())
+    turn = turn_of_process()
     is_large = False
     try:
         while True:
@@ -123,7 +130,7 @@ def _slice(step: Callable[[], Awaitable[Any] | None], steps: Steps[Any]) -> Awai
 
 async def paced(items: Iterable[T]) -> AsyncIterator[T]:
     """The items for a loop of a coroutine; others get a turn whenever a slice is over."""
-    turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    turn = turn_of_process()
     until = perf_counter() + SLICE_S
     for item in items:
         yield item

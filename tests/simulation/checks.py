@@ -24,7 +24,7 @@ from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.records import iterate_batches
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Create, Delete, Op, SetData, TransactionResult
-from tests.simulation.loop import CURRENT, Process
+from tests.simulation.loop import CURRENT, current, Process
 
 NOBODY = -1
 
@@ -249,6 +249,8 @@ class Checks:
         with (
             # Slices end by the clock of this machine, which no seed determines.
             patch.object(slices, "SLICE_S", math.inf),
+            # A process that crashes must not keep the turn of the others.
+            patch.object(slices, "turn_of_process", lambda: current().turn),
             patch.object(Partition, "become_leader", becomes_leader),
             patch.object(Log, "advance_high_watermark", advances),
         ):

@@ -29,6 +29,8 @@ class Process:
         #: By how much its wall clock is wrong.
         self.clock_offset_s = 0.0
         self.signal_handlers: dict[int, Callable[[], object]] = {}
+        #: Stands for `klamm.slices.turn_of_process`.
+        self.turn = asyncio.Lock()
         self.on_end: list[Callable[[], None]] = []
         self._loop = loop
         self._held: list[asyncio.Handle] = []

@@ -69,6 +69,11 @@ def test_a_watermark_that_the_first_fetch_of_a_session_raises_is_in_the_next_res
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_process_that_crashes_within_a_slice_keeps_nobody_else_from_theirs():
+    outcome = run("612000131")
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")
