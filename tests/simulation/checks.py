@@ -24,7 +24,7 @@ from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.records import iterate_batches
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Create, Delete, Op, SetData, TransactionResult
-from tests.simulation.loop import CURRENT, current, Process
+from tests.simulation.loop import CURRENT, Process, current
 
 NOBODY = -1
 
