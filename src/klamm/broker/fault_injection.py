@@ -15,12 +15,19 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
-from klamm.broker.handlers.dispatch import Body, Call, EncodedResponse, Handler, Result
+from klamm.broker.handlers.dispatch import (
+    Body,
+    Call,
+    EncodedResponse,
+    Handler,
+    Interceptor,
+    Result,
+)
 from klamm.broker.security.guard import response_values, with_body
 from klamm.errors import ConfigError
 from klamm.net.server import CLOSE, CloseConnection
@@ -264,13 +271,20 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 Claim = Callable[[int, str], Awaitable[bool]]
 
 
-class FaultInjection:
-    """The faults that a broker has been told of, and the wrapper that carries them out."""
+#: Hands the requests of some APIs to an interceptor: `Dispatcher.intercept`.
+Intercept = Callable[[Collection[int], Interceptor], None]
 
-    def __init__(self, claim: Claim, topic_name: Callable[[Any], str | None]) -> None:
+
+class FaultInjection:
+    """The faults that a broker has been told of. Only APIs with a fault are intercepted."""
+
+    def __init__(
+        self, claim: Claim, topic_name: Callable[[Any], str | None], intercept: Intercept
+    ) -> None:
         """`topic_name` gives the name of a topic id, or None for one that is not known."""
         self._claim = claim
         self._topic_name = topic_name
+        self._intercept = intercept
         self._faults: dict[int, list[Fault]] = {}
 
     def use(self, faults: Iterable[Fault]) -> None:
@@ -278,16 +292,11 @@ class FaultInjection:
         self._faults = {}
         for fault in faults:
             self._faults.setdefault(fault.api, []).append(fault)
+        self._intercept(frozenset(self._faults), self.handle)
 
-    def protect(self, handlers: Mapping[ApiKey, Handler]) -> dict[ApiKey, Handler]:
-        """The same handlers behind the faults."""
-        return {key: partial(self._handle, int(key), each) for key, each in handlers.items()}
-
-    def _handle(self, key: int, handler: Handler, call: Call) -> Result | Awaitable[Result]:
-        faults = self._faults.get(key)
-        if not faults:
-            return handler(call)
-        for fault in reversed(faults):
+    def handle(self, handler: Handler, call: Call) -> Result | Awaitable[Result]:
+        """Serve a request through the faults that mean it."""
+        for fault in reversed(self._faults.get(call.header.api_key, ())):
             if _is_meant(fault, call):
                 handler = partial(self._through, fault, handler)
         return handler(call)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import uvloop
 
 from klamm.broker.fault_injection import FaultInjection
-from klamm.broker.handlers.dispatch import Dispatcher, Handler
+from klamm.broker.handlers.dispatch import Dispatcher
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.security.password_encoder import decode_settings
 from klamm.config.broker import BrokerConfig
@@ -99,7 +99,8 @@ class Node:
         self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
         await self._broker.load()
         meters = self._broker.meters.requests
-        dispatcher = Dispatcher(await self._handlers(), meters)
+        dispatcher = Dispatcher(self._broker.handlers(), meters)
+        await self._inject_faults(dispatcher)
         self._server = Server(
             dispatcher,
             frame_bytes_max=config.socket_request_max_bytes,
@@ -133,17 +134,15 @@ class Node:
         if config.klamm_metrics_port is not None:
             await self._metrics.listen(config.klamm_metrics_host, config.klamm_metrics_port)
 
-    async def _handlers(self) -> Mapping[ApiKey, Handler]:
-        """The broker's handlers, behind injected faults if a local cluster may inject some."""
-        handlers = self._broker.handlers()
-        if self._faults is None:
-            return handlers
-        injection = FaultInjection(
-            self._faults.claim,
-            lambda topic_id: self._broker.metadata.snapshot.topic_name(topic_id),
-        )
-        await self._faults.open(injection)
-        return injection.protect(handlers)
+    async def _inject_faults(self, dispatcher: Dispatcher) -> None:
+        """Follow the faults of a local cluster, if this broker belongs to one."""
+        if self._faults is not None:
+            injection = FaultInjection(
+                self._faults.claim,
+                lambda topic_id: self._broker.metadata.snapshot.topic_name(topic_id),
+                dispatcher.intercept,
+            )
+            await self._faults.open(injection)
 
     async def _determine_broker_id(self, store: Store) -> int:
         """The configured id, or the one in the log directories, or a generated one."""

@@ -186,7 +186,8 @@ def _sealed(header: BatchHeader, body: Buffer) -> Batch:
 
 def records_data(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Buffer:
     """The bytes of the records, decompressed if they have to be."""
-    return decompress(batch.header.codec, batch.data[HEADER_SIZE:], limit)
+    data, codec = batch.data[HEADER_SIZE:], batch.header.codec
+    return decompress(codec, data, limit) if codec else data
 
 
 def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -71,6 +71,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 HandlerResult: TypeAlias = Result | Awaitable[Result]
 Handler: TypeAlias = Callable[[Call], HandlerResult]
+#: Serves a request in place of its handler, which it may call.
+Interceptor: TypeAlias = Callable[[Handler, Call], HandlerResult]
 
 
 class ByteQuotas(Protocol):
@@ -126,9 +128,18 @@ class Dispatcher:
         self._handlers = {
             int(key): (handler, meters.of_api[key]) for key, handler in handlers.items()
         }
+        #: The handlers, but for APIs that are intercepted.
+        self._serving = self._handlers
         self._fetches = meters.of_api[ApiKey.FETCH]
         self._consumer_fetches = meters.consumer_fetches
         self._follower_fetches = meters.follower_fetches
+
+    def intercept(self, keys: Collection[int], serve: Interceptor) -> None:
+        """Let `serve` decide about requests of these APIs; all others go to their handler."""
+        self._serving = {
+            key: (functools.partial(serve, handler) if key in keys else handler, meter)
+            for key, (handler, meter) in self._handlers.items()
+        }
 
     def __call__(
         self, connection: ServerConnection, frame: memoryview
@@ -163,7 +174,7 @@ class Dispatcher:
         header: RequestHeader,
         body: Any,
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
-        served = self._handlers.get(header.api_key)
+        served = self._serving.get(header.api_key)
         if served is None:
             raise CloseConnection(f"{APIS[header.api_key].name} is not served here")
         handler, meter = served

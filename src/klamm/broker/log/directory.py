@@ -30,12 +30,9 @@ class LogDirectory:
         """`on_flush` hears how many seconds a flush took, on the thread that waited for it."""
         self.path = path
         self.failure = failure
+        self.is_online = failure is None
         self.on_flush = on_flush
         self._on_failure = on_failure
-
-    @property
-    def is_online(self) -> bool:
-        return self.failure is None
 
     def fail(self, error: OSError) -> StorageError:
         """Take the directory offline because of `error`, and return the error to raise.
@@ -46,7 +43,8 @@ class LogDirectory:
         if error.errno in _NO_DESCRIPTOR:
             logger.error("an operation in log directory %s failed: %s", self.path, error)
             return StorageError(f"{self.path}: {error}")
-        if self.failure is None:
+        if self.is_online:
+            self.is_online = False
             self.failure = str(error)
             logger.error("log directory %s goes offline: %s", self.path, error)
             self._on_failure(self)

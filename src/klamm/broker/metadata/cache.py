@@ -66,7 +66,7 @@ class MetadataUpdate(NamedTuple):
 class TopicMetadata:
     """One topic. Its partitions are stored packed and unpacked on access."""
 
-    __slots__ = ("id_bytes", "name", "records")
+    __slots__ = ("_has_gaps", "id_bytes", "name", "records")
 
     def __init__(self, name: str, id_bytes: bytes, records: tuple[bytes, ...]) -> None:
         self.name = name
@@ -74,6 +74,11 @@ class TopicMetadata:
         self.id_bytes = id_bytes
         #: In the order of their partitions, see `metadata_records`.
         self.records = records
+        # Partitions are numbered from zero without gaps, except for a moment while they come
+        # or go one by one.
+        self._has_gaps = bool(records) and (
+            index_of(records[0]) != 0 or index_of(records[-1]) != len(records) - 1
+        )
 
     def __len__(self) -> int:
         return len(self.records)
@@ -91,10 +96,8 @@ class TopicMetadata:
 
     def record(self, index: int) -> bytes | None:
         records = self.records
-        # Partitions are numbered from zero without gaps, except for a moment while they come
-        # or go one by one.
-        if 0 <= index < len(records) and index_of(records[index]) == index:
-            return records[index]
+        if not self._has_gaps:
+            return records[index] if 0 <= index < len(records) else None
         at = bisect_left(records, index, key=index_of)
         if at < len(records) and index_of(records[at]) == index:
             return records[at]

@@ -132,6 +132,8 @@ class ClientQuotas:
 
     window: QuotaWindow = field(default_factory=QuotaWindow)
     mutation_window: QuotaWindow = field(default_factory=QuotaWindow)
+    #: Whether there is a quota at all.
+    is_active: bool = False
     _limits: dict[Entity, dict[Quota, float]] = field(default_factory=dict)
     _rates: dict[tuple[Quota, str, str], SampledRate] = field(default_factory=dict)
     _buckets: dict[tuple[str, str], TokenBucket] = field(default_factory=dict)
@@ -151,11 +153,7 @@ class ClientQuotas:
             self._limits[entity] = limits
         else:
             self._limits.pop(entity, None)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether there is a quota at all."""
-        return bool(self._limits)
+        self.is_active = bool(self._limits)
 
     def limit(self, quota: Quota, user: str, client: str) -> tuple[float, str, str] | None:
         """The limit in force, with the user and the client whose traffic counts together."""

@@ -128,7 +128,8 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     results = yield from trigger_elections(ctx)
     is_queued = cluster.is_queued(row)
     yield from change_replica_states(ctx, row[~is_queued], broker[~is_queued], ReplicaState.OFFLINE)
-    yield from fail_deletion(ctx, row[is_queued], broker[is_queued])
+    if is_queued.any():
+        yield from fail_deletion(ctx, row[is_queued], broker[is_queued])
     if is_queued.all() and not len(results.elected):
         # No request was sent so far, and the brokers have to learn which brokers failed.
         yield from send_metadata(ctx, _NO_ROWS)

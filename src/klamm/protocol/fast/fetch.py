@@ -62,9 +62,7 @@ class NodeEndpoint(NamedTuple):
 
 
 def encode_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
-    """Encode the tagged section at the end of a response; endpoints, if any, are tag 0."""
-    if not endpoints:
-        return b"\0"
+    """Encode the tagged section at the end of a response that names endpoints, which are tag 0."""
     parts = [encode_count(len(endpoints), is_flexible=True)]
     for node_id, host, port, rack in endpoints:
         parts += (
@@ -297,10 +295,8 @@ def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> lis
                 else _encode_end(diverging, leader, version)
             )
         pending.append(usual_end)
-    if version >= _FIRST_WITH_ENDPOINTS:
-        pending.append(encode_endpoints(response.node_endpoints))
-    else:
-        pending.append(usual_end)
+    has_endpoints = version >= _FIRST_WITH_ENDPOINTS and response.node_endpoints
+    pending.append(encode_endpoints(response.node_endpoints) if has_endpoints else usual_end)
     last = b"".join(pending)
     prefix = _INT32.pack(size + len(last))
     if not chunks:

@@ -141,7 +141,7 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
         if is_flexible:
             parts.append(b"\0")
     parts.append(_INT32.pack(response.throttle_time_ms))
-    if version >= _FIRST_WITH_LEADER:
+    if version >= _FIRST_WITH_LEADER and response.node_endpoints:
         parts.append(encode_endpoints(response.node_endpoints))
     elif is_flexible:
         parts.append(b"\0")
