@@ -1,4 +1,4 @@
-"""The table of CONTRIBUTING.md that says which tests show which module.
+"""docs/module-tests.md: the table that says which tests show which module.
 
 A test file mirrors a module by its name: `test_<module>.py` or `test_<module>_<aspect>.py` in the
 same folder. A module without such a file is listed with the test files that import it, and a module
@@ -16,9 +16,12 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 SRC: Final = ROOT / "src" / "klamm"
 TESTS: Final = ROOT / "tests"
-PAGE: Final = ROOT / "CONTRIBUTING.md"
-BEGIN: Final = "<!-- made by `make docs` from tools/module_tests.py: -->"
-END: Final = "<!-- end of the table -->"
+PAGE: Final = ROOT / "docs" / "module-tests.md"
+HEAD: Final = """# Which tests show which module
+
+Paths are below `src/klamm` and `tests`. Run one file with `make test PYTEST=tests/FILE`.
+`make docs` writes this page.
+"""
 #: As many test files are named for a module at most.
 _SHOWN_MAX: Final = 4
 
@@ -96,10 +99,8 @@ def lines() -> Iterator[str]:
 
 
 def page() -> str:
-    """CONTRIBUTING.md with the table as it has to be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "\n".join((before + BEGIN, "", *lines(), "", END)) + after
+    """The whole page."""
+    return "\n".join((HEAD, *lines(), ""))
 
 
 def main() -> None:
