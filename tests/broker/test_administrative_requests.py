@@ -208,27 +208,27 @@ def test_a_record_says_who_asked_for_what_and_what_was_refused(key: ApiKey):
 def test_only_administrative_requests_are_noted():
     notes: list[Any] = []
     history: Any = SimpleNamespace(note=lambda describe, at: notes.append(describe()))
-    answer = {"throttle_time": 0, "results": []}
+    response = {"throttle_time": 0, "results": []}
 
     async def later(_: Call) -> Any:
-        return answer
+        return response
 
     handlers = noted(
         {
-            ApiKey.DELETE_GROUPS: lambda _: answer,
+            ApiKey.DELETE_GROUPS: lambda _: response,
             ApiKey.CREATE_PARTITIONS: later,
-            ApiKey.METADATA: lambda _: answer,
+            ApiKey.METADATA: lambda _: response,
         },
         history,
         "SASL_SSL",
     )
-    assert handlers[ApiKey.DELETE_GROUPS](call(ApiKey.DELETE_GROUPS)) == answer
+    assert handlers[ApiKey.DELETE_GROUPS](call(ApiKey.DELETE_GROUPS)) == response
 
     async def ask() -> Any:
         return await handlers[ApiKey.CREATE_PARTITIONS](call(ApiKey.CREATE_PARTITIONS))  # type: ignore[misc]
 
-    assert asyncio.run(ask()) == answer
-    assert handlers[ApiKey.METADATA](call(ApiKey.DELETE_GROUPS)) == answer
+    assert asyncio.run(ask()) == response
+    assert handlers[ApiKey.METADATA](call(ApiKey.DELETE_GROUPS)) == response
     assert [each["api"] for each in notes] == ["DeleteGroups", "CreatePartitions"]
     assert notes[1]["is_trial"]
 

@@ -72,8 +72,8 @@ class Broker:
         self.grants -= 1
         return self.grants >= 0
 
-    def ask(self, api, version, body, client_id="a client", answer=None):
-        """The response as the client reads it; `answer` is what the broker itself would say."""
+    def ask(self, api, version, body, client_id="a client", handled=None):
+        """The response as the client reads it; `handled` is what the handler returns."""
         header = RequestHeader(api, version, 1, client_id)
         frame = memoryview(encode_request(header, body))[4:]
         request = decode_request(frame)
@@ -81,7 +81,7 @@ class Broker:
 
         def handle(call):
             self.served.append(call.body)
-            return answer(call.body) if callable(answer) else answer
+            return handled(call.body) if callable(handled) else handled
 
         result = self.serve(handle, call) if api in self.intercepted else handle(call)
         if inspect.isawaitable(result):
@@ -113,7 +113,7 @@ def test_every_request_of_a_client_can_be_told_any_error(key, version, data):
         with pytest.raises(CloseConnection):
             broker.ask(key, version, body)
         return
-    broker.ask(key, version, body, answer={})
+    broker.ask(key, version, body, handled={})
     has_items = not (key == ApiKey.FETCH and version < 7 and not request.topics)
     assert len(broker.claims) == has_items
 
@@ -157,7 +157,7 @@ def produce_results(response):
 def test_the_rest_of_a_produce_request_is_appended(version):
     broker = Broker(parsed("Produce", "NOT_LEADER_OR_FOLLOWER", topic="orders", partition=1))
     body = produce(("orders", [0, 1]), ("other", [0]))
-    response = broker.ask(ApiKey.PRODUCE, version, body, answer=produced)
+    response = broker.ask(ApiKey.PRODUCE, version, body, handled=produced)
     assert produce_results(response) == {
         ("orders", 0): (0, 5),
         ("orders", 1): (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1),
@@ -172,7 +172,7 @@ def test_the_rest_of_a_produce_request_is_appended(version):
 
 def test_a_request_that_names_nothing_of_a_fault_is_neither_changed_nor_counted():
     broker = Broker(parsed("Produce", topic="orders"))
-    response = broker.ask(ApiKey.PRODUCE, 9, produce(("other", [0])), answer=produced)
+    response = broker.ask(ApiKey.PRODUCE, 9, produce(("other", [0])), handled=produced)
     assert produce_results(response) == {("other", 0): (0, 5)}
     assert broker.claims == []
 
@@ -180,8 +180,8 @@ def test_a_request_that_names_nothing_of_a_fault_is_neither_changed_nor_counted(
 def test_a_fault_that_is_used_up_changes_nothing():
     broker = Broker(parsed("Produce"), grants=1)
     body = produce(("orders", [0]))
-    first = broker.ask(ApiKey.PRODUCE, 9, body, answer=produced)
-    second = broker.ask(ApiKey.PRODUCE, 9, body, answer=produced)
+    first = broker.ask(ApiKey.PRODUCE, 9, body, handled=produced)
+    second = broker.ask(ApiKey.PRODUCE, 9, body, handled=produced)
     assert produce_results(first) == {("orders", 0): (ErrorCode.REQUEST_TIMED_OUT, -1)}
     assert produce_results(second) == {("orders", 0): (0, 5)}
 
@@ -220,7 +220,7 @@ def fetch(version, *, epoch=-1, replica=-1, topics=(("orders", [0]), ("other", [
 
 
 def fetched(version):
-    def answer(body):
+    def handled(body):
         topics = [
             FetchTopicResponse(
                 topic.name,
@@ -233,13 +233,13 @@ def fetched(version):
         header = RequestHeader(ApiKey.FETCH, version, 1, "a client")
         return EncodedResponse(encode_fetch(header, FetchResponse(topics, session_id=4)))
 
-    return answer
+    return handled
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 13, 16])
 def test_a_fetch_gets_the_error_at_its_partition_and_the_records_of_the_others(version):
     broker = Broker(parsed("Fetch", "OFFSET_OUT_OF_RANGE", topic="orders"))
-    response = broker.ask(ApiKey.FETCH, version, fetch(version), answer=fetched(version))
+    response = broker.ask(ApiKey.FETCH, version, fetch(version), handled=fetched(version))
     found = [
         (each.error_code, bytes(each.records)) for t in response.topics for each in t.partitions
     ]
@@ -251,10 +251,10 @@ def test_a_fetch_gets_the_error_at_its_partition_and_the_records_of_the_others(v
 def test_a_fetch_session_is_given_up_before_its_partitions_fail():
     broker = Broker(parsed("Fetch", "OFFSET_OUT_OF_RANGE", topic="orders"))
     in_session = fetch(12, epoch=5, topics=())
-    response = broker.ask(ApiKey.FETCH, 12, in_session, answer=fetched(12))
+    response = broker.ask(ApiKey.FETCH, 12, in_session, handled=fetched(12))
     assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert broker.claims == [], "no hit: clients ask again, with all partitions"
-    broker.ask(ApiKey.FETCH, 12, fetch(12, epoch=0), answer=fetched(12))
+    broker.ask(ApiKey.FETCH, 12, fetch(12, epoch=0), handled=fetched(12))
     assert broker.served[0].session_epoch == -1, "a new session would lack the failed partitions"
     assert len(broker.claims) == 1
 
@@ -307,7 +307,7 @@ def test_metadata_keeps_its_brokers_and_gets_the_error_at_the_topic(version):
             "partitions": [partition],
         }
 
-    answer = {
+    handled = {
         "brokers": [{"node_id": 1, "host": "h", "port": 1, "rack": None}],
         "cluster_id": "c",
         "controller_id": 1,
@@ -320,25 +320,25 @@ def test_metadata_keeps_its_brokers_and_gets_the_error_at_the_topic(version):
         "include_topic_authorized_operations": False,
     }
     broker = Broker(parsed("Metadata", "LEADER_NOT_AVAILABLE", topic="orders"))
-    response = broker.ask(ApiKey.METADATA, version, ask_all, answer=answer)
+    response = broker.ask(ApiKey.METADATA, version, ask_all, handled=handled)
     assert [each["node_id"] for each in response["brokers"]] == [1]
     assert [(t["error_code"], len(t["partitions"])) for t in response["topics"]] == [
         (ErrorCode.LEADER_NOT_AVAILABLE, 0),
         (0, 1),
     ]
     broker.injection.use([parsed("Metadata", "LEADER_NOT_AVAILABLE", topic="orders", partition=0)])
-    response = broker.ask(ApiKey.METADATA, version, ask_all, answer=answer)
+    response = broker.ask(ApiKey.METADATA, version, ask_all, handled=handled)
     (partition,) = response["topics"][0]["partitions"]
     assert (partition["error_code"], partition["leader_id"]) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
     broker.injection.use([parsed("Metadata", topic="unknown")])
-    response = broker.ask(ApiKey.METADATA, version, ask_all, answer=answer)
+    response = broker.ask(ApiKey.METADATA, version, ask_all, handled=handled)
     assert len(broker.claims) == 2, "a response without the topic does not count"
 
 
 def test_offset_fetch_has_errors_of_groups_above_and_errors_of_partitions_below():
     offset = {"committed_offset": 3, "committed_leader_epoch": 0, "metadata": "", "error_code": 0}
     topics = [{"name": "orders", "partitions": [{"partition_index": 0, **offset}]}]
-    answer = {"groups": [{"group_id": "g", "topics": topics, "error_code": 0}]}
+    handled = {"groups": [{"group_id": "g", "topics": topics, "error_code": 0}]}
     body = {
         "groups": [{"group_id": "g", "topics": None, "member_id": None, "member_epoch": -1}],
         "require_stable": False,
@@ -348,7 +348,7 @@ def test_offset_fetch_has_errors_of_groups_above_and_errors_of_partitions_below(
         ("UNSTABLE_OFFSET_COMMIT", 0, [(ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)]),
     ):
         broker = Broker(parsed("OffsetFetch", error))
-        (group,) = broker.ask(ApiKey.OFFSET_FETCH, 9, body, answer=answer)["groups"]
+        (group,) = broker.ask(ApiKey.OFFSET_FETCH, 9, body, handled=handled)["groups"]
         assert group["error_code"] == above
         assert below == [
             (each["error_code"], each["committed_offset"])
@@ -381,7 +381,7 @@ def test_a_transaction_takes_all_partitions_or_none():
 
 
 @pytest.mark.parametrize(
-    ("api", "version", "body", "answer"),
+    ("api", "version", "body", "handled"),
     [
         (
             ApiKey.ALTER_PARTITION_REASSIGNMENTS,
@@ -451,9 +451,9 @@ def test_a_transaction_takes_all_partitions_or_none():
         ),
     ],
 )
-def test_administration_fails_for_the_named_topic_alone(api, version, body, answer):
+def test_administration_fails_for_the_named_topic_alone(api, version, body, handled):
     broker = Broker(parsed(APIS[api].name, "POLICY_VIOLATION", topic="orders"))
-    response = broker.ask(api, version, body, answer={"throttle_time": 0, **answer})
+    response = broker.ask(api, version, body, handled={"throttle_time": 0, **handled})
     assert response.get("error_code", 0) == 0
     assert list(error_codes(response)).count(ErrorCode.POLICY_VIOLATION) == 1
     (served,) = broker.served
@@ -469,21 +469,21 @@ def test_a_request_for_everything_fails_as_a_whole():
 
 def test_a_delay_comes_before_the_request_is_carried_out():
     broker = Broker(parsed("Produce", None, delay_ms=1))
-    response = broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), answer=produced)
+    response = broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), handled=produced)
     assert produce_results(response) == {("orders", 0): (0, 5)}
     assert len(broker.claims) == 1
 
 
-def test_a_connection_can_be_lost_instead_of_an_answer():
+def test_a_connection_can_be_lost_instead_of_a_response():
     broker = Broker(parsed("Produce", None, disconnect=True))
     with pytest.raises(CloseConnection, match="as injected: Produce: disconnect"):
-        broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), answer=produced)
+        broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), handled=produced)
     assert broker.served == []
 
 
 def test_faults_add_up_in_the_order_in_which_they_were_injected():
     broker = Broker(parsed("Produce", None, delay_ms=1), parsed("Produce", topic="orders"))
-    response = broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), answer=produced)
+    response = broker.ask(ApiKey.PRODUCE, 9, produce(("orders", [0])), handled=produced)
     assert produce_results(response) == {("orders", 0): (ErrorCode.REQUEST_TIMED_OUT, -1)}
     assert len(broker.claims) == 2
 

@@ -12,23 +12,23 @@ def identity() -> BrokerIdentity:
 
 @pytest.mark.rule("FENCE-10", "CTRL-3")
 @pytest.mark.parametrize(
-    ("epoch", "answer", "remembered"),
+    ("epoch", "code", "remembered"),
     [(6, E.STALE_CONTROLLER_EPOCH, 7), (7, E.NONE, 7), (8, E.NONE, 8)],
 )
 def test_an_older_controller_is_refused_and_a_newer_one_remembered(
-    epoch: int, answer: E, remembered: int
+    epoch: int, code: E, remembered: int
 ):
     broker = identity()
-    assert broker.admit_controller(epoch, 50) == answer
+    assert broker.admit_controller(epoch, 50) == code
     assert broker.controller_epoch == remembered
 
 
 @pytest.mark.rule("FENCE-11", "CTRL-2")
 @pytest.mark.parametrize(
-    ("epoch", "answer"), [(49, E.STALE_BROKER_EPOCH), (-1, E.NONE), (50, E.NONE), (51, E.NONE)]
+    ("epoch", "code"), [(49, E.STALE_BROKER_EPOCH), (-1, E.NONE), (50, E.NONE), (51, E.NONE)]
 )
-def test_a_request_for_an_earlier_incarnation_is_refused(epoch: int, answer: E):
+def test_a_request_for_an_earlier_incarnation_is_refused(epoch: int, code: E):
     broker = identity()
-    assert broker.admit_controller(8, epoch) == answer
+    assert broker.admit_controller(8, epoch) == code
     # Refused altogether: the controller's epoch is not remembered either.
-    assert broker.controller_epoch == (7 if answer else 8)
+    assert broker.controller_epoch == (7 if code else 8)

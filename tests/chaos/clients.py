@@ -66,7 +66,7 @@ class Writer:
                 bootstrap,
                 acks="all",
                 enable_idempotence=is_idempotent,
-                # Without idempotence, order takes waiting for each answer.
+                # Without idempotence, order takes waiting for each response.
                 max_in_flight=5 if is_idempotent else 1,
                 linger_ms=5,
                 request_timeout_ms=5000,
@@ -336,11 +336,11 @@ def _read_producers(port: int, topic: str, partition: int) -> Iterator[tuple[int
         topic_id = leader.topic_id(topic)
         offset = 0
         while True:
-            answer = leader.fetch(topic_id, offset, partition=partition)
+            response = leader.fetch(topic_id, offset, partition=partition)
             headers = [
                 batch.header
                 for batch in iterate_batches(
-                    memoryview(answer.topics[0].partitions[0].records or b""), may_end_early=True
+                    memoryview(response.topics[0].partitions[0].records or b""), may_end_early=True
                 )
             ]
             if not headers:

@@ -25,11 +25,11 @@ class Span(NamedTuple):
 def silences(waits: Iterable[Span]) -> list[Span]:
     """The gaps between answers in which at least one question was open.
 
-    A wait is a question and its answer: a record from sent to acknowledged, or from acknowledged to
-    read.
+    A wait is a request and its response: a record from sent to acknowledged, or from acknowledged
+    to read.
     """
     by_end = sorted(waits, key=lambda wait: wait.ended_at)
-    # For each answer, since when anything was open that was answered then or later.
+    # For each response, since when anything was open that was answered then or later.
     open_since: list[float] = []
     earliest = float("inf")
     for wait in reversed(by_end):

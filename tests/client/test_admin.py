@@ -24,10 +24,10 @@ Answer = Callable[[Any], dict[str, Any]]
 class ScriptedBroker:
     """Answers requests as it is told to, and remembers them."""
 
-    def __init__(self, answers: dict[ApiKey, Answer]) -> None:
+    def __init__(self, responses: dict[ApiKey, Answer]) -> None:
         self.asked: list[tuple[ApiKey, int]] = []
         self.versions = {key: (api.min_version, api.max_version) for key, api in APIS.items()}
-        self._answers = answers
+        self._responses = responses
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
@@ -63,15 +63,15 @@ class ScriptedBroker:
                 api = ApiKey(request.header.api_key)
                 self.asked.append((api, request.header.api_version))
                 if api is ApiKey.API_VERSIONS:
-                    answer = {
+                    response = {
                         "api_keys": [
                             {"api_key": key, "min_version": low, "max_version": high}
                             for key, (low, high) in self.versions.items()
                         ]
                     }
                 else:
-                    answer = self._answers[api](request.body)
-                connection.sendall(encode_response(request.header, answer))
+                    response = self._responses[api](request.body)
+                connection.sendall(encode_response(request.header, response))
 
 
 def metadata_of(brokers: list[ScriptedBroker], first_id: int = 1) -> dict[str, Any]:
@@ -108,16 +108,16 @@ def delete_topics(*codes: ErrorCode) -> Answer:
     """One code after the other; the last one from then on."""
     left = list(codes)
 
-    def answer(_: Any) -> dict[str, Any]:
+    def respond(_: Any) -> dict[str, Any]:
         code = left.pop(0) if len(left) > 1 else left[0]
         return {"responses": [{"name": "t", "error_code": code, "error_message": None}]}
 
-    return answer
+    return respond
 
 
 def test_a_controller_that_is_none_any_more_is_asked_again_until_it_is():
-    answer = delete_topics(ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER, ErrorCode.NONE)
-    with scripted({ApiKey.DELETE_TOPICS: answer}, {}) as (first, second):
+    response = delete_topics(ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_CONTROLLER, ErrorCode.NONE)
+    with scripted({ApiKey.DELETE_TOPICS: response}, {}) as (first, second):
         with Admin(second.address) as admin:
             topics.delete(admin, "t")
         assert [api for api, _ in first.asked].count(ApiKey.DELETE_TOPICS) == 3
@@ -125,9 +125,9 @@ def test_a_controller_that_is_none_any_more_is_asked_again_until_it_is():
 
 
 def test_an_error_that_stays_is_raised_when_the_time_is_over():
-    answer = delete_topics(ErrorCode.NOT_CONTROLLER)
+    response = delete_topics(ErrorCode.NOT_CONTROLLER)
     with (
-        scripted({ApiKey.DELETE_TOPICS: answer}) as (only,),
+        scripted({ApiKey.DELETE_TOPICS: response}) as (only,),
         Admin(only.address, timeout_s=0.3) as admin,
         pytest.raises(KafkaError, match=r"^NOT_CONTROLLER: ") as raised,
     ):
@@ -167,7 +167,7 @@ def test_a_broker_that_lacks_a_request_is_told_apart():
             topics.delete(admin, "t")
 
 
-def test_who_does_not_answer_is_passed_over():
+def test_a_broker_that_does_not_respond_is_passed_over():
     with scripted({}) as (one,):
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             dead = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -36,17 +36,17 @@ def ask(
         "server": ("127.0.0.1", 8080),
         "client": ("127.0.0.1", 5000),
     }
-    answer = Answer()
+    response = Answer()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {n.decode(): v.decode() for n, v in message["headers"]}
+            response.status = message["status"]
+            response.headers = {n.decode(): v.decode() for n, v in message["headers"]}
         else:
-            answer.body += message.get("body", b"")
+            response.body += message.get("body", b"")
 
     asyncio.run(app(scope, receive, send))
-    return answer
+    return response

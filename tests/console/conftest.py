@@ -57,14 +57,14 @@ class RunningConsole:
                 return error.code, json.loads(error.read())
 
     def get(self, path: str) -> Any:
-        status, answer = self.ask(path)
-        assert status == 200, answer
-        return answer
+        status, response = self.ask(path)
+        assert status == 200, response
+        return response
 
     def post(self, path: str, body: Any) -> Any:
-        status, answer = self.ask(path, body)
-        assert status == 200, answer
-        return answer
+        status, response = self.ask(path, body)
+        assert status == 200, response
+        return response
 
     def wait(self, path: str, is_so: Callable[[Any], bool]) -> Any:
         wait_until(lambda: is_so(self.get(path)), f"{path} to be so")

@@ -149,16 +149,16 @@ def test_acls_are_added_filtered_explained_and_removed(secured):
     assert denied["deciding"] == ["Deny All for User:alice from any host on Topic ord (prefixed)"]
     assert console.post("/api/acls/remove", denial) == [denial]
     assert explain()["allowed"] is True
-    status, answer = console.ask("/api/acls/remove", denial)
-    assert (status, answer["error"]) == (400, "BAD_REQUEST")
+    status, response = console.ask("/api/acls/remove", denial)
+    assert (status, response["error"]) == (400, "BAD_REQUEST")
     newest = console.get("/api/actions")[1]
     assert (newest["action"], newest["with"]) == ("acls/remove", denial)
 
 
 def test_without_an_authorizer_the_console_says_so(console: RunningConsole):
     assert console.get("/api/security")["authorizer"] is None
-    status, answer = console.ask("/api/acls")
-    assert (status, answer["error"]) == (409, "SECURITY_DISABLED")
+    status, response = console.ask("/api/acls")
+    assert (status, response["error"]) == (409, "SECURITY_DISABLED")
 
 
 def test_quotas_are_set_listed_and_removed(
@@ -198,6 +198,6 @@ def test_quotas_are_set_listed_and_removed(
     ],
 )
 def test_bad_input_gets_a_clear_error(console: RunningConsole, path, body, said):
-    status, answer = console.ask(path, body)
+    status, response = console.ask(path, body)
     assert status == 400
-    assert said in answer["message"]
+    assert said in response["message"]

@@ -105,8 +105,8 @@ def test_the_cluster_in_one_sentence(console, klamm_cluster, topic):
 
 def test_the_token_is_needed_everywhere(console):
     for path in ("/api/cluster", "/api/events", "/api/whatif/worst"):
-        status, answer = console.ask(path, headers={"Accept": "*/*"})
-        assert (status, answer["error"]) == (403, "FORBIDDEN")
+        status, response = console.ask(path, headers={"Accept": "*/*"})
+        assert (status, response["error"]) == (403, "FORBIDDEN")
 
 
 def test_the_link_gives_a_page_and_a_cookie_that_opens_the_rest(console):
@@ -149,11 +149,11 @@ def test_decisions_are_streamed_and_go_on_after_the_last(console, klamm_cluster,
 
 
 def test_what_if_is_answered_at_once(console, klamm_cluster, topic):
-    answer = console.post("/api/whatif", {"brokers": [1, 2]})
-    assert answer["scenario"] == "brokers:1,2"
-    assert answer["failed"] == [1, 2]
-    assert [each["broker"] for each in answer["brokers"]] == [3]
-    assert answer["leaders_moved"] >= 2
+    response = console.post("/api/whatif", {"brokers": [1, 2]})
+    assert response["scenario"] == "brokers:1,2"
+    assert response["failed"] == [1, 2]
+    assert [each["broker"] for each in response["brokers"]] == [3]
+    assert response["leaders_moved"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_what_if_is_answered_at_once(console, klamm_cluster, topic):
     ],
 )
 def test_bad_input_gets_a_clear_error(console, path, body, status, said):
-    answered, answer = console.ask(path, body)
+    answered, response = console.ask(path, body)
     assert answered == status
-    assert said in f"{answer['error']} {answer['message']}"
+    assert said in f"{response['error']} {response['message']}"
 
 
 def test_a_console_changes_nothing_unless_it_may(klamm_cluster, tmp_path, topic):
@@ -185,9 +185,9 @@ def test_a_console_changes_nothing_unless_it_may(klamm_cluster, tmp_path, topic)
         "--bootstrap-server", klamm_cluster.bootstrap_servers, log=tmp_path / "console.log"
     )
     try:
-        status, answer = looking.ask("/api/topics/delete", {"topic": topic})
+        status, response = looking.ask("/api/topics/delete", {"topic": topic})
         assert status == 403
-        assert "--allow-changes" in answer["message"]
+        assert "--allow-changes" in response["message"]
         assert looking.get("/api/cluster")["allow_changes"] is False
     finally:
         assert looking.end() == 0
@@ -221,9 +221,9 @@ def test_a_saved_history_is_looked_at_offline(klamm_cluster, tmp_path, topic):
         assert found["offline"] is True
         assert found["health"].startswith("At the end of this history: ")
         wait_until(lambda: offline.ask(f"/api/story/{topic}-0")[0] == 200, "the history")
-        status, answer = offline.ask("/api/groups")
+        status, response = offline.ask("/api/groups")
         assert status == 400
-        assert "--bootstrap-server" in answer["message"]
+        assert "--bootstrap-server" in response["message"]
     finally:
         assert offline.end() == 0
 
@@ -269,9 +269,9 @@ def test_a_cluster_of_apache_kafka_is_shown_and_changed(kafka_cluster, tmp_path)
         beside.wait("/api/moves", lambda moves: moves["job"]["status"] == "done")
         (topic,) = beside.get("/api/topics/beside-kafka")
         assert {len(each["replicas"]) for each in topic["partitions"]} == {3}
-        status, answer = beside.ask("/api/story/beside-kafka-0")
+        status, response = beside.ask("/api/story/beside-kafka-0")
         assert status == 404
-        assert "There is no history" in answer["message"]
+        assert "There is no history" in response["message"]
     finally:
         assert beside.end() == 0
 
@@ -306,8 +306,8 @@ def test_brokers_transactions_and_access_of_apache_kafka_are_shown(kafka_cluster
         beside.wait("/api/transactions/loader", lambda found: found["state"] == "CompleteCommit")
         assert beside.get("/api/hanging?minutes=0") == []
         assert beside.get("/api/security")["authorizer"] is None
-        status, answer = beside.ask("/api/acls")
-        assert (status, answer["error"]) == (409, "SECURITY_DISABLED")
+        status, response = beside.ask("/api/acls")
+        assert (status, response["error"]) == (409, "SECURITY_DISABLED")
         assert beside.get("/api/denials")["without"] == [1, 2, 3]
         beside.post("/api/users/add", {"user": "alice", "password": "alice-pw"})
         beside.wait("/api/users", lambda found: [each["user"] for each in found] == ["alice"])

@@ -72,9 +72,9 @@ def test_every_change_is_in_the_table_and_is_confirmed_with_what_it_does():
 @pytest.mark.parametrize("path", CONFIRMED)
 def test_a_console_that_only_looks_refuses_a_change(path: str, tmp_path: Path):
     session = _Offline(tmp_path, allow_changes=False)
-    answer = change(session, path.format(name="orders", what="pause"), {})
-    assert answer.status == 403
-    assert "--allow-changes" in json.loads(answer.body)["message"]
+    response = change(session, path.format(name="orders", what="pause"), {})
+    assert response.status == 403
+    assert "--allow-changes" in json.loads(response.body)["message"]
     assert session.journal.newest(5) == []
 
 
@@ -82,8 +82,8 @@ def test_a_console_that_only_looks_refuses_a_change(path: str, tmp_path: Path):
 def test_a_change_is_kept_with_who_asked_for_it_also_when_it_is_refused(path: str, tmp_path: Path):
     session = _Offline(tmp_path, allow_changes=True)
     body = {"topic": "orders", "password": "planted"}
-    answer = change(session, path.format(name="orders", what="faster"), body)
-    assert 400 <= answer.status < 500, answer.body
+    response = change(session, path.format(name="orders", what="faster"), body)
+    assert 400 <= response.status < 500, response.body
     (kept,) = session.journal.newest(5)
     assert kept["user"] == "alice"
     assert f"/api/{kept['action']}" == path.format(name="orders", what="faster")

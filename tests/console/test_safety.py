@@ -57,8 +57,8 @@ def test_a_refused_request_leaves_no_cookie():
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
 )
 def test_another_name_for_this_machine_is_refused(host):
-    answer = guarded(f"/?token={TOKEN}", headers={"host": host})
-    assert answer.status == 403
+    response = guarded(f"/?token={TOKEN}", headers={"host": host})
+    assert response.status == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost:9000", "[::1]:8080", "LOCALHOST"])

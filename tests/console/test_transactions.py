@@ -43,8 +43,8 @@ def test_they_are_listed_and_described_as_on_the_command_line(
     assert shown == described.json()
     assert shown["partitions"] == [{"topic": topic, "partition": 0}]
     producer.end_at_last(commit=False)
-    status, answer = console.ask("/api/transactions/nobody")
-    assert (status, answer["error"]) == (404, "TRANSACTIONAL_ID_NOT_FOUND")
+    status, response = console.ask("/api/transactions/nobody")
+    assert (status, response["error"]) == (404, "TRANSACTIONAL_ID_NOT_FOUND")
 
 
 def test_a_hanging_one_is_found_and_aborted(
@@ -61,8 +61,8 @@ def test_a_hanging_one_is_found_and_aborted(
     )
     assert said.json() == [found]
     asked = {"topic": topic, "partition": 0, "start_offset": found["start_offset"]}
-    status, answer = console.ask("/api/transactions/abort", asked | {"start_offset": 99})
-    assert (status, answer["error"]) == (409, "INVALID_TXN_STATE")
+    status, response = console.ask("/api/transactions/abort", asked | {"start_offset": 99})
+    assert (status, response["error"]) == (409, "INVALID_TXN_STATE")
     assert console.post("/api/transactions/abort", asked) == found
     assert console.get(address) == []
     newest = console.get("/api/actions")[0]

@@ -81,7 +81,7 @@ def test_a_request_is_sent_again_until_it_is_answered(lab: Lab):
 
 
 @pytest.mark.rule("CHAN-4", "CHAN-33", "LOGDIR-4")
-def test_an_answer_with_an_error_is_an_answer(lab: Lab):
+def test_a_response_with_an_error_is_a_response(lab: Lab):
     broker, stale = lab.brokers[1], ErrorCode.STALE_CONTROLLER_EPOCH
     broker.script.top_error = {ApiKey.LEADER_AND_ISR: stale, ApiKey.UPDATE_METADATA: stale}
     lab.create_topic("refused", {0: [1, 2]})

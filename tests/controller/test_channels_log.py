@@ -1,4 +1,4 @@
-"""What a controller writes into its logs, and what its channels do with answers."""
+"""What a controller writes into its logs, and what its channels do with responses."""
 
 import asyncio
 import contextlib
@@ -93,7 +93,7 @@ def test_every_line_says_who_speaks_and_the_milestones_are_there(
 
 
 @pytest.mark.rule("MET-8")
-def test_with_tracing_on_every_entry_of_a_request_and_every_answer_has_its_line(
+def test_with_tracing_on_every_entry_of_a_request_and_every_response_has_its_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(Level.TRACE, "state.change.logger")
@@ -149,7 +149,7 @@ def test_a_broker_without_the_controllers_listener_cannot_be_told(
 
 
 @pytest.mark.rule("CHAN-1", "CHAN-7")
-def test_an_answer_becomes_an_event_and_nothing_else():
+def test_a_response_becomes_an_event_and_nothing_else():
     async def scenario() -> None:
         has_left = asyncio.Event()
 

@@ -230,7 +230,7 @@ def test_the_connection_with_zookeeper_is_followed(tmp_path: Path):
 
 
 @pytest.mark.real
-def test_the_latency_of_zookeeper_is_measured_with_each_answer(
+def test_the_latency_of_zookeeper_is_measured_with_each_response(
     tmp_path: Path, zookeeper_server: ZooKeeperServer
 ):
     async def scenario(node: Node) -> None:

@@ -279,9 +279,9 @@ class ScriptedBroker:
                 if code == ErrorCode.NONE:
                     (batch,) = iterate_batches(topic.partitions[0].records)
                     self.values += [r.value or b"" for r in iterate_records(batch)]
-                answer = ProducePartitionResponse(0, code)
+                response = ProducePartitionResponse(0, code)
                 return encode_produce_response(
-                    request.header, ProduceResponse([ProduceTopicResponse(topic.name, [answer])])
+                    request.header, ProduceResponse([ProduceTopicResponse(topic.name, [response])])
                 )
 
     def _metadata(self, request: Any) -> dict[str, Any]:

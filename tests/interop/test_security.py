@@ -117,10 +117,10 @@ class SecuredPair(Chroot):
     def _knows_all(self, broker: int) -> bool:
         try:
             with self.admin(broker) as admin:
-                answer = admin.metadata([])
+                response = admin.metadata([])
         except KlammError:
             return False
-        return len(answer.brokers) == 2 and answer.controller_id > 0
+        return len(response.brokers) == 2 and response.controller_id > 0
 
     def security(self, user: str, mechanism: str) -> ClientSecurity:
         return ClientSecurity.from_properties(self.properties(user, mechanism))

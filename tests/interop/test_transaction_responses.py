@@ -104,7 +104,7 @@ def test_the_first_coordinator_and_its_topic(both: dict[Kind, MixedCluster]):
             "resource_name": TRANSACTION_STATE,
             "configuration_keys": None,
         }
-        answer = say.quietly(
+        response = say.quietly(
             K.DESCRIBE_CONFIGS,
             4,
             resources=[resource],
@@ -112,7 +112,9 @@ def test_the_first_coordinator_and_its_topic(both: dict[Kind, MixedCluster]):
             include_documentation=False,
         )
         own = [
-            (each.name, each.value) for each in answer.results[0].configs if each.config_source == 1
+            (each.name, each.value)
+            for each in response.results[0].configs
+            if each.config_source == 1
         ]
         say.lines.append(str(sorted(own)))
         with Raw(say.port) as raw:
@@ -131,8 +133,8 @@ def test_producers_and_their_epochs(both: dict[Kind, MixedCluster]):
             for timeout_ms in (0, -1, 900_001, 2**31 - 1, 900_000, 60_000):
                 say.init("b", version, transaction_timeout=timeout_ms)
         for version in (3, 4, 5):
-            answer = say.init("c", version)
-            one, epoch = answer.producer_id, answer.producer_epoch
+            response = say.init("c", version)
+            one, epoch = response.producer_id, response.producer_epoch
             for given in (
                 (one, epoch),
                 (one, epoch),
@@ -215,10 +217,10 @@ def told(say: Dialogue, version: int, id: bytes) -> Any:
         with Raw(say.port) as raw:
             raw.socket.sendall(frame)
             try:
-                answer = decode_response(header, raw.receive())
+                response = decode_response(header, raw.receive())
             except ConnectionError:
                 return "closed"
-        return None if answer.error_code in AGAIN else f"error {answer.error_code}"
+        return None if response.error_code in AGAIN else f"error {response.error_code}"
 
     return wait_until(answered, "an answer", PATIENCE_S)
 
@@ -244,9 +246,9 @@ def test_epochs_at_their_end(both: dict[Kind, MixedCluster]):
         say.init("end-0", producer_id=700, producer_epoch=LAST_EPOCH)
         say.init("end-0", producer_id=700, producer_epoch=LAST_EPOCH)
         say.init("end-0", producer_id=700, producer_epoch=3)
-        answer = say.init("end-1", producer_id=701, producer_epoch=LAST_EPOCH)
+        response = say.init("end-1", producer_id=701, producer_epoch=LAST_EPOCH)
         say.init("end-1", producer_id=701, producer_epoch=LAST_EPOCH)
-        say.init("end-1", producer_id=answer.producer_id, producer_epoch=0)
+        say.init("end-1", producer_id=response.producer_id, producer_epoch=0)
         say.init("end-2", producer_id=702, producer_epoch=LAST_EPOCH - 1)
         say.init("end-2", producer_id=702, producer_epoch=5)
         say.init("end-2", 3, producer_id=702, producer_epoch=5)
@@ -275,10 +277,10 @@ def write_state(say: Dialogue, id: str, *, producer_id: int, epoch: int) -> None
     stored = StoredTransaction(producer_id, epoch, 60_000, TransactionState.EMPTY, (), now_ms, -1)
     records = build_batch([Record(encode_key(id), encode_value(stored), now_ms)])
     with Raw(say.port, client_id="__admin_client") as raw:
-        answer = raw.produce(
+        response = raw.produce(
             TRANSACTION_STATE, bytes(records.data), partition=group_partition(id, 3)
         )
-    assert not answer.error_code, answer
+    assert not response.error_code, response
 
 
 @pytest.mark.rule("TXN-4", "TXN-5", "TXN-6", "TXN-12", "TXN-17")
@@ -560,15 +562,15 @@ def test_listings_and_timeouts(both: dict[Kind, MixedCluster]):
             if version:
                 body.setdefault("duration_filter", -1)
             with Raw(say.port) as raw:
-                answer = raw.ask(K.LIST_TRANSACTIONS, version, **body)
+                response = raw.ask(K.LIST_TRANSACTIONS, version, **body)
             mine = sorted(
                 (each.transactional_id, each.transaction_state)
-                for each in answer.transaction_states
+                for each in response.transaction_states
                 if each.transactional_id.startswith("listed")
             )
-            unknown = sorted(answer.unknown_state_filters)
+            unknown = sorted(response.unknown_state_filters)
             say.lines.append(
-                f"LIST {version} {say.shown(filters)}: {answer.error_code} {unknown} {mine}"
+                f"LIST {version} {say.shown(filters)}: {response.error_code} {unknown} {mine}"
             )
 
         empty, ongoing, committed, aborted = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from klamm.protocol.apis import ApiKey as K
 from klamm.protocol.records import Record, build_batch, iterate_batches, iterate_records
-from tests.interop.test_answers import CHANCE, plain
+from tests.interop.test_responses import CHANCE, plain
 from tests.support.raw import Raw, fetch_values
 from tests.support.waiting import wait_until
 
@@ -40,34 +40,34 @@ class Dialogue:
         self._ids: dict[int, str] = {-1: "-1"}
 
     def ask(self, api: K, version: int, /, **body: Any) -> Any:
-        """One request on a connection of its own, and the answer, written down."""
+        """One request on a connection of its own, and the response, written down."""
         try:
             with Raw(self.port) as raw:
-                answer = raw.ask(api, version, **body)
+                response = raw.ask(api, version, **body)
         except (ConnectionError, EOFError):
             self.lines.append(f"{api.name} {version} {self.shown(body)}: closed")
             return None
-        self.write(f"{api.name} {version} {body}", answer)
-        return answer
+        self.write(f"{api.name} {version} {body}", response)
+        return response
 
     def quietly(self, api: K, version: int, /, **body: Any) -> Any:
-        """The answer of a request that is sent until it is no longer to be repeated."""
+        """The response of a request that is sent until it is no longer to be repeated."""
 
         def answered() -> Any:
             with Raw(self.port) as raw:
-                answer = raw.ask(api, version, **body)
-            return None if errors_in(answer) & AGAIN else answer
+                response = raw.ask(api, version, **body)
+            return None if errors_in(response) & AGAIN else response
 
         return wait_until(answered, api.name, PATIENCE_S)
 
     def finally_(self, api: K, version: int, /, **body: Any) -> Any:
-        """Ask until the answer is not one to be repeated; only that one is written down."""
-        answer = self.quietly(api, version, **body)
-        self.write(f"{api.name} {version} {body}", answer)
-        return answer
+        """Ask until the response is not one to be repeated; only that one is written down."""
+        response = self.quietly(api, version, **body)
+        self.write(f"{api.name} {version} {body}", response)
+        return response
 
-    def write(self, question: str, answer: Any) -> None:
-        self.lines.append(f"{self.shown(question)}: {self.shown(self.numbered(answer))}")
+    def write(self, question: str, response: Any) -> None:
+        self.lines.append(f"{self.shown(question)}: {self.shown(self.numbered(response))}")
 
     def shown(self, text: Any) -> str:
         shown = str(text)
@@ -78,10 +78,10 @@ class Dialogue:
                 )
         return shown
 
-    def numbered(self, answer: Any) -> Any:
-        if isinstance(answer, str | int | bool | bytes | None):
-            return answer
-        return self._number(plain(answer, UNEQUAL))
+    def numbered(self, response: Any) -> Any:
+        if isinstance(response, str | int | bool | bytes | None):
+            return response
+        return self._number(plain(response, UNEQUAL))
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -104,8 +104,8 @@ class Dialogue:
     def begun(self, id: str, **more: Any) -> "Producer":
         body = {"transactional_id": id, "transaction_timeout": 60_000, **NOBODY, **more}
         self.quietly(K.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[id])
-        answer = self.finally_(K.INIT_PRODUCER_ID, 4, **body)
-        return Producer(self, id, answer.producer_id, answer.producer_epoch)
+        response = self.finally_(K.INIT_PRODUCER_ID, 4, **body)
+        return Producer(self, id, response.producer_id, response.producer_epoch)
 
     def describe(self, *ids: str) -> Any:
         return self.ask(K.DESCRIBE_TRANSACTIONS, 0, transactional_ids=list(ids))
@@ -113,8 +113,8 @@ class Dialogue:
     def wait_state(self, id: str, state: str) -> None:
         def reached() -> bool:
             with Raw(self.port) as raw:
-                answer = raw.ask(K.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[id])
-            return bool(answer.transaction_states[0].transaction_state == state)
+                response = raw.ask(K.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[id])
+            return bool(response.transaction_states[0].transaction_state == state)
 
         wait_until(reached, f"{id} in {state}", PATIENCE_S)
         self.describe(id)
@@ -153,15 +153,15 @@ class Dialogue:
         """A read_committed fetch: bounds, aborted transactions and what the records are."""
         more.setdefault("isolation_level", 1)
         with Raw(self.port) as raw:
-            answer = raw.ask(
+            response = raw.ask(
                 K.FETCH,
                 12,
                 **fetch_values(None, offset, topic=topic, session_id=0, session_epoch=-1, **more),
             )
-        if not answer.topics:
-            self.lines.append(f"FETCH {topic} {offset} {more}: nothing {answer.error_code}")
+        if not response.topics:
+            self.lines.append(f"FETCH {topic} {offset} {more}: nothing {response.error_code}")
             return
-        found = answer.topics[0].partitions[0]
+        found = response.topics[0].partitions[0]
         batches = [
             (
                 batch.header.base_offset,
@@ -319,7 +319,7 @@ class Producer:
             transactional=transactional,
         )
         with Raw(self.say.port) as raw:
-            answer = raw.ask(
+            response = raw.ask(
                 K.PRODUCE,
                 version,
                 transactional_id=self.id if transactional_id == "" else transactional_id,
@@ -332,7 +332,7 @@ class Producer:
                     }
                 ],
             )
-        found = answer.responses[0].partition_responses[0]
+        found = response.responses[0].partition_responses[0]
         if not found.error_code and counts:
             self.sequences[topic, partition] = base + len(values)
         self.say.lines.append(
@@ -342,8 +342,8 @@ class Producer:
         return found
 
 
-def errors_in(answer: Any) -> set[int]:
-    """Every error code of an answer."""
+def errors_in(response: Any) -> set[int]:
+    """Every error code of a response."""
     found: set[int] = set()
 
     def walk(value: Any) -> None:
@@ -356,5 +356,5 @@ def errors_in(answer: Any) -> set[int]:
             for each in value:
                 walk(each)
 
-    walk(plain(answer, frozenset()))
+    walk(plain(response, frozenset()))
     return found

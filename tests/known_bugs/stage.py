@@ -60,13 +60,13 @@ class Stage(Lab):
 
     def reassign(self, topic: str, target: list[int] | None) -> E:
         rows = [{"partition_index": 0, "replicas": target}]
-        answer = self.holder().ask(
+        response = self.holder().ask(
             ApiKey.ALTER_PARTITION_REASSIGNMENTS,
             0,
             timeout=10_000,
             topics=[{"name": topic, "partitions": rows}],
         )
-        code: E = answer.responses[0].partitions[0].error_code
+        code: E = response.responses[0].partitions[0].error_code
         return code
 
     def request_reassignment(self, topic: str, target: list[int]) -> None:

@@ -85,7 +85,7 @@ def test_a_controller_fenced_in_the_middle_of_a_deletion_wins_the_role_back_and_
     wait_until(lambda: stage.brokers[2].told(ApiKey.STOP_REPLICA, "halfway", 0))
     moved_on = stage.epoch + 5
     stage.zk.set("/controller_epoch", str(moved_on).encode())
-    # The next answer leads to a write, and that to the discovery.
+    # The next response leads to a write, and that to the discovery.
     stage.brokers[2].release()
     wait_until(lambda: stage.epoch > moved_on)
     wait_until(lambda: not stage.zk.exists("/brokers/topics/halfway"))
@@ -195,8 +195,8 @@ def test_a_move_is_resumed_by_a_successor_with_another_target(stage: Stage):
     )
     # After the replica has been stopped, the epoch rises: in the same event.
     stage.settle()
-    answer = stage.alter_partition(stage.holder(), "retargeted", 0, [1, 2, 4])
-    assert answer.error_code == E.NONE
+    response = stage.alter_partition(stage.holder(), "retargeted", 0, [1, 2, 4])
+    assert response.error_code == E.NONE
     wait_until(lambda: stage.lists("retargeted") == ([4, 2], [], []))
     wait_until(lambda: not stage.zk.exists("/admin/reassign_partitions"))
     state = stage.wait_state("retargeted", 0, lambda s: s["isr"] == [2, 4])
@@ -248,12 +248,12 @@ def test_an_earlier_life_cannot_speak_for_the_next(stage: Stage):
         "leader_recovery_state": 0,
         "partition_epoch": state["version"],
     }
-    answer = holder.ask(
+    response = holder.ask(
         ApiKey.ALTER_PARTITION,
         1,
         broker_id=3,
         broker_epoch=first_life,
         topics=[{"topic_name": "revived", "partitions": [proposal]}],
     )
-    assert answer.error_code == E.STALE_BROKER_EPOCH
+    assert response.error_code == E.STALE_BROKER_EPOCH
     assert stage.state("revived", 0) == state

@@ -42,7 +42,7 @@ def test_a_deletion_waits_for_an_offline_replica_and_holds_up_nothing_else(succe
 
 
 @pytest.mark.rule("DEL-24", "DEL-25", "DEL-27")
-def test_a_replica_whose_answer_never_came_is_deleted_when_its_broker_bounces() -> None:
+def test_a_replica_whose_response_never_came_is_deleted_when_its_broker_bounces() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}})
     world.silent.add(2)
     world.request_deletion("t")
@@ -127,7 +127,7 @@ def test_a_topic_that_grows_while_it_is_deleted_does_not_escape() -> None:
 
 
 @pytest.mark.rule("DEL-19", "DEL-20")
-def test_a_late_answer_about_the_deleted_topic_does_not_touch_its_namesake() -> None:
+def test_a_late_response_about_the_deleted_topic_does_not_touch_its_namesake() -> None:
     """KAFKA-6098 is the kind: a deletion and a creation of one name that overlap."""
     world = steady([1, 2], {"t": {0: [1, 2]}})
     world.request_deletion("t")

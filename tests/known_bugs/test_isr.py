@@ -42,7 +42,7 @@ def test_an_isr_that_shrinks_under_an_election_is_not_undone_by_it() -> None:
 
 @pytest.mark.rule("ISR-13", "ISR-17")
 def test_the_proposal_of_a_leader_that_was_replaced_meanwhile_is_fenced() -> None:
-    """KAFKA-12686 and KAFKA-14154 are about what becomes of such an answer."""
+    """KAFKA-12686 and KAFKA-14154 are about what becomes of such a response."""
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
     version = world.version("t")
     world.bounce(1)
@@ -69,7 +69,7 @@ def test_a_follower_that_dies_before_it_is_added_does_not_come_back_into_the_isr
 
 @pytest.mark.rule("ISR-14")
 @pytest.mark.parametrize("behind", [0, 1])
-def test_a_leader_that_missed_the_answer_may_ask_again(behind: int) -> None:
+def test_a_leader_that_missed_the_response_may_ask_again(behind: int) -> None:
     """KAFKA-14144: with the version from before its success it was refused for good."""
     world = steady([1, 2, 3], {"t": {0: [1, 2, 3]}})
     first = world.report_isr("t", [1, 2])
@@ -187,5 +187,5 @@ def test_a_lost_directory_is_asked_about_again_by_a_successor() -> None:
     world.settle()
     row = world.cluster.row("t", 0)
     assert world.cluster.offline_dirs == {1: {row}}
-    answer = world.ask(events.ElectLeaders(events.RequestedElection.PREFERRED, [T0]))
-    assert answer[T0][0] == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE
+    response = world.ask(events.ElectLeaders(events.RequestedElection.PREFERRED, [T0]))
+    assert response[T0][0] == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE

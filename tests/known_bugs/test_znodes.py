@@ -55,14 +55,14 @@ def test_a_topic_that_was_created_empty_comes_online_with_its_data(
     stage.settle()
     # The name is taken, although no broker has heard of such a topic.
     wanted = {"name": path.rpartition("/")[2], "num_partitions": 1, "replication_factor": 1}
-    answer = stage.holder().ask(
+    response = stage.holder().ask(
         ApiKey.CREATE_TOPICS,
         7,
         topics=[wanted | {"assignments": [], "configs": []}],
         timeout=1000,
         validate_only=False,
     )
-    assert answer.topics[0].error_code == E.TOPIC_ALREADY_EXISTS
+    assert response.topics[0].error_code == E.TOPIC_ALREADY_EXISTS
     with stage.no_controller():
         pass
     stage.zk.set(path, topic_znode({0: [1, 2]}))
@@ -121,14 +121,14 @@ def test_a_registration_without_data_is_nobody_until_it_has_some(
     # All registrations are read when a broker comes or goes.
     other.leave()
     wait_until(lambda: not stage.zk.exists("/brokers/ids/4"))
-    answer = wait_until(
+    response = wait_until(
         lambda: (
             (told := stage.alter_partition(stage.holder(), name, 0, [1, 9]))
             and told.error_code == E.NONE
             and told
         )
     )
-    assert list(answer.isr) == [1, 9]
+    assert list(response.isr) == [1, 9]
 
 
 @pytest.mark.real

@@ -92,7 +92,7 @@ def cut_off() -> Cluster:
     produce(cluster.brokers[1], b"shared")
     for number in (2, 3, 2, 3):
         cluster.brokers[number].send_fetch()
-        cluster.brokers[number].take_answer()
+        cluster.brokers[number].take_response()
     assert cluster.brokers[1].log.high_watermark == 1
     cluster.cut_off.add(1)
     cluster.lost(1)

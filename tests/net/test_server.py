@@ -88,11 +88,11 @@ def test_a_connection_needs_one_descriptor(runner):
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
-    answer = bytes(20_000_000)
+    response = bytes(20_000_000)
     meter = RequestMeter("t")
 
     def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
-        return [answer], meter, (0, len(frame), (), 0, 0, 0, 0)
+        return [response], meter, (0, len(frame), (), 0, 0, 0, 0)
 
     async def scenario() -> None:
         server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
@@ -101,13 +101,13 @@ def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(struct.pack(">i", 2) + b"go")
         async with asyncio.timeout(60):
-            # A third descriptor is there while the answer waits for the client.
+            # A third descriptor is there while the response waits for the client.
             while descriptors() < before + 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            assert len(await reader.readexactly(len(answer))) == len(answer)
+            assert len(await reader.readexactly(len(response))) == len(response)
             while descriptors() > before + 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            # Nobody reads the second answer.
+            # Nobody reads the second response.
             writer.write(struct.pack(">i", 2) + b"go")
             while descriptors() < before + 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

@@ -32,10 +32,10 @@ SILENCE: dict[str, Any] = {}
 
 
 class ScriptedController:
-    """Gives one answer after the other, and remembers the questions."""
+    """Gives one response after the other, and remembers the questions."""
 
-    def __init__(self, answers: Sequence[dict[str, Any]]) -> None:
-        self._answers = iter(answers)
+    def __init__(self, responses: Sequence[dict[str, Any]]) -> None:
+        self._answers = iter(responses)
         self.asked: list[tuple[int, int]] = []
         self.asked_at: list[float] = []
         self.conversations: list[asyncio.Task[Any]] = []
@@ -48,16 +48,16 @@ class ScriptedController:
             request = decode_request(await reader.readexactly(*struct.unpack(">i", size)))
             self.asked.append((int(request.body.broker_id), int(request.body.broker_epoch)))
             self.asked_at.append(asyncio.get_running_loop().time())
-            answer = next(self._answers)
-            if answer is SILENCE:
+            response = next(self._answers)
+            if response is SILENCE:
                 break
-            writer.write(encode_response(request.header, answer))
+            writer.write(encode_response(request.header, response))
         writer.close()
         await writer.wait_closed()
 
 
 def ask_for_leave(
-    answers: Sequence[dict[str, Any]], *, retries: int = 3, backoff_ms: int = 20
+    responses: Sequence[dict[str, Any]], *, retries: int = 3, backoff_ms: int = 20
 ) -> tuple[bool, ScriptedController]:
     config = BrokerConfig.from_properties(
         {
@@ -69,7 +69,7 @@ def ask_for_leave(
     )
 
     async def scenario() -> tuple[bool, ScriptedController]:
-        controller = ScriptedController(answers)
+        controller = ScriptedController(responses)
         server = await asyncio.start_server(controller.serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         metadata = MetadataCache()

@@ -170,8 +170,8 @@ def test_refused_records_are_counted_by_what_is_wrong_with_them(
 @pytest.mark.rule("BMET-2")
 def test_a_topic_that_nobody_has_is_not_counted(observed: Observed) -> None:
     with Raw(observed[1].port) as raw:
-        answer = raw.produce("no-such-topic", batch(b"x"))
-        assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        response = raw.produce("no-such-topic", batch(b"x"))
+        assert response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         raw.fetch(None, 0, topic="no-such-topic", version=12)
     assert not any("no-such-topic" in name for name in observed.page(1))
 
@@ -199,8 +199,8 @@ def test_a_log_that_cannot_be_read_is_a_failure(observed: Observed, topic: str) 
             assert raw.produce(topic, batch(b"x" * 100)).error_code == 0
         segment = observed[1].log_dir / f"{topic}-0" / f"{0:020}.log"
         segment.write_bytes(b"\xff" * segment.stat().st_size)
-        (answer,) = raw.fetch(raw.topic_id(topic), 1).topics
-        assert answer.partitions[0].error_code == ErrorCode.CORRUPT_MESSAGE
+        (response,) = raw.fetch(raw.topic_id(topic), 1).topics
+        assert response.partitions[0].error_code == ErrorCode.CORRUPT_MESSAGE
     assert observed.count(1, f"{TOPICS}_FailedFetchRequestsPerSec_total", topic=topic) == 1
 
 
@@ -215,7 +215,7 @@ def test_requests_are_counted_by_name_and_version(observed: Observed, topic: str
     with Raw(observed[1].port) as raw:
         for _ in range(3):
             assert raw.produce(topic, batch(b"x"), version=9).error_code == 0
-        # Without an acknowledgement there is no answer, but a request all the same.
+        # Without an acknowledgement there is no response, but a request all the same.
         raw.send(ApiKey.PRODUCE, 9, **produce_values(topic, batch(b"x"), acks=0))
         raw.metadata()
         raw.fetch(raw.topic_id(topic), 0, version=12, topic=topic)
@@ -243,7 +243,7 @@ def test_waiting_for_records_is_remote_time(observed: Observed, topic: str) -> N
 
 
 @pytest.mark.rule("BMET-3")
-def test_answers_are_counted_by_their_errors(observed: Observed, topic: str) -> None:
+def test_responses_are_counted_by_their_errors(observed: Observed, topic: str) -> None:
     observed.create(topic, assignment=[[1]])
     errors = f"{REQUESTS}_ErrorsPerSec_total"
 

@@ -115,7 +115,7 @@ def test_only_the_first_controlled_shutdown_lacks_a_client_id():
 
 
 @pytest.mark.rule("API-4")
-def test_answers_to_api_versions_keep_the_oldest_header():
+def test_responses_to_api_versions_keep_the_oldest_header():
     assert [response_header_version(ApiKey.API_VERSIONS, v) for v in range(5)] == [0] * 5
     assert [request_header_version(ApiKey.API_VERSIONS, v) for v in range(5)] == [1, 1, 1, 2, 2]
 

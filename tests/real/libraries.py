@@ -198,8 +198,8 @@ class _KafkaPythonAdministrator:
 
     def delete_records(self, topic: str, offset: int) -> int:
         wanted = KafkaTopicPartition(topic, 0)
-        answer = self._client.delete_records({wanted: offset})[wanted]
-        return int(answer["low_watermark"])
+        response = self._client.delete_records({wanted: offset})[wanted]
+        return int(response["low_watermark"])
 
     def groups(self) -> set[str]:
         return {each["group_id"] for each in self._client.list_groups()}
@@ -326,16 +326,16 @@ class _AiokafkaAdministrator:
         return set(self._run(self._client.list_topics()))
 
     def create(self, topic: str, partitions: int, factor: int) -> str:
-        answer = self._run(self._client.create_topics([AioNewTopic(topic, partitions, factor)]))
-        return _code_name(answer.topic_errors[0][1])
+        response = self._run(self._client.create_topics([AioNewTopic(topic, partitions, factor)]))
+        return _code_name(response.topic_errors[0][1])
 
     def grow(self, topic: str, partitions: int) -> str:
         grown = {topic: AioNewPartitions(partitions)}
         return _error_of(lambda: self._run(self._client.create_partitions(grown)))
 
     def delete(self, topic: str) -> str:
-        answer = self._run(self._client.delete_topics([topic]))
-        return _code_name(answer.topic_error_codes[0][1])
+        response = self._run(self._client.delete_topics([topic]))
+        return _code_name(response.topic_error_codes[0][1])
 
     def configure(self, topic: str, key: str, value: str) -> None:
         resource = AioConfigResource(AioConfigResourceType.TOPIC, topic, configs={key: value})
@@ -343,8 +343,8 @@ class _AiokafkaAdministrator:
 
     def setting(self, topic: str, key: str) -> str:
         resource = AioConfigResource(AioConfigResourceType.TOPIC, topic)
-        (answer,) = self._run(self._client.describe_configs([resource]))
-        (described,) = answer.resources
+        (response,) = self._run(self._client.describe_configs([resource]))
+        (described,) = response.resources
         return next(str(each[1]) for each in described[4] if each[0] == key)
 
     def delete_records(self, topic: str, offset: int) -> int:

@@ -131,7 +131,7 @@ def _alter(
 def _altered(
     raw: Raw, kind: int, name: str, *changes: tuple[str, int, str | None], dry: bool = False
 ) -> Any:
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         resources=[
             {
@@ -145,11 +145,11 @@ def _altered(
         ],
         validate_only=dry,
     )
-    return answer.responses[0]
+    return response.responses[0]
 
 
 def _describe(raw: Raw, kind: int, name: str, *keys: str) -> dict[str, Any]:
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.DESCRIBE_CONFIGS,
         resources=[
             {"resource_type": kind, "resource_name": name, "configuration_keys": keys or None}
@@ -157,7 +157,7 @@ def _describe(raw: Raw, kind: int, name: str, *keys: str) -> dict[str, Any]:
         include_synonyms=True,
         include_documentation=False,
     )
-    (result,) = answer.results
+    (result,) = response.results
     assert result.error_code == ErrorCode.NONE, result.error_message
     return {each.name: each for each in result.configs}
 
@@ -282,7 +282,7 @@ def test_settings_are_refused_with_kafkas_code_and_words(
 def test_alter_configs_replaces_everything(cluster: RealCluster, topic: str) -> None:
     cluster.create(topic, config={"retention.ms": "1000000", "segment.ms": "900000"})
     with Raw(cluster[1].port) as raw:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.ALTER_CONFIGS,
             resources=[
                 {
@@ -293,7 +293,7 @@ def test_alter_configs_replaces_everything(cluster: RealCluster, topic: str) -> 
             ],
             validate_only=False,
         )
-        assert answer.responses[0].error_code == ErrorCode.NONE
+        assert response.responses[0].error_code == ErrorCode.NONE
     assert cluster.znode(f"/config/topics/{topic}")["config"] == {"retention.ms": "2000000"}
 
 
@@ -304,13 +304,13 @@ def test_replicas_move_and_leaders_are_elected(cluster: RealCluster, topic: str)
     with Raw(cluster[cluster.controller_id()].port) as raw:
 
         def elect() -> int:
-            answer = raw.ask(
+            response = raw.ask(
                 ApiKey.ELECT_LEADERS,
                 election_type=0,
                 topic_partitions=[{"topic": topic, "partitions": [0]}],
                 timeout=5000,
             )
-            (of_topic,) = answer.replica_election_results
+            (of_topic,) = response.replica_election_results
             return int(of_topic.partition_result[0].error_code)
 
         assert elect() == ErrorCode.ELECTION_NOT_NEEDED
@@ -338,14 +338,14 @@ def test_what_cannot_be_meant_is_refused_at_once(cluster: RealCluster, topic: st
     cluster.create(topic, assignment=[[1]])
     with Raw(cluster[cluster.controller_id()].port) as raw:
         for kind in (-1, 2, 127):
-            answer = raw.ask(
+            response = raw.ask(
                 ApiKey.ELECT_LEADERS,
                 election_type=kind,
                 topic_partitions=[{"topic": topic, "partitions": [0]}],
                 timeout=5000,
             )
-            assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
-            (of_topic,) = answer.replica_election_results
+            assert response.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+            (of_topic,) = response.replica_election_results
             assert of_topic.partition_result[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
         new = {"name": f"{topic}-new", "num_partitions": 2**31 - 1, "replication_factor": 1}
         (created,) = raw.ask(
@@ -385,12 +385,12 @@ def test_records_are_deleted_on_all_replicas(cluster: RealCluster, topic: str) -
     cluster.produce(topic, [b"%d" % each for each in range(10)], acks="all")
 
     def delete(raw: Raw, offset: int, name: str = topic) -> tuple[int, int]:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.DELETE_RECORDS,
             topics=[{"name": name, "partitions": [{"partition_index": 0, "offset": offset}]}],
             timeout=10_000,
         )
-        entry = answer.topics[0].partitions[0]
+        entry = response.topics[0].partitions[0]
         return int(entry.error_code), int(entry.low_watermark)
 
     leader = cluster.leader(topic)

@@ -35,14 +35,14 @@ def raw(cluster: RealCluster) -> Raw:
 @pytest.mark.rule("API-1", "API-2", "API-6", "API-9", "API-11")
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions_are_told_in_every_version(raw: Raw, version: int) -> None:
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.API_VERSIONS,
         version,
         client_software_name="test",
         client_software_version="1.0",
     )
-    assert answer.error_code == ErrorCode.NONE
-    assert {(each.api_key, each.min_version, each.max_version) for each in answer.api_keys} == {
+    assert response.error_code == ErrorCode.NONE
+    assert {(each.api_key, each.min_version, each.max_version) for each in response.api_keys} == {
         (api.key, api.min_version, api.max_version)
         for api in APIS.values()
         if api.key not in UNADVERTISED
@@ -61,10 +61,10 @@ def test_a_client_from_the_future_is_told_what_is_spoken(raw: Raw) -> None:
 
 @pytest.mark.rule("API-7")
 def test_software_names_have_a_form(raw: Raw) -> None:
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.API_VERSIONS, 3, client_software_name="-bad-", client_software_version="1"
     )
-    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    assert response.error_code == ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.rule("META-1", "META-2", "META-3", "META-5", "META-7", "META-8", "FRM-10", "UMD-8")
@@ -112,12 +112,12 @@ def test_metadata_of_all_none_named_and_unknown_topics(
 
 @pytest.mark.rule("META-11", "API-13")
 def test_the_cluster_is_described_by_any_broker(cluster: RealCluster, raw: Raw) -> None:
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.DESCRIBE_CLUSTER, include_cluster_authorized_operations=True, endpoint_type=1
     )
-    assert {each.broker_id for each in answer.brokers} == {1, 2, 3}
-    assert answer.controller_id == cluster.controller_id()
-    assert answer.cluster_authorized_operations > 0
+    assert {each.broker_id for each in response.brokers} == {1, 2, 3}
+    assert response.controller_id == cluster.controller_id()
+    assert response.cluster_authorized_operations > 0
     for endpoint_type, error in (
         (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
         (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
@@ -228,7 +228,7 @@ def test_a_slow_reader_holds_up_nobody_else(cluster: RealCluster, topic: str) ->
 
 
 @pytest.mark.rule("FRM-1")
-def test_a_client_that_goes_in_the_middle_of_its_answer_harms_nobody(
+def test_a_client_that_goes_in_the_middle_of_its_response_harms_nobody(
     cluster: RealCluster, raw: Raw, topic: str
 ) -> None:
     cluster.create(topic, assignment=[[1]])
@@ -263,8 +263,8 @@ def test_requests_may_arrive_in_any_pieces(cluster: RealCluster, raw: Raw, topic
         size = 1 if is_near else cuts.randint(1, 200_000)
         raw.socket.sendall(stream[at : at + size])
         at += size
-    answers = [struct.unpack(">i", raw.receive()[:4])[0] for _ in range(5)]
-    assert answers == [1, 2, 1, 3, 1]
+    responses = [struct.unpack(">i", raw.receive()[:4])[0] for _ in range(5)]
+    assert responses == [1, 2, 1, 3, 1]
     assert raw.list_offset(topic, -1).offset == 5
 
 
@@ -352,11 +352,11 @@ def test_orders_are_carried_out_unless_they_are_stale_or_strange(
             live_leaders=[],
         )
 
-    def of_partition(answer: Any) -> tuple[int, int]:
-        (topic,) = answer.topics
+    def of_partition(response: Any) -> tuple[int, int]:
+        (topic,) = response.topics
         assert topic.topic_id == uuid.UUID(int=5)
         (entry,) = topic.partition_errors
-        return int(answer.error_code), int(entry.error_code)
+        return int(response.error_code), int(entry.error_code)
 
     stale = ErrorCode.STALE_CONTROLLER_EPOCH
     assert of_partition(order(epoch - 1, -1, [1])) == (stale, stale)
@@ -370,15 +370,15 @@ def test_orders_are_carried_out_unless_they_are_stale_or_strange(
     assert of_partition(order(epoch, -1, [1, 2])) == (ErrorCode.NONE, stale)
 
     def fetched_by(replica: int) -> int:
-        answer = raw.fetch(uuid.UUID(int=5), 0, epoch=0, replica_id=replica)
-        return int(answer.topics[0].partitions[0].error_code)
+        response = raw.fetch(uuid.UUID(int=5), 0, epoch=0, replica_id=replica)
+        return int(response.topics[0].partitions[0].error_code)
 
     # A topic that is to be deleted is like this: in no metadata, and yet its moves have to end.
     assert fetched_by(-1) == ErrorCode.UNKNOWN_TOPIC_ID
     assert fetched_by(2) == ErrorCode.NONE
 
     def stop(leader_epoch: int) -> tuple[int, int]:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.STOP_REPLICA,
             controller_id=1,
             controller_epoch=epoch,
@@ -396,8 +396,8 @@ def test_orders_are_carried_out_unless_they_are_stale_or_strange(
                 }
             ],
         )
-        (entry,) = answer.partition_errors
-        return int(answer.error_code), int(entry.error_code)
+        (entry,) = response.partition_errors
+        return int(response.error_code), int(entry.error_code)
 
     replica = cluster[1].log_dir / "ghost-0"
     assert replica.exists()

@@ -226,7 +226,7 @@ def _coordinator(cluster: RealCluster, group: str) -> Raw:
 
 def _commit(raw: Raw, group: str, metadata: dict[int, str], generation: int = -1) -> dict[int, int]:
     topic = group.removesuffix("-new")
-    answer = raw.ask(
+    response = raw.ask(
         ApiKey.OFFSET_COMMIT,
         group_id=group,
         generation_id_or_member_epoch=generation,
@@ -247,7 +247,9 @@ def _commit(raw: Raw, group: str, metadata: dict[int, str], generation: int = -1
             }
         ],
     )
-    return {int(each.partition_index): int(each.error_code) for each in answer.topics[0].partitions}
+    return {
+        int(each.partition_index): int(each.error_code) for each in response.topics[0].partitions
+    }
 
 
 @pytest.mark.rule("GRP-1", "GRP-3", "GRP-4", "GRP-5", "LISR-13", "OFF-8", "OFF-9", "OFF-10")
@@ -298,14 +300,14 @@ def test_groups_go_with_the_topic_that_holds_them(
     with Raw(cluster[1].port) as raw:
 
         def heartbeat() -> int:
-            answer = raw.ask(
+            response = raw.ask(
                 ApiKey.HEARTBEAT,
                 group_id=topic,
                 generation_id=1,
                 member_id="x",
                 group_instance_id=None,
             )
-            return int(answer.error_code)
+            return int(response.error_code)
 
         wait_until(lambda: heartbeat() == ErrorCode.NOT_COORDINATOR, "the group is unloaded")
     wait_until(lambda: cluster.znode(f"/brokers/topics/{offsets}") is None, "the topic is gone")
@@ -321,10 +323,10 @@ def test_other_brokers_are_no_coordinators(cluster: RealCluster, topic: str) -> 
     coordinator = cluster.leader("__consumer_offsets", group_partition(topic, 4))
     other = next(each for each in cluster.brokers if each != coordinator)
     with Raw(cluster[other].port) as raw:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.HEARTBEAT, group_id=topic, generation_id=1, member_id="x", group_instance_id=None
         )
-        assert answer.error_code == ErrorCode.NOT_COORDINATOR
+        assert response.error_code == ErrorCode.NOT_COORDINATOR
         found = raw.ask(ApiKey.FIND_COORDINATOR, key_type=0, coordinator_keys=[topic, "another"])
         assert found.coordinators[0].node_id == coordinator
         assert found.coordinators[0].port == cluster[coordinator].port

@@ -261,14 +261,16 @@ def test_unknown_brokers_and_stale_epochs_are_refused(shared: Lab, node: Node):
             "partition_epoch": 0,
         }
         topic = changes.pop("topic_name", "current")
-        answer = node.ask(
+        response = node.ask(
             ApiKey.ALTER_PARTITION,
             1,
             broker_id=broker,
             broker_epoch=broker_epoch,
             topics=[{"topic_name": topic, "partitions": [proposal | changes]}],
         )
-        return answer.topics[0].partitions[0].error_code if answer.topics else answer.error_code
+        return (
+            response.topics[0].partitions[0].error_code if response.topics else response.error_code
+        )
 
     assert alter(broker=77) == E.STALE_BROKER_EPOCH
     assert alter(broker_epoch=epoch - 1) == E.STALE_BROKER_EPOCH
@@ -281,10 +283,10 @@ def test_unknown_brokers_and_stale_epochs_are_refused(shared: Lab, node: Node):
     assert alter(new_isr=[1, 77]) == E.OPERATION_NOT_ATTEMPTED
 
     def leave(broker: int, broker_epoch: int) -> E:
-        answer = node.ask(
+        response = node.ask(
             ApiKey.CONTROLLED_SHUTDOWN, 2, broker_id=broker, broker_epoch=broker_epoch
         )
-        return answer.error_code
+        return response.error_code
 
     assert leave(1, epoch - 1) == E.STALE_BROKER_EPOCH
     assert leave(77, 1) == E.UNKNOWN_SERVER_ERROR

@@ -87,14 +87,14 @@ def create(arena: Arena, topic: str) -> None:
     wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1}
 
     def ask(node: Node) -> bool:
-        answer = node.ask(
+        response = node.ask(
             ApiKey.CREATE_TOPICS,
             7,
             topics=[wanted | {"assignments": rows, "configs": []}],
             timeout=10_000,
             validate_only=False,
         )
-        return answer.topics[0].error_code in (E.NONE, E.TOPIC_ALREADY_EXISTS)
+        return response.topics[0].error_code in (E.NONE, E.TOPIC_ALREADY_EXISTS)
 
     arena.insist(ask)
 
@@ -103,14 +103,14 @@ def expand(arena: Arena, topic: str) -> None:
     added = [{"broker_ids": [3, 1, 2]}, {"broker_ids": [1, 3, 2]}]
 
     def ask(node: Node) -> bool:
-        answer = node.ask(
+        response = node.ask(
             ApiKey.CREATE_PARTITIONS,
             3,
             topics=[{"name": topic, "count": 4, "assignments": added}],
             timeout=10_000,
             validate_only=False,
         )
-        return answer.results[0].error_code in (E.NONE, E.INVALID_PARTITIONS)
+        return response.results[0].error_code in (E.NONE, E.INVALID_PARTITIONS)
 
     arena.insist(ask)
 
@@ -118,8 +118,8 @@ def expand(arena: Arena, topic: str) -> None:
 def delete(arena: Arena, topic: str) -> None:
     def ask(node: Node) -> bool:
         names = [topic]
-        answer = node.ask(ApiKey.DELETE_TOPICS, 5, topic_names=names, timeout=10_000)
-        code = answer.responses[0].error_code
+        response = node.ask(ApiKey.DELETE_TOPICS, 5, topic_names=names, timeout=10_000)
+        code = response.responses[0].error_code
         # A node that has just become controller may not have heard of the topic yet (ADM-26).
         is_gone = not arena.zk.exists(f"/brokers/topics/{topic}")
         return code == E.NONE or (code == E.UNKNOWN_TOPIC_OR_PARTITION and is_gone)
@@ -137,15 +137,15 @@ def cancel(arena: Arena, topic: str) -> None:
     rows = [{"partition_index": 0, "replicas": None}]
 
     def ask(node: Node) -> bool:
-        answer = node.ask(
+        response = node.ask(
             ApiKey.ALTER_PARTITION_REASSIGNMENTS,
             0,
             timeout=10_000,
             topics=[{"name": topic, "partitions": rows}],
         )
-        if answer.error_code != E.NONE:
+        if response.error_code != E.NONE:
             return False
-        code = answer.responses[0].partitions[0].error_code
+        code = response.responses[0].partitions[0].error_code
         return code in (E.NONE, E.NO_REASSIGNMENT_IN_PROGRESS)
 
     arena.insist(ask)

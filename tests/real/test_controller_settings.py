@@ -38,10 +38,10 @@ def alter(node: Node, kind: int, name: str, operation: int, value: str | None) -
     """Change one setting, as an administrator does."""
     config = {"name": UNCLEAN, "config_operation": operation, "value": value}
     resource = {"resource_type": kind, "resource_name": name, "configs": [config]}
-    answer = node.ask(
+    response = node.ask(
         ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False
     )
-    return answer.responses[0].error_code
+    return response.responses[0].error_code
 
 
 def stranded(lab: Lab, node: Node, topic: str) -> None:
@@ -102,14 +102,14 @@ def test_a_node_without_data_says_so_in_its_registration(shared: Lab, node: Node
 def test_placement_passes_over_a_node_without_data(shared: Lab, node: Node):
     def create(name: str, count: int, factor: int) -> E:
         topic = {"name": name, "num_partitions": count, "replication_factor": factor}
-        answer = node.ask(
+        response = node.ask(
             ApiKey.CREATE_TOPICS,
             7,
             topics=[topic | {"assignments": [], "configs": []}],
             timeout=10_000,
             validate_only=False,
         )
-        return answer.topics[0].error_code
+        return response.topics[0].error_code
 
     assert create("spread", 4, 3) == E.NONE
     lists = shared.znode("/brokers/topics/spread")["partitions"].values()

@@ -264,12 +264,12 @@ def test_a_follower_behind_the_log_start_begins_anew(breakable: RealCluster, top
     cluster.wait_isr(topic, {1})
     cluster.produce(topic, [b"2", b"3", b"4"], acks="all")
     with Raw(cluster[1].port) as raw:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.DELETE_RECORDS,
             topics=[{"name": topic, "partitions": [{"partition_index": 0, "offset": 4}]}],
             timeout=5000,
         )
-        assert answer.topics[0].partitions[0].low_watermark == 4
+        assert response.topics[0].partitions[0].low_watermark == 4
     cluster[2].start()
     cluster.wait_isr(topic, {1, 2})
     cluster[1].stop()

@@ -140,8 +140,8 @@ def test_a_batch_of_very_many_records_holds_up_nobody(
             other.ask(ApiKey.API_VERSIONS, 0)
             answered += 1
         assert answered > 5, "others are served meanwhile"
-        answer = decode_response(header, led.receive())
-        (entry,) = answer.responses[0].partition_responses
+        response = decode_response(header, led.receive())
+        (entry,) = response.responses[0].partition_responses
         assert (entry.error_code, entry.base_offset) == (ErrorCode.NONE, 0)
         other.produce(topic, batch(b"next"))
         assert other.list_offset(topic, -1).offset == count + 1
@@ -173,11 +173,11 @@ def test_a_follower_names_the_leader(cluster: RealCluster, topic: str) -> None:
     leader = cluster.leader(topic)
     other = next(each for each in cluster.brokers if each != leader)
     with Raw(cluster[other].port) as raw:
-        answer = raw.ask(ApiKey.PRODUCE, **produce_values(topic, batch(b"x")))
-        entry = answer.responses[0].partition_responses[0]
+        response = raw.ask(ApiKey.PRODUCE, **produce_values(topic, batch(b"x")))
+        entry = response.responses[0].partition_responses[0]
         assert entry.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert entry.current_leader.leader_id == leader
-        assert [(each.node_id, each.port) for each in answer.node_endpoints] == [
+        assert [(each.node_id, each.port) for each in response.node_endpoints] == [
             (leader, cluster[leader].port)
         ]
 
@@ -206,13 +206,15 @@ def test_offsets_are_found_by_time(led: Raw, topic: str) -> None:
     assert led.list_offset(topic, -9).error_code == ErrorCode.UNSUPPORTED_VERSION
     assert led.list_offset(topic, -3, version=6).error_code == ErrorCode.UNSUPPORTED_VERSION
     twice = [{"partition_index": 0, "timestamp": -1}] * 2
-    answer = led.ask(
+    response = led.ask(
         ApiKey.LIST_OFFSETS,
         replica_id=-1,
         isolation_level=0,
         topics=[{"name": topic, "partitions": twice}],
     )
-    assert {each.error_code for each in answer.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
+    assert {each.error_code for each in response.topics[0].partitions} == {
+        ErrorCode.INVALID_REQUEST
+    }
 
 
 @pytest.mark.rule("FETCH-5", "FETCH-6", "FETCH-7", "FRM-3", "HW-5")
@@ -223,9 +225,9 @@ def test_a_long_poll_wakes_with_the_data(cluster: RealCluster, led: Raw, topic: 
 
     def poll() -> None:
         with Raw(cluster[cluster.leader(topic)].port) as raw:
-            answer = raw.fetch(topic_id, 1, max_wait_ms=10_000)
+            response = raw.fetch(topic_id, 1, max_wait_ms=10_000)
             woken.append(time.monotonic())
-            assert answer.topics[0].partitions[0].records
+            assert response.topics[0].partitions[0].records
 
     thread = threading.Thread(target=poll)
     thread.start()
@@ -262,8 +264,8 @@ def test_epochs_and_ids_are_checked(cluster: RealCluster, led: Raw, topic: str) 
     led.produce(topic, batch(b"x"))
 
     def error(**changed: object) -> int:
-        answer = led.fetch(changed.pop("topic_id", topic_id), 0, **changed)  # type: ignore[arg-type]
-        return int(answer.topics[0].partitions[0].error_code)
+        response = led.fetch(changed.pop("topic_id", topic_id), 0, **changed)  # type: ignore[arg-type]
+        return int(response.topics[0].partitions[0].error_code)
 
     assert error(epoch=0) == ErrorCode.NONE
     assert error(epoch=7) == ErrorCode.UNKNOWN_LEADER_EPOCH

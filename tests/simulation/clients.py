@@ -72,7 +72,7 @@ class Client:
         """Ask any broker who leads what; whether that worked."""
         broker = self.chance.choice(sorted(self.world.machines))
         try:
-            answer = await self.ask(
+            response = await self.ask(
                 broker,
                 ApiKey.METADATA,
                 topics=[] if topic is None else [{"name": topic}],
@@ -83,8 +83,8 @@ class Client:
         except UnavailableError:
             await asyncio.sleep(_PAUSE_S)
             return False
-        self.controller = int(answer.controller_id)
-        for found in answer.topics:
+        self.controller = int(response.controller_id)
+        for found in response.topics:
             if not found.partitions:
                 # A broker that has just started may not have heard of it yet.
                 await asyncio.sleep(_PAUSE_S)
@@ -134,7 +134,7 @@ class Producer(Client):
     async def _init(self) -> bool:
         broker = self.chance.choice(sorted(self.world.machines))
         try:
-            answer = await self.ask(
+            response = await self.ask(
                 broker,
                 ApiKey.INIT_PRODUCER_ID,
                 transactional_id=None,
@@ -144,10 +144,10 @@ class Producer(Client):
             )
         except UnavailableError:
             return False
-        if answer.error_code:
+        if response.error_code:
             await asyncio.sleep(_PAUSE_S)
             return False
-        self._producer_id = int(answer.producer_id)
+        self._producer_id = int(response.producer_id)
         self.world.checks.on_producer_id(self.name, self._producer_id)
         return True
 
@@ -197,7 +197,7 @@ class Producer(Client):
         if leader not in self.world.machines:
             return ErrorCode.LEADER_NOT_AVAILABLE, -1
         try:
-            answer = await self.ask(
+            response = await self.ask(
                 leader,
                 ApiKey.PRODUCE,
                 transactional_id=None,
@@ -212,7 +212,7 @@ class Producer(Client):
             )
         except UnavailableError:
             return ErrorCode.NETWORK_EXCEPTION, -1
-        result = answer.responses[0].partition_responses[0]
+        result = response.responses[0].partition_responses[0]
         return ErrorCode.of(int(result.error_code)), int(result.base_offset)
 
 
@@ -263,12 +263,12 @@ class Member(Client):
 
     async def _find_coordinator(self) -> bool:
         broker = self.chance.choice(sorted(self.world.machines))
-        answer = await self.ask(broker, ApiKey.FIND_COORDINATOR, key=self.group, key_type=0)
-        self._coordinator = int(answer.node_id) if not answer.error_code else -1
+        response = await self.ask(broker, ApiKey.FIND_COORDINATOR, key=self.group, key_type=0)
+        self._coordinator = int(response.node_id) if not response.error_code else -1
         return self._coordinator in self.world.machines
 
     async def _join(self) -> list[int] | None:
-        answer = await self.ask(
+        response = await self.ask(
             self._coordinator,
             ApiKey.JOIN_GROUP,
             group_id=self.group,
@@ -279,23 +279,23 @@ class Member(Client):
             protocol_type="consumer",
             protocols=[{"name": "range", "metadata": b""}],
         )
-        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = answer.member_id
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = response.member_id
             return await self._join()
-        if answer.error_code:
-            self._on_error(answer.error_code)
+        if response.error_code:
+            self._on_error(response.error_code)
             return None
-        self._member_id = answer.member_id
-        self._generation = int(answer.generation_id)
+        self._member_id = response.member_id
+        self._generation = int(response.generation_id)
         assignments: list[Mapping[str, Any]] = []
-        if answer.leader == self._member_id:
-            members = sorted(each.member_id for each in answer.members)
+        if response.leader == self._member_id:
+            members = sorted(each.member_id for each in response.members)
             shares = [sorted(self.leaders)[i :: len(members)] for i in range(len(members))]
             assignments = [
                 {"member_id": member, "assignment": json.dumps(share).encode()}
                 for member, share in zip(members, shares, strict=True)
             ]
-        answer = await self.ask(
+        response = await self.ask(
             self._coordinator,
             ApiKey.SYNC_GROUP,
             group_id=self.group,
@@ -304,10 +304,10 @@ class Member(Client):
             group_instance_id=None,
             assignments=assignments,
         )
-        if answer.error_code:
-            self._on_error(answer.error_code)
+        if response.error_code:
+            self._on_error(response.error_code)
             return None
-        assigned: list[int] = json.loads(bytes(answer.assignment) or b"[]")
+        assigned: list[int] = json.loads(bytes(response.assignment) or b"[]")
         self.world.operations += 1
         self.world.note(self.name, f"generation {self._generation}, assigned {assigned}")
         self.world.checks.on_assigned(
@@ -323,17 +323,17 @@ class Member(Client):
 
     async def _fetch_positions(self, assigned: list[int]) -> bool:
         promised = self.world.checks.promised_commits(self.group, self.topic)
-        answer = await self.ask(
+        response = await self.ask(
             self._coordinator,
             ApiKey.OFFSET_FETCH,
             group_id=self.group,
             topics=[{"name": self.topic, "partition_indexes": assigned}],
         )
-        if answer.error_code:
-            self._on_error(int(answer.error_code))
+        if response.error_code:
+            self._on_error(int(response.error_code))
             return False
         self.positions = {}
-        for topic in answer.topics:
+        for topic in response.topics:
             for each in topic.partitions:
                 offset = int(each.committed_offset)
                 self.positions[int(each.partition_index)] = max(offset, 0)
@@ -349,7 +349,7 @@ class Member(Client):
                 await self._read(partition)
             if not await self._commit():
                 return
-            answer = await self.ask(
+            response = await self.ask(
                 self._coordinator,
                 ApiKey.HEARTBEAT,
                 group_id=self.group,
@@ -357,8 +357,8 @@ class Member(Client):
                 member_id=self._member_id,
                 group_instance_id=None,
             )
-            if answer.error_code:
-                self._on_error(answer.error_code)
+            if response.error_code:
+                self._on_error(response.error_code)
                 return
             await asyncio.sleep(self.chance.uniform(0.15, 0.35))
 
@@ -368,7 +368,7 @@ class Member(Client):
             await self.learn(self.topic)
             return
         try:
-            answer = await self.ask(
+            response = await self.ask(
                 leader,
                 ApiKey.FETCH,
                 replica_id=-1,
@@ -399,7 +399,7 @@ class Member(Client):
         except UnavailableError:
             await self.learn(self.topic)
             return
-        result = answer.topics[0].partitions[0]
+        result = response.topics[0].partitions[0]
         if result.error_code:
             await self.learn(self.topic)
             return
@@ -411,7 +411,7 @@ class Member(Client):
 
     async def _commit(self) -> bool:
         positions = dict(self.positions)
-        answer = await self.ask(
+        response = await self.ask(
             self._coordinator,
             ApiKey.OFFSET_COMMIT,
             group_id=self.group,
@@ -435,7 +435,7 @@ class Member(Client):
             ],
         )
         self.world.operations += 1
-        for topic in answer.topics:
+        for topic in response.topics:
             for each in topic.partitions:
                 if each.error_code:
                     self._on_error(int(each.error_code))
@@ -448,7 +448,7 @@ class Member(Client):
 
 
 class Administrator(Client):
-    """Asks the controller for changes, and does not wait for ever for an answer."""
+    """Asks the controller for changes, and does not wait for ever for a response."""
 
     async def create(
         self, topic: str, assignment: list[list[int]], config: Mapping[str, str], attempts: int = 1
@@ -457,7 +457,7 @@ class Administrator(Client):
             f"create {topic} with {assignment} {dict(config)}",
             attempts,
             ApiKey.CREATE_TOPICS,
-            lambda answer: answer.topics[0].error_code,
+            lambda response: response.topics[0].error_code,
             topics=[
                 {
                     "name": topic,
@@ -479,7 +479,7 @@ class Administrator(Client):
             f"delete {topic}",
             1,
             ApiKey.DELETE_TOPICS,
-            lambda answer: answer.responses[0].error_code,
+            lambda response: response.responses[0].error_code,
             topic_names=[topic],
             timeout=1000,
         )
@@ -489,7 +489,7 @@ class Administrator(Client):
             f"expand {topic} to {count}",
             1,
             ApiKey.CREATE_PARTITIONS,
-            lambda answer: answer.results[0].error_code,
+            lambda response: response.results[0].error_code,
             topics=[{"name": topic, "count": count, "assignments": None}],
             timeout=1000,
             validate_only=False,
@@ -501,7 +501,7 @@ class Administrator(Client):
             what if replicas else f"cancel the move of {topic}-{partition}",
             1,
             ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            lambda answer: answer.error_code or answer.responses[0].partitions[0].error_code,
+            lambda response: response.error_code or response.responses[0].partitions[0].error_code,
             timeout=1000,
             topics=[
                 {
@@ -516,9 +516,9 @@ class Administrator(Client):
             f"elect the preferred leader of {topic}-{partition}",
             1,
             ApiKey.ELECT_LEADERS,
-            lambda answer: (
-                answer.error_code
-                or answer.replica_election_results[0].partition_result[0].error_code
+            lambda response: (
+                response.error_code
+                or response.replica_election_results[0].partition_result[0].error_code
             ),
             election_type=0,
             topic_partitions=[{"topic": topic, "partitions": [partition]}],
@@ -535,10 +535,10 @@ class Administrator(Client):
             if not await self.learn(None) or self.controller not in self.world.machines:
                 continue
             try:
-                answer = await self.ask(self.controller, key, **body)
+                response = await self.ask(self.controller, key, **body)
             except UnavailableError:
                 continue
-            error = ErrorCode.of(int(error_of(answer)))
+            error = ErrorCode.of(int(error_of(response)))
             if error == ErrorCode.NONE:
                 break
         self.world.operations += 1

@@ -1,8 +1,8 @@
-"""ZooKeeper's twin in memory, seen over a network: late answers, lost answers, expiring sessions.
+"""ZooKeeper's twin in memory, behind a network: late and lost responses, expiring sessions.
 
-Requests of a session arrive in order, and so do its answers and events. A session ends when nothing
-has been heard of its owner for the length of its timeout: because it has crashed, is stopped, or
-cannot reach ZooKeeper.
+Requests of a session arrive in order, and so do its responses and events. A session ends when
+nothing has been heard of its owner for the length of its timeout: because it has crashed, is
+stopped, or cannot reach ZooKeeper.
 """
 
 import asyncio
@@ -134,14 +134,14 @@ class SimulatedStore(MemoryStore):
             self._ensemble.after_write(self.process)
             try:
                 return await self._answer(result)
-            except _AnswerLostError:
+            except _ResponseLostError:
                 continue
 
     async def create(self, *args: Any, **options: Any) -> Any:
         while True:
             try:
                 return await super().create(*args, **options)
-            except _AnswerLostError:
+            except _ResponseLostError:
                 continue
 
     async def _turn(self) -> None:
@@ -160,7 +160,7 @@ class SimulatedStore(MemoryStore):
         if was_connected and not self.is_connected:
             # Sent, but never received. Reads are given their answer when the connection is back.
             if isinstance(value, TransactionResult):
-                raise _AnswerLostError
+                raise _ResponseLostError
             await self._connected.wait()
         return value
 
@@ -178,5 +178,5 @@ class SimulatedStore(MemoryStore):
             )
 
 
-class _AnswerLostError(Exception):
-    """The connection broke between a write and its answer: it is sent again."""
+class _ResponseLostError(Exception):
+    """The connection broke between a write and its response: it is sent again."""

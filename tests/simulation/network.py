@@ -340,19 +340,19 @@ class _Served(asyncio.Protocol):
                 return
             frame, self._pending = self._pending[4:end], self._pending[end:]
             try:
-                answer = self._dispatch(self, memoryview(frame))
+                response = self._dispatch(self, memoryview(frame))
             except (RemoteProtocolError, CloseConnection):
                 self.close()
                 return
-            if asyncio.iscoroutine(answer) or asyncio.isfuture(answer):
+            if asyncio.iscoroutine(response) or asyncio.isfuture(response):
                 self._transport.pause_reading()
-                self._task = asyncio.ensure_future(self._await(answer))
+                self._task = asyncio.ensure_future(self._await(response))
                 return
-            self._send(answer)
+            self._send(response)
 
-    async def _await(self, answer: Any) -> None:
+    async def _await(self, response: Any) -> None:
         try:
-            self._send(await answer)
+            self._send(await response)
         except (RemoteProtocolError, CloseConnection):
             self.close()
             return
@@ -361,8 +361,8 @@ class _Served(asyncio.Protocol):
         if self._task is None:
             self._transport.resume_reading()
 
-    def _send(self, answer: Any) -> None:
-        parts, meter, unsent = answer
+    def _send(self, response: Any) -> None:
+        parts, meter, unsent = response
         meter.note(unsent)
         if parts is not None:
             self._transport.writelines(

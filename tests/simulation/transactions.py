@@ -95,7 +95,7 @@ class TransactionalClient(Client):
     """Asks coordinators and leaders until they answer."""
 
     async def try_ask(self, broker: int, api: ApiKey, /, **body: Any) -> Any:
-        """The answer, None if there is none."""
+        """The response, None if there is none."""
         if broker not in self.world.machines:
             return None
         try:
@@ -105,8 +105,8 @@ class TransactionalClient(Client):
 
     async def coordinator(self, key: str, key_type: int) -> int:
         broker = self.chance.choice(sorted(self.world.machines))
-        answer = await self.try_ask(broker, ApiKey.FIND_COORDINATOR, key=key, key_type=key_type)
-        return -1 if answer is None or answer.error_code else int(answer.node_id)
+        response = await self.try_ask(broker, ApiKey.FIND_COORDINATOR, key=key, key_type=key_type)
+        return -1 if response is None or response.error_code else int(response.node_id)
 
 
 class Writer(TransactionalClient):
@@ -139,15 +139,15 @@ class Writer(TransactionalClient):
 
     async def _init(self) -> None:
         broker = await self.coordinator(TRANSACTIONAL_ID, _TRANSACTION_KEY)
-        answer = await self.try_ask(
+        response = await self.try_ask(
             broker,
             ApiKey.INIT_PRODUCER_ID,
             transactional_id=TRANSACTIONAL_ID,
             transaction_timeout=TIMEOUT_MS,
         )
-        if answer is None or answer.error_code:
+        if response is None or response.error_code:
             return
-        self._producer_id, self._epoch = int(answer.producer_id), int(answer.producer_epoch)
+        self._producer_id, self._epoch = int(response.producer_id), int(response.producer_epoch)
         self._sequences = dict.fromkeys(PARTITIONS, 0)
         self.world.note(self.name, f"has epoch {self._epoch}")
 
@@ -195,7 +195,7 @@ class Writer(TransactionalClient):
         self.world.note(self.name, f"{value.decode()} is {entry.told.value}")
 
     async def _until_settled(self, ask: Any) -> ErrorCode:
-        """Ask until the answer is final: NONE, or why the transaction is given up."""
+        """Ask until the response is final: NONE, or why the transaction is given up."""
         while True:
             error: ErrorCode = await ask()
             if error not in _AGAIN:
@@ -204,7 +204,7 @@ class Writer(TransactionalClient):
 
     async def _ask_coordinator(self, api: ApiKey, **body: Any) -> ErrorCode:
         broker = await self.coordinator(TRANSACTIONAL_ID, _TRANSACTION_KEY)
-        answer = await self.try_ask(
+        response = await self.try_ask(
             broker,
             api,
             transactional_id=TRANSACTIONAL_ID,
@@ -212,11 +212,11 @@ class Writer(TransactionalClient):
             producer_epoch=self._epoch,
             **body,
         )
-        return _ANSWER_LOST if answer is None else ErrorCode.of(int(answer.error_code))
+        return _ANSWER_LOST if response is None else ErrorCode.of(int(response.error_code))
 
     async def _add(self) -> ErrorCode:
         broker = await self.coordinator(TRANSACTIONAL_ID, _TRANSACTION_KEY)
-        answer = await self.try_ask(
+        response = await self.try_ask(
             broker,
             ApiKey.ADD_PARTITIONS_TO_TXN,
             v3_and_below_transactional_id=TRANSACTIONAL_ID,
@@ -224,9 +224,9 @@ class Writer(TransactionalClient):
             v3_and_below_producer_epoch=self._epoch,
             v3_and_below_topics=[{"name": LEDGER, "partitions": list(PARTITIONS)}],
         )
-        if answer is None:
+        if response is None:
             return _ANSWER_LOST
-        (topic,) = answer.results_by_topic_v3_and_below
+        (topic,) = response.results_by_topic_v3_and_below
         codes = {int(each.partition_error_code) for each in topic.results_by_partition}
         codes.discard(ErrorCode.OPERATION_NOT_ATTEMPTED)
         return ErrorCode.of(max(codes, default=0))
@@ -236,7 +236,7 @@ class Writer(TransactionalClient):
 
     async def _commit_offset(self, offset: int) -> ErrorCode:
         broker = await self.coordinator(GROUP, _GROUP_KEY)
-        answer = await self.try_ask(
+        response = await self.try_ask(
             broker,
             ApiKey.TXN_OFFSET_COMMIT,
             transactional_id=TRANSACTIONAL_ID,
@@ -252,9 +252,9 @@ class Writer(TransactionalClient):
                 }
             ],
         )
-        if answer is None:
+        if response is None:
             return _ANSWER_LOST
-        return ErrorCode.of(int(answer.topics[0].partitions[0].error_code))
+        return ErrorCode.of(int(response.topics[0].partitions[0].error_code))
 
     async def _produce_all(self, value: bytes) -> ErrorCode:
         for partition in PARTITIONS:
@@ -291,7 +291,7 @@ class Writer(TransactionalClient):
 
     async def _produce(self, partition: int, records: bytes) -> ErrorCode:
         await self.learn(LEDGER)
-        answer = await self.try_ask(
+        response = await self.try_ask(
             self.leaders.get(partition, -1),
             ApiKey.PRODUCE,
             transactional_id=TRANSACTIONAL_ID,
@@ -301,9 +301,9 @@ class Writer(TransactionalClient):
                 {"name": LEDGER, "partition_data": [{"index": partition, "records": records}]}
             ],
         )
-        if answer is None:
+        if response is None:
             return _ANSWER_LOST
-        return ErrorCode.of(int(answer.responses[0].partition_responses[0].error_code))
+        return ErrorCode.of(int(response.responses[0].partition_responses[0].error_code))
 
 
 class CommittedReader(TransactionalClient):
@@ -325,7 +325,7 @@ class CommittedReader(TransactionalClient):
             await asyncio.sleep(self.chance.uniform(0.1, 0.4))
 
     async def _read(self, partition: int) -> None:
-        answer = await self.try_ask(
+        response = await self.try_ask(
             self.leaders.get(partition, -1),
             ApiKey.FETCH,
             replica_id=-1,
@@ -353,9 +353,9 @@ class CommittedReader(TransactionalClient):
             forgotten_topics_data=[],
             rack_id="",
         )
-        if answer is None or not answer.topics or answer.topics[0].partitions[0].error_code:
+        if response is None or not response.topics or response.topics[0].partitions[0].error_code:
             return
-        result = answer.topics[0].partitions[0]
+        result = response.topics[0].partitions[0]
         batches = iterate_batches(bytes(result.records or b""), may_end_early=True)
         for batch, is_shown in filtered(batches, result.aborted_transactions or ()):
             for record in iterate_records(batch) if is_shown else ():

@@ -113,7 +113,7 @@ class _Connection:
         self._proxy = proxy
         self._node = node
         self._server = server
-        #: The request whose answer kills; nothing more is passed back to the node until then.
+        #: The request whose response kills; nothing more is passed back to the node until then.
         self.kills_at: int | None = None
         #: The node is dead, or is about to be, or its session has been ended without its knowledge.
         self.is_orphaned = False

@@ -1,7 +1,7 @@
 """A laboratory for controllers: real nodes as processes, a real ZooKeeper, and scripted brokers.
 
-A scripted broker registers, accepts connections, records what controllers tell it and answers as it
-was told to: at once, not until released, or with errors. Everything waits for conditions.
+A scripted broker registers, accepts connections, records what controllers tell it and responds as
+it was told to: at once, not until released, or with errors. Everything waits for conditions.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Received:
 
 @dataclass
 class Script:
-    """How a broker answers."""
+    """How a broker responds."""
 
     withheld: set[ApiKey] = field(default_factory=set)
     top_error: dict[ApiKey, ErrorCode] = field(default_factory=dict)
@@ -174,9 +174,9 @@ class ScriptedBroker:
                     self.heard_of = body.controller_epoch
                 with self._changed:
                     self._changed.wait_for(lambda api=request.api: api not in self.script.withheld)
-                connection.sendall(encode_response(header, self._answer(request)))
+                connection.sendall(encode_response(header, self._response_to(request)))
 
-    def _answer(self, request: Received) -> dict[str, Any]:
+    def _response_to(self, request: Received) -> dict[str, Any]:
         top = self.script.top_error.get(request.api, ErrorCode.NONE)
         if request.api is ApiKey.UPDATE_METADATA:
             return {"error_code": top}
@@ -188,16 +188,16 @@ class ScriptedBroker:
             }
             for topic, partition in _named(request)
         ]
-        answer: dict[str, Any] = {"error_code": top, "partition_errors": errors}
+        response: dict[str, Any] = {"error_code": top, "partition_errors": errors}
         if request.api is ApiKey.LEADER_AND_ISR and request.version >= 5:
-            answer["topics"] = [
+            response["topics"] = [
                 {
                     "topic_id": topic.topic_id,
                     "partition_errors": [e for e in errors if e["topic_name"] == topic.topic_name],
                 }
                 for topic in request.body.topic_states
             ]
-        return answer
+        return response
 
 
 def _named(request: Received) -> Iterator[tuple[str, int]]:
@@ -246,7 +246,7 @@ class Node(NodeProcess):
             stream = connection.makefile("rb")
             size = stream.read(4)
             if len(size) < 4:
-                raise EOFError("closed without an answer")
+                raise EOFError("closed without a response")
             return decode_response(header, stream.read(struct.unpack(">i", size)[0]))
 
     def candidate_pid(self) -> int | None:
@@ -332,7 +332,7 @@ class Lab(Chroot):
     def alter_partition(
         self, node: Node, topic: str, partition: int, isr: list[int], **changes: Any
     ) -> Any:
-        """The leader's proposal of an ISR, from what the state says now; the partition's answer."""
+        """Propose an ISR as the leader, from the present state; return the response."""
         state = self.state(topic, partition)
         assert state is not None
         leader = changes.pop("broker", state["leader"])
@@ -344,11 +344,11 @@ class Lab(Chroot):
             "partition_epoch": state["version"],
             **changes,
         }
-        answer = node.ask(
+        response = node.ask(
             ApiKey.ALTER_PARTITION,
             1,
             broker_id=leader,
             broker_epoch=self.brokers[leader].epoch,
             topics=[{"topic_name": topic, "partitions": [proposal]}],
         )
-        return answer.topics[0].partitions[0] if answer.topics else answer
+        return response.topics[0].partitions[0] if response.topics else response

@@ -19,7 +19,7 @@ _PAUSE_S = 0.002
 
 
 class Pings:
-    """Asks while it is entered; each answer is waited for before the next question."""
+    """Asks while it is entered; each response is waited for before the next question."""
 
     def __init__(self, port: int, question: bytes = _API_VERSIONS) -> None:
         self._port = port

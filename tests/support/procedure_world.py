@@ -1,4 +1,4 @@
-"""A small world for procedures: ZooKeeper, brokers that answer, and one controller.
+"""A small world for procedures: ZooKeeper, brokers that respond, and one controller.
 
 Effects are performed at once, one after the other. The world records every write and every
 request; events wait in the queue until `settle`, and after each of them the cluster is looked at.

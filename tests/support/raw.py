@@ -33,7 +33,7 @@ class Raw:
         self.socket.close()
 
     def ask(self, api: ApiKey, version: int | None = None, /, **values: Any) -> Any:
-        """Send a request and return the body of its answer; the newest version if none is named."""
+        """Send a request, in the newest version if none is named; return its response."""
         header = self.send(api, version, **values)
         return decode_response(header, self.receive())
 
@@ -92,12 +92,12 @@ class Raw:
         version: int | None = None,
     ) -> Any:
         """The answer about the one partition."""
-        answer = self.ask(
+        response = self.ask(
             ApiKey.PRODUCE,
             version,
             **produce_values(topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms),
         )
-        return answer.responses[0].partition_responses[0]
+        return response.responses[0].partition_responses[0]
 
     def fetch(
         self,
@@ -114,7 +114,7 @@ class Raw:
         partition_max_bytes: int = 1 << 20,
         **more: Any,
     ) -> Any:
-        """The whole answer to a fetch of one partition."""
+        """The whole response to a fetch of one partition."""
         return self.ask(
             ApiKey.FETCH,
             version,
@@ -133,7 +133,7 @@ class Raw:
         )
 
     def list_offset(self, topic: str, timestamp: int, *, partition: int = 0, **more: Any) -> Any:
-        answer = self.ask(
+        response = self.ask(
             ApiKey.LIST_OFFSETS,
             more.pop("version", None),
             replica_id=more.pop("replica_id", -1),
@@ -145,7 +145,7 @@ class Raw:
                 }
             ],
         )
-        return answer.topics[0].partitions[0]
+        return response.topics[0].partitions[0]
 
 
 def produce_values(

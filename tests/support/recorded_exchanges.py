@@ -31,7 +31,7 @@ def _load() -> list[Exchange]:
     exchanges = []
     for line in (line for file in _FILES for line in file.read_text().splitlines()):
         raw = json.loads(line)
-        answer = raw["response"]
+        response = raw["response"]
         exchanges.append(
             Exchange(
                 raw["client"],
@@ -39,7 +39,7 @@ def _load() -> list[Exchange]:
                 raw["key"],
                 raw["version"],
                 base64.b64decode(raw["request"]),
-                None if answer is None else base64.b64decode(answer),
+                None if response is None else base64.b64decode(response),
             )
         )
     return [exchange for exchange in exchanges if exchange.key in APIS]

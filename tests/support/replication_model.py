@@ -72,7 +72,7 @@ class Controller:
     ) -> AlterPartitionResult:
         if sender != self.leader or leader_epoch != self.leader_epoch:
             return AlterPartitionResult(E.FENCED_LEADER_EPOCH)
-        if isr == self.isr:  # asked for again, since the answer was lost
+        if isr == self.isr:  # asked for again, since the response was lost
             return AlterPartitionResult(E.NONE, self.leader_epoch, self.partition_epoch, isr)
         if partition_epoch != self.partition_epoch:
             return AlterPartitionResult(E.INVALID_UPDATE_VERSION)
@@ -109,7 +109,7 @@ class Broker:
         ids = iter(range(1, 1_000_000)).__next__
         self.sessions = FetchSessions(10, ids)
         self.line = AlterPartitionQueue()
-        self.answer: FetchResponse | None = None
+        self.response: FetchResponse | None = None
         self.altered: dict[TopicPartition, AlterPartitionResult] | None = None
 
     def obey(self, state: LeaderAndIsrPartitionState) -> None:
@@ -123,7 +123,7 @@ class Broker:
             if state.leader != self.partition.leader:
                 # Another leader is another loop, with a connection and a session of its own.
                 self.fetcher = ReplicaFetcher(backoff_ms=BACKOFF_MS)
-                self.answer = None
+                self.response = None
             self.partition.become_follower(state, self.log)
             truncation = self.fetcher.add(NAME, None, self.log, state.leader_epoch)
             self.cut([truncation] if truncation else [])
@@ -136,9 +136,9 @@ class Broker:
     # The follower's side
 
     def send_fetch(self) -> None:
-        """Ask the leader, and have it answer; the answer waits to be delivered."""
+        """Ask the leader, and have it respond; the response waits to be delivered."""
         now_ms = self.cluster.now_ms
-        if self.partition.role is not Role.FOLLOWER or self.answer:
+        if self.partition.role is not Role.FOLLOWER or self.response:
             return
         leader = self.cluster.reach(self.number, self.partition.leader)
         if leader and (question := self.fetcher.next_list_offsets()):
@@ -161,16 +161,16 @@ class Broker:
             [(each.name.topic, each.name.partition) for each in plan.forgotten],
             is_follower=True,
         )
-        self.answer = leader.serve(request, Reader(self.number, self.broker_epoch))
+        self.response = leader.serve(request, Reader(self.number, self.broker_epoch))
 
-    def take_answer(self) -> None:
-        answer, self.answer = self.answer, None
-        if answer:
-            self.cut(self.fetcher.on_response(answer, self.cluster.now_ms).truncations)
+    def take_response(self) -> None:
+        response, self.response = self.response, None
+        if response:
+            self.cut(self.fetcher.on_response(response, self.cluster.now_ms).truncations)
 
-    def lose_answer(self) -> None:
-        if self.answer:
-            self.answer = None
+    def lose_response(self) -> None:
+        if self.response:
+            self.response = None
             self.fetcher.on_disconnect(self.cluster.now_ms)
 
     # The leader's side
@@ -181,9 +181,9 @@ class Broker:
         if not isinstance(context, FetchContext):
             return FetchResponse([], context)
         fetched = [(each, self._read(each, reader)) for each in context.partitions]
-        answer, included = context.response(fetched, now_ms)
+        response, included = context.response(fetched, now_ms)
         topics = [FetchTopicResponse(NAME.topic, None, [each]) for _, each in included]
-        return FetchResponse(topics, answer.error, answer.session_id)
+        return FetchResponse(topics, response.error, response.session_id)
 
     def _read(self, wanted: RequestedPartition, reader: Reader) -> FetchPartitionResponse:
         view = self.partition.view(reader, wanted.position)
@@ -227,7 +227,7 @@ class Broker:
     # With the controller
 
     def propose(self) -> None:
-        """Send what is proposed; the controller acts at once, its answer waits."""
+        """Send what is proposed; the controller acts at once, its response waits."""
         batch = self.line.next_batch(0, self.cluster.now_ms)
         if batch and self.number not in self.cluster.cut_off:
             self.altered = {
@@ -242,9 +242,9 @@ class Broker:
     def take_altered(self) -> None:
         altered, self.altered = self.altered, None
         if altered is not None:
-            for proposal, answer in self.line.on_response(altered, self.cluster.now_ms):
+            for proposal, response in self.line.on_response(altered, self.cluster.now_ms):
                 outcome = self.partition.on_alter_partition_result(
-                    proposal, answer, self.cluster.now_ms
+                    proposal, response, self.cluster.now_ms
                 )
                 if outcome.resend:
                     self.line.submit(proposal)
@@ -323,6 +323,6 @@ class Cluster:
                 broker = self.brokers[number]
                 self.deliver(number)
                 broker.send_fetch()
-                broker.take_answer()
+                broker.take_response()
                 broker.propose()
                 broker.take_altered()

@@ -231,12 +231,12 @@ class SecuredBroker:
 
 
 def log_in(raw: Raw, mechanism: str, *tokens: bytes) -> Any:
-    """Handshake and tokens; the last answer."""
+    """Handshake and tokens; the last response."""
     assert raw.ask(ApiKey.SASL_HANDSHAKE, 1, mechanism=mechanism).error_code == 0
-    answer = None
+    response = None
     for token in tokens:
-        answer = raw.ask(ApiKey.SASL_AUTHENTICATE, 1, auth_bytes=token)
-    return answer
+        response = raw.ask(ApiKey.SASL_AUTHENTICATE, 1, auth_bytes=token)
+    return response
 
 
 def plain(user: str, password: str | None = None) -> bytes:

@@ -42,14 +42,14 @@ def test_a_recorded_situation_ends_as_it_did_on_kafka(path: Path) -> None:
     expected = {name: Node(node.data, node.version) for name, node in world.nodes.items()}
     for step in recording["steps"][: STOP_BEFORE.get(path.stem)]:
         world.forget_what_happened()
-        answer = _cause(world, step)
+        response = _cause(world, step)
         world.settle()
         for write in step["writes"]:
             apply_write(expected, write)
         assert contents(world.nodes) == contents(expected), step["cause"]
         assert told(world.requests) == told(map(recorded_request, step["requests"])), step["cause"]
-        if step["answer"] is not None and answer is not None:
-            assert answer == step["answer"], step["cause"]
+        if step["answer"] is not None and response is not None:
+            assert response == step["answer"], step["cause"]
 
 
 # The world before
@@ -84,7 +84,7 @@ def _with_own_id(topic: str, znode: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cause(world: World, step: Mapping[str, Any]) -> Any:
-    """Do what the recorded words say; returns the answer, where there is one."""
+    """Do what the recorded words say; returns the response, where there is one."""
     for pattern, act in CAUSES.items():
         match = re.fullmatch(pattern, step["cause"])
         if match:
@@ -133,26 +133,26 @@ def _alter_partition(
         epochs["partition epoch"],
     )
     broker = world.registrations[int(leader)]
-    error, answers = world.ask(events.AlterPartition(broker.id, broker.epoch, 2, [proposal]))
-    (answer,) = answers
-    failed = answer.error != 0
+    error, responses = world.ask(events.AlterPartition(broker.id, broker.epoch, 2, [proposal]))
+    (response,) = responses
+    failed = response.error != 0
     shown = {
-        "partition": answer.proposal.partition,
-        "error": answer.error,
-        # A failure leaves the fields of Kafka's answer at 0.
-        "leader": 0 if failed else answer.leader,
-        "leader_epoch": 0 if failed else answer.leader_epoch,
-        "isr": list(answer.isr),
-        "recovery_state": answer.recovery,
-        "partition_epoch": 0 if failed else answer.partition_epoch,
+        "partition": response.proposal.partition,
+        "error": response.error,
+        # A failure leaves the fields of Kafka's response at 0.
+        "leader": 0 if failed else response.leader,
+        "leader_epoch": 0 if failed else response.leader_epoch,
+        "isr": list(response.isr),
+        "recovery_state": response.recovery,
+        "partition_epoch": 0 if failed else response.partition_epoch,
     }
     return [error, shown]
 
 
 def _elect_leaders(world: World, step: Mapping[str, Any], kind: str, names: str) -> Any:
     partitions = [_partition(name) for name in names.split(", ")]
-    answer = world.ask(events.ElectLeaders(RequestedElection[kind.upper()], partitions))
-    by_name = {tp: error for tp, (error, _, _) in answer.items()}
+    response = world.ask(events.ElectLeaders(RequestedElection[kind.upper()], partitions))
+    by_name = {tp: error for tp, (error, _, _) in response.items()}
     return _in_recorded_order(step, by_name)
 
 

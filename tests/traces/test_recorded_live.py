@@ -214,7 +214,7 @@ def replay(lab: Lab, path: Path) -> None:
     stage.heard = {b.id: len(b.received) for b in lab.brokers.values()}
     recorded: list[Request] = []
     for step in recording["steps"][: STOP_BEFORE.get(path.stem)]:
-        answer = cause(stage, step)
+        response = cause(stage, step)
         for write in step["writes"]:
             apply_write(stage.expected, write)
         # Of all steps so far: a repetition may arrive when the next step has begun.
@@ -226,12 +226,12 @@ def replay(lab: Lab, path: Path) -> None:
         except TimeoutError:
             assert contents(stage.found()) == contents(stage.expected), step["cause"]
             assert told(stage.requests()) == wanted, step["cause"]
-        if answer is not None:
-            assert answer == step["answer"], step["cause"]
+        if response is not None:
+            assert response == step["answer"], step["cause"]
 
 
 def cause(stage: Stage, step: Mapping[str, Any]) -> Any:
-    """Do what the recorded words say; returns the answer, where there is one."""
+    """Do what the recorded words say; returns the response, where there is one."""
     for pattern, act in CAUSES.items():
         match = re.fullmatch(pattern, step["cause"])
         if match:
@@ -249,7 +249,7 @@ def alter_partition(
     given = re.fullmatch(r" with (.*) (\d+)", (rest and rest[0]) or "")
     if given:
         epochs[given[1]] = int(given[2])
-    answer = stage.controller.ask(
+    response = stage.controller.ask(
         ApiKey.ALTER_PARTITION,
         2,
         broker_id=int(leader),
@@ -269,9 +269,9 @@ def alter_partition(
             }
         ],
     )
-    (row,) = answer.topics[0].partitions
+    (row,) = response.topics[0].partitions
     return [
-        answer.error_code,
+        response.error_code,
         {
             "partition": row.partition_index,
             "error": row.error_code,
@@ -286,7 +286,7 @@ def alter_partition(
 
 def elect_leaders(stage: Stage, step: Mapping[str, Any], kind: str, names: str) -> Any:
     wanted = [partition(name) for name in names.split(", ")]
-    answer = stage.controller.ask(
+    response = stage.controller.ask(
         ApiKey.ELECT_LEADERS,
         2,
         election_type={"preferred": 0, "unclean": 1}[kind],
@@ -295,7 +295,7 @@ def elect_leaders(stage: Stage, step: Mapping[str, Any], kind: str, names: str) 
     )
     values = {
         (topic.topic, row.partition_id): row.error_code
-        for topic in answer.replica_election_results
+        for topic in response.replica_election_results
         for row in topic.partition_result
     }
     return in_recorded_order(step, values)
@@ -304,27 +304,27 @@ def elect_leaders(stage: Stage, step: Mapping[str, Any], kind: str, names: str) 
 def reassign(stage: Stage, step: Mapping[str, Any], name: str, replicas: str | None) -> Any:
     topic, number = partition(name)
     target = None if replicas is None else json.loads(replicas)
-    answer = stage.controller.ask(
+    response = stage.controller.ask(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         0,
         timeout=10_000,
         topics=[{"name": topic, "partitions": [{"partition_index": number, "replicas": target}]}],
     )
     values = {
-        (t.name, p.partition_index): p.error_code for t in answer.responses for p in t.partitions
+        (t.name, p.partition_index): p.error_code for t in response.responses for p in t.partitions
     }
     return in_recorded_order(step, values)
 
 
 def list_reassignments(stage: Stage, step: Mapping[str, Any]) -> Any:
-    answer = stage.controller.ask(
+    response = stage.controller.ask(
         ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=10_000, topics=None
     )
     values = {
         (t.name, p.partition_index): [
             list(p.replicas), list(p.adding_replicas), list(p.removing_replicas),
         ]
-        for t in answer.topics
+        for t in response.topics
         for p in t.partitions
     }  # fmt: skip
     return in_recorded_order(step, values)
@@ -342,13 +342,13 @@ def partition(name: str) -> tuple[str, int]:
 
 
 def shut_down(stage: Stage, step: Mapping[str, Any], broker: str) -> Any:
-    answer = stage.controller.ask(
+    response = stage.controller.ask(
         ApiKey.CONTROLLED_SHUTDOWN,
         3,
         broker_id=int(broker),
         broker_epoch=stage.lab.brokers[int(broker)].epoch,
     )
-    return [answer.error_code, list(answer.remaining_partitions)]
+    return [response.error_code, list(response.remaining_partitions)]
 
 
 def lose(stage: Stage, step: Mapping[str, Any], *brokers: str) -> None:

@@ -570,7 +570,7 @@ async def test_no_new_session_is_opened_before_the_loss_was_acknowledged(zk: Zoo
     await client.no_more_events()
 
 
-async def test_what_waits_for_an_answer_fails_when_the_session_is_lost(zk: ZooKeeper):
+async def test_what_waits_for_a_response_fails_when_the_session_is_lost(zk: ZooKeeper):
     client = await zk.client()
     await zk.disconnect(client)
     assert await client.event() == SessionSuspended()

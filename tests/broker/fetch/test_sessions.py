@@ -47,7 +47,7 @@ class Server:
         )
 
     def fetch(self, session_id, epoch, *partitions, results=None, **fields):
-        """A whole fetch: what begins the answer, and which partitions it has."""
+        """A whole fetch: what begins the response, and which partitions it has."""
         context = self.open(session_id, epoch, *partitions, **fields)
         if not isinstance(context, FetchContext):
             return SessionResponse(context, 0), []
@@ -56,8 +56,8 @@ class Server:
             result(requested, **changed.get(requested.partition, {}))
             for requested in context.partitions
         ]
-        answer, included = context.response(fetched, self.now_ms)
-        return answer, [requested.partition for requested, _ in included]
+        response, included = context.response(fetched, self.now_ms)
+        return response, [requested.partition for requested, _ in included]
 
 
 @pytest.mark.rule("SESS-1", "SESS-8")
@@ -71,8 +71,8 @@ def test_a_full_request_without_session_is_answered_in_full_each_time():
 @pytest.mark.rule("SESS-1", "SESS-3", "SESS-8")
 def test_a_full_request_creates_a_session_and_is_answered_in_full():
     server = Server()
-    answer, included = server.fetch(0, 0, want(0), want(1))
-    assert answer == SessionResponse(E.NONE, 100)
+    response, included = server.fetch(0, 0, want(0), want(1))
+    assert response == SessionResponse(E.NONE, 100)
     assert included == [0, 1]
     assert server.fetch(100, 1)[0] == SessionResponse(E.NONE, 100)
     assert server.fetch(100, 2)[0] == SessionResponse(E.NONE, 100)
@@ -148,7 +148,7 @@ def test_a_session_without_partitions_is_closed():
         {"preferred_read_replica": 3},
     ],
 )
-def test_an_incremental_answer_holds_only_news(news):
+def test_an_incremental_response_holds_only_news(news):
     server = Server()
     server.fetch(0, 0, want(0), want(1))
     assert server.fetch(100, 1) == (SessionResponse(E.NONE, 100), [])
@@ -160,7 +160,7 @@ def test_an_incremental_answer_holds_only_news(news):
     "trouble",
     [{"error": 6, "high_watermark": -1}, {"diverging_epoch": EpochEndOffset(1, 2)}],
 )
-def test_after_an_error_or_divergence_the_partition_is_in_the_next_answer_too(trouble):
+def test_after_an_error_or_divergence_the_partition_is_in_the_next_response_too(trouble):
     server = Server()
     server.fetch(0, 0, want(0))
     assert server.fetch(100, 1, results={0: trouble})[1] == [0]
@@ -168,8 +168,8 @@ def test_after_an_error_or_divergence_the_partition_is_in_the_next_answer_too(tr
     assert server.fetch(100, 3)[1] == []
 
 
-def test_a_partition_asked_for_under_another_epoch_is_in_the_answer_once_more():
-    # Its last answer met a follower that had been told of another leadership meanwhile.
+def test_a_partition_asked_for_under_another_epoch_is_in_the_response_once_more():
+    # Its last response met a follower that had been told of another leadership meanwhile.
     server = Server()
     server.fetch(0, 0, want(0), want(1))
     again = replace(want(0), position=FetchPosition(0, current_leader_epoch=7))
@@ -186,13 +186,13 @@ def test_a_partition_that_had_data_goes_to_the_end_of_the_line():
 
 
 @pytest.mark.rule("SESS-4")
-def test_an_answer_that_the_client_did_not_wait_for_is_an_error():
+def test_a_response_that_the_client_did_not_wait_for_is_an_error():
     server = Server()
     server.fetch(0, 0, want(0))
     waiting = server.open(100, 1)
     server.open(100, 2)
-    answer, included = waiting.response([result(want(0))], T0)
-    assert (answer, included) == (SessionResponse(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
+    response, included = waiting.response([result(want(0))], T0)
+    assert (response, included) == (SessionResponse(E.INVALID_FETCH_SESSION_EPOCH, 0), [])
 
 
 @pytest.mark.rule("SESS-4", "FETCH-12")
@@ -212,9 +212,9 @@ class TestMarks:
     def settle(self, server):
         """Open a session with two partitions, both settled."""
         context = server.open(0, 0, want(0), want(1), is_follower=True)
-        self.answer(server, context)
+        self.respond(server, context)
 
-    def answer(self, server, context):
+    def respond(self, server, context):
         fetched = [result(requested) for requested in context.partitions]
         for requested, _ in fetched:
             requested.is_settled = True
@@ -224,7 +224,7 @@ class TestMarks:
 
     def read(self, server, epoch, *partitions, **fields):
         context = server.open(100, epoch, *partitions, is_follower=True, **fields)
-        return self.answer(server, context)
+        return self.respond(server, context)
 
     def test_what_is_settled_is_read_again_after_an_event_or_when_it_is_named(self):
         server = Server()
@@ -239,7 +239,7 @@ class TestMarks:
         server = Server()
         self.settle(server)
         context = server.open(0, 0, want(1))
-        self.answer(server, context)
+        self.respond(server, context)
         marked = server.sessions.partitions.mark(TopicPartition("t", 1), for_followers=True)
         assert [session.id for session in marked] == [100]
 
@@ -264,7 +264,7 @@ class TestMarks:
         server = Server()
         unknown = RequestedPartition(None, uuid.UUID(int=1), 0, FetchPosition(0), 1)
         context = server.open(0, 0, unknown, by_id=True, is_follower=True)
-        self.answer(server, context)
+        self.respond(server, context)
         assert self.read(server, 1, by_id=True) == [0], "no event would find it"
         unknown.name = TopicPartition("t", 0)
         assert self.read(server, 2, by_id=True) == [0]

@@ -73,7 +73,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.now_ms = START_MS
-        self.answers: dict[int, Any] = {}
+        self.responses: dict[int, Any] = {}
         self.appends: list[Append] = []
         self.log: dict[int, list[Append]] = {partition: [] for partition in range(PARTITIONS)}
         self.unacknowledged: list[Append] = []
@@ -111,8 +111,8 @@ class Driver:
         for effect in effects:
             match effect:
                 case SendResponse(ticket, response):
-                    assert ticket not in self.answers, "answered twice"
-                    self.answers[ticket] = response
+                    assert ticket not in self.responses, "answered twice"
+                    self.responses[ticket] = response
                 case Append(partition=partition):
                     self.appends.append(effect)
                     self.unacknowledged.append(effect)
@@ -215,7 +215,7 @@ class Driver:
         )
         request = LeaveRequest(group_id=group, members=identities)
         self.carry_out(self.coordinator.leave(ticket, request, self.now_ms))
-        return self.answers[ticket]
+        return self.responses[ticket]
 
     def commit(
         self,
@@ -244,23 +244,23 @@ class Driver:
 
     def commit_error(self, client: Client | None = None, **kwargs: Any) -> ErrorCode:
         """The one error of a commit of one offset."""
-        answer = self.answers[self.commit({("t", 0): 5}, client, **kwargs)]
-        (error,) = answer.errors.values()
+        response = self.responses[self.commit({("t", 0): 5}, client, **kwargs)]
+        (error,) = response.errors.values()
         return error
 
     def fetch(
         self, *partitions: tuple[str, int], group: str = GROUP, require_stable: bool = False
     ) -> dict[TopicPartition, FetchedOffset]:
         """All offsets if no partition is named."""
-        answer = self.coordinator.fetch_offsets(
+        response = self.coordinator.fetch_offsets(
             OffsetFetchRequest(
                 group_id=group,
                 partitions=tuple(TopicPartition(*p) for p in partitions) or None,
                 require_stable=require_stable,
             )
         )
-        assert answer.error is ErrorCode.NONE
-        return dict(answer.offsets)
+        assert response.error is ErrorCode.NONE
+        return dict(response.offsets)
 
     def offsets(self, group: str = GROUP) -> dict[tuple[str, int], int]:
         return {partition: fetched.offset for partition, fetched in self.fetch(group=group).items()}
@@ -271,12 +271,12 @@ class Driver:
             group_id=group, partitions=tuple(TopicPartition(*p) for p in partitions)
         )
         self.carry_out(self.coordinator.delete_offsets(ticket, request, self.now_ms))
-        return self.answers[ticket]
+        return self.responses[ticket]
 
     def delete_groups(self, *groups: str) -> Any:
         ticket = next(self._tickets)
         self.carry_out(self.coordinator.delete_groups(ticket, groups, self.now_ms))
-        return self.answers[ticket].errors
+        return self.responses[ticket].errors
 
     def delete_partitions(self, *partitions: tuple[str, int]) -> None:
         gone = [TopicPartition(*p) for p in partitions]
@@ -288,11 +288,11 @@ class Driver:
     # Whole procedures
 
     def joined(self, ticket: int, **details: Any) -> Client:
-        """The member that a successful answer to a JoinGroup speaks of."""
-        answer = self.answers[ticket]
-        assert answer.error is ErrorCode.NONE
-        client = Client(answer.member_id, answer.generation, answer.leader, **details)
-        client.protocol = answer.protocol
+        """The member that a successful response to a JoinGroup speaks of."""
+        response = self.responses[ticket]
+        assert response.error is ErrorCode.NONE
+        client = Client(response.member_id, response.generation, response.leader, **details)
+        client.protocol = response.protocol
         return client
 
     def form_group(self, count: int = 1, **kwargs: Any) -> list[Client]:
@@ -308,7 +308,7 @@ class Driver:
         self, tickets: list[int], group: str = GROUP, instances: Iterable[str | None] = ()
     ) -> list[Client]:
         """End the join phase and have everyone sync; the leader comes first in what is returned."""
-        while tickets[0] not in self.answers:
+        while tickets[0] not in self.responses:
             self.advance(INITIAL_DELAY_MS)
         clients = [self.joined(ticket) for ticket in tickets]
         for client, instance in zip(clients, instances, strict=False):
@@ -319,8 +319,8 @@ class Driver:
             for client in clients
         ]
         for i, sync in enumerate(syncs):
-            assert self.answers[sync].error is ErrorCode.NONE
-            assert self.answers[sync].assignment == str(i).encode()
+            assert self.responses[sync].error is ErrorCode.NONE
+            assert self.responses[sync].assignment == str(i).encode()
         return sorted(clients, key=lambda client: client.member_id != client.leader)
 
 

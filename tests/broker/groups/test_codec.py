@@ -39,16 +39,20 @@ class Wire:
         self._ticket = 1000
 
     def ask(self, key: ApiKey, version: int, **values: Any) -> Any:
-        """Send a request; returns its answer, or a ticket for `read` if it has to wait."""
+        """Send a request; returns its response, or a ticket for `read` if it has to wait."""
         sent = encode_request(RequestHeader(key, version, 7, "client"), values)
         header, body = decode_request(sent[SIZE_BYTES:])
-        answer = self._handle(key, header, body)
-        return answer if answer is None or isinstance(answer, int) else self._reread(header, answer)
+        response = self._handle(key, header, body)
+        return (
+            response
+            if response is None or isinstance(response, int)
+            else self._reread(header, response)
+        )
 
     def read(self, key: ApiKey, version: int, ticket: int) -> Any:
-        """The answer to a request that had to wait."""
+        """The response to a request that had to wait."""
         header = RequestHeader(key, version, 7, "client")
-        return self._reread(header, self._body(key, header, None, self.driver.answers[ticket]))
+        return self._reread(header, self._body(key, header, None, self.driver.responses[ticket]))
 
     @staticmethod
     def _reread(header: RequestHeader, body: Mapping[str, Any]) -> Any:
@@ -62,8 +66,8 @@ class Wire:
                 return groups.heartbeat_body(coordinator.heartbeat(request, now_ms))
             case ApiKey.OFFSET_FETCH:
                 requests = groups.offset_fetch_requests(header, body)
-                answers = [coordinator.fetch_offsets(request) for request in requests]
-                return groups.offset_fetch_body(header, requests, answers)
+                responses = [coordinator.fetch_offsets(request) for request in requests]
+                return groups.offset_fetch_body(header, requests, responses)
             case ApiKey.DESCRIBE_GROUPS:
                 descriptions = map(coordinator.describe_group, body.groups)
                 return groups.describe_groups_body(body, descriptions)
@@ -73,9 +77,9 @@ class Wire:
         self._ticket += 1
         effects = self._submit(key, header, body)(self._ticket)
         self.driver.carry_out(effects)
-        if self._ticket not in self.driver.answers:
+        if self._ticket not in self.driver.responses:
             return self._ticket
-        return self._body(key, header, body, self.driver.answers[self._ticket])
+        return self._body(key, header, body, self.driver.responses[self._ticket])
 
     def _submit(self, key: ApiKey, header: RequestHeader, body: Any) -> Callable[[int], Any]:
         coordinator, now_ms = self.driver.coordinator, self.driver.now_ms
@@ -100,20 +104,20 @@ class Wire:
         raise AssertionError(key)
 
     @staticmethod
-    def _body(key: ApiKey, header: RequestHeader, body: Any, answer: Any) -> Mapping[str, Any]:
+    def _body(key: ApiKey, header: RequestHeader, body: Any, response: Any) -> Mapping[str, Any]:
         match key:
             case ApiKey.JOIN_GROUP:
-                return groups.join_body(header, answer)
+                return groups.join_body(header, response)
             case ApiKey.SYNC_GROUP:
-                return groups.sync_body(answer)
+                return groups.sync_body(response)
             case ApiKey.LEAVE_GROUP:
-                return groups.leave_body(header, answer)
+                return groups.leave_body(header, response)
             case ApiKey.OFFSET_COMMIT:
-                return groups.offset_commit_body(body, answer)
+                return groups.offset_commit_body(body, response)
             case ApiKey.OFFSET_DELETE:
-                return groups.offset_delete_body(body, answer)
+                return groups.offset_delete_body(body, response)
             case ApiKey.DELETE_GROUPS:
-                return groups.delete_groups_body(answer)
+                return groups.delete_groups_body(response)
         raise AssertionError(key)
 
     # Conversations
@@ -133,7 +137,7 @@ class Wire:
         )
 
     def joined(self, version: int, **values: Any) -> Any:
-        """The answer to the JoinGroup of the first member."""
+        """The response to the JoinGroup of the first member."""
         ticket = self.join(version, **values)
         if not isinstance(ticket, int):
             assert ticket.error_code == ErrorCode.MEMBER_ID_REQUIRED
@@ -175,14 +179,14 @@ def wire() -> Wire:
 @pytest.mark.rule("GRP-12")
 @versions(ApiKey.JOIN_GROUP)
 def test_first_member_hears_that_it_leads(wire, version):
-    answer = wire.joined(version)
-    assert (answer.error_code, answer.generation_id) == (ErrorCode.NONE, 1)
-    assert answer.leader == answer.member_id == "client-uuid1"
-    assert answer.protocol_name == "range"
-    (member,) = answer.members
-    assert (member.member_id, member.metadata) == (answer.member_id, subscription("t"))
+    response = wire.joined(version)
+    assert (response.error_code, response.generation_id) == (ErrorCode.NONE, 1)
+    assert response.leader == response.member_id == "client-uuid1"
+    assert response.protocol_name == "range"
+    (member,) = response.members
+    assert (member.member_id, member.metadata) == (response.member_id, subscription("t"))
     if version >= 7:
-        assert answer.protocol_type == "consumer"
+        assert response.protocol_type == "consumer"
     described = wire.driver.coordinator.describe_group(GROUP).members[0]
     assert (described.client_id, described.client_host) == ("client", "/10.0.0.1")
 
@@ -190,19 +194,19 @@ def test_first_member_hears_that_it_leads(wire, version):
 @pytest.mark.rule("GRP-12")
 @versions(ApiKey.JOIN_GROUP)
 def test_refused_join_names_no_generation_leader_or_protocol(wire, version):
-    answer = wire.join(version, "stranger")
-    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert (answer.generation_id, answer.leader, answer.members) == (-1, "", ())
-    assert answer.member_id == "stranger"
-    assert answer.protocol_name == ("" if version < 7 else None)
+    response = wire.join(version, "stranger")
+    assert response.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert (response.generation_id, response.leader, response.members) == (-1, "", ())
+    assert response.member_id == "stranger"
+    assert response.protocol_name == ("" if version < 7 else None)
 
 
 @pytest.mark.rule("GRP-12", "GRP-19")
 @versions(ApiKey.JOIN_GROUP, first=5)
 def test_instance_ids_go_both_ways(wire, version):
-    answer = wire.joined(version, group_instance_id="i")
-    assert answer.member_id == "i-uuid1"
-    assert answer.members[0].group_instance_id == "i"
+    response = wire.joined(version, group_instance_id="i")
+    assert response.member_id == "i-uuid1"
+    assert response.members[0].group_instance_id == "i"
 
 
 @pytest.mark.rule("GRP-19")
@@ -222,10 +226,10 @@ def test_version_0_of_join_has_the_session_timeout_for_everything(wire):
 @pytest.mark.rule("GRP-14")
 @versions(ApiKey.SYNC_GROUP)
 def test_leader_hands_in_the_assignment_and_gets_its_own(wire, version):
-    answer = wire.sync(version, wire.joined(3))
-    assert (answer.error_code, answer.assignment) == (ErrorCode.NONE, b"all")
+    response = wire.sync(version, wire.joined(3))
+    assert (response.error_code, response.assignment) == (ErrorCode.NONE, b"all")
     if version >= 5:
-        assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+        assert (response.protocol_type, response.protocol_name) == ("consumer", "range")
 
 
 @pytest.mark.rule("GRP-14")
@@ -242,10 +246,10 @@ def test_sync_without_protocol_is_refused_in_version_5_only(wire):
 def test_heartbeat_of_a_member_and_of_a_stranger(wire, version):
     joined = wire.settled()
     about = {"group_id": GROUP, "generation_id": 1, "group_instance_id": None}
-    answer = wire.ask(ApiKey.HEARTBEAT, version, member_id=joined.member_id, **about)
-    assert answer.error_code == ErrorCode.NONE
-    answer = wire.ask(ApiKey.HEARTBEAT, version, member_id="x", **about)
-    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    response = wire.ask(ApiKey.HEARTBEAT, version, member_id=joined.member_id, **about)
+    assert response.error_code == ErrorCode.NONE
+    response = wire.ask(ApiKey.HEARTBEAT, version, member_id="x", **about)
+    assert response.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-20")
@@ -257,14 +261,14 @@ def test_errors_of_leaving_members_stand_at_the_top_below_version_3(wire, versio
         (joined.member_id, ErrorCode.NONE),
     ):
         member = {"member_id": member_id, "group_instance_id": None}
-        answer = wire.ask(
+        response = wire.ask(
             ApiKey.LEAVE_GROUP, version, group_id=GROUP, member_id=member_id, members=[member]
         )
         if version < 3:
-            assert answer.error_code == error
+            assert response.error_code == error
         else:
-            assert answer.error_code == ErrorCode.NONE
-            assert [(m.member_id, m.error_code) for m in answer.members] == [(member_id, error)]
+            assert response.error_code == ErrorCode.NONE
+            assert [(m.member_id, m.error_code) for m in response.members] == [(member_id, error)]
     assert wire.driver.state() == "Empty"
 
 
@@ -272,8 +276,8 @@ def test_errors_of_leaving_members_stand_at_the_top_below_version_3(wire, versio
 @versions(ApiKey.LEAVE_GROUP)
 def test_error_of_the_whole_request_stands_at_the_top_in_every_version(wire, version):
     member = {"member_id": "m", "group_instance_id": None}
-    answer = wire.ask(ApiKey.LEAVE_GROUP, version, group_id="", member_id="m", members=[member])
-    assert answer.error_code == ErrorCode.INVALID_GROUP_ID
+    response = wire.ask(ApiKey.LEAVE_GROUP, version, group_id="", member_id="m", members=[member])
+    assert response.error_code == ErrorCode.INVALID_GROUP_ID
 
 
 # OffsetCommit, OffsetFetch, OffsetDelete
@@ -298,19 +302,19 @@ def commit(wire: Wire, version: int, **values: Any) -> Any:
 
 
 def fetch(wire: Wire, version: int, topics: Any, group: str = GROUP, **values: Any) -> Any:
-    """The part of the answer that is about one group."""
+    """The part of the response that is about one group."""
     if version < 8:
         return wire.ask(ApiKey.OFFSET_FETCH, version, group_id=group, topics=topics, **values)
     asked = [{"group_id": group, "topics": topics}]
-    (answer,) = wire.ask(ApiKey.OFFSET_FETCH, version, groups=asked, **values).groups
-    assert answer.group_id == group
-    return answer
+    (response,) = wire.ask(ApiKey.OFFSET_FETCH, version, groups=asked, **values).groups
+    assert response.group_id == group
+    return response
 
 
-def errors(answer: Any) -> dict[tuple[str, int], int]:
+def errors(response: Any) -> dict[tuple[str, int], int]:
     return {
         (topic.name, each.partition_index): int(each.error_code)
-        for topic in answer.topics
+        for topic in response.topics
         for each in topic.partitions
     }
 
@@ -318,8 +322,8 @@ def errors(answer: Any) -> dict[tuple[str, int], int]:
 @pytest.mark.rule("OFF-1")
 @versions(ApiKey.OFFSET_COMMIT)
 def test_unknown_partitions_fail_and_the_others_are_committed(wire, version):
-    answer = commit(wire, version)
-    assert errors(answer) == {
+    response = commit(wire, version)
+    assert errors(response) == {
         ("t", 0): ErrorCode.NONE,
         ("t", 1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ("gone", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -334,8 +338,8 @@ def test_unknown_partitions_fail_and_the_others_are_committed(wire, version):
 @pytest.mark.rule("OFF-1")
 @versions(ApiKey.OFFSET_COMMIT)
 def test_error_of_the_group_is_that_of_every_partition(wire, version):
-    answer = commit(wire, version, generation_id_or_member_epoch=3, member_id="m")
-    known = [errors(answer)[partition] for partition in (("t", 0), ("u", 0))]
+    response = commit(wire, version, generation_id_or_member_epoch=3, member_id="m")
+    known = [errors(response)[partition] for partition in (("t", 0), ("u", 0))]
     assert known == [ErrorCode.ILLEGAL_GENERATION] * 2
 
 
@@ -358,16 +362,16 @@ def test_offsets_are_fetched_by_name(wire, version):
         {"name": "u", "partition_indexes": [0]},
         {"name": "t", "partition_indexes": [1, 0]},
     ]
-    answer = fetch(wire, version, topics)
+    response = fetch(wire, version, topics)
     found = [
         (topic.name, each.partition_index, each.committed_offset, each.metadata)
-        for topic in answer.topics
+        for topic in response.topics
         for each in topic.partitions
     ]
     assert found == [("u", 0, 8, ""), ("t", 1, -1, ""), ("t", 0, 5, "note")]
     if version >= 5:
-        assert answer.topics[1].partitions[1].committed_leader_epoch == 2
-        assert answer.topics[1].partitions[0].committed_leader_epoch == -1
+        assert response.topics[1].partitions[1].committed_leader_epoch == 2
+        assert response.topics[1].partitions[0].committed_leader_epoch == -1
 
 
 @pytest.mark.rule("OFF-5")
@@ -382,13 +386,13 @@ def test_null_asks_for_all_offsets(wire, version):
 @versions(ApiKey.OFFSET_FETCH)
 def test_error_of_the_group_stands_where_the_version_has_it(wire, version):
     wire.driver.coordinator.unload(partition_of(GROUP), None, wire.driver.now_ms)
-    answer = fetch(wire, version, [{"name": "t", "partition_indexes": [0, 3]}])
+    response = fetch(wire, version, [{"name": "t", "partition_indexes": [0, 3]}])
     if version < 2:
-        assert errors(answer) == dict.fromkeys([("t", 0), ("t", 3)], ErrorCode.NOT_COORDINATOR)
-        assert answer.topics[0].partitions[0].committed_offset == -1
+        assert errors(response) == dict.fromkeys([("t", 0), ("t", 3)], ErrorCode.NOT_COORDINATOR)
+        assert response.topics[0].partitions[0].committed_offset == -1
     else:
-        assert answer.error_code == ErrorCode.NOT_COORDINATOR
-        assert answer.topics == ()
+        assert response.error_code == ErrorCode.NOT_COORDINATOR
+        assert response.topics == ()
 
 
 @pytest.mark.rule("OFF-5")
@@ -406,8 +410,8 @@ def test_stable_offsets_can_be_asked_for(wire, version):
 def test_several_groups_are_answered_each_for_itself(wire):
     commit(wire, 9)
     asked = [{"group_id": GROUP, "topics": None}, {"group_id": "other", "topics": None}]
-    answer = wire.ask(ApiKey.OFFSET_FETCH, 9, groups=asked)
-    assert [(g.group_id, len(g.topics)) for g in answer.groups] == [(GROUP, 2), ("other", 0)]
+    response = wire.ask(ApiKey.OFFSET_FETCH, 9, groups=asked)
+    assert [(g.group_id, len(g.topics)) for g in response.groups] == [(GROUP, 2), ("other", 0)]
     assert wire.ask(ApiKey.OFFSET_FETCH, 8, groups=[]).groups == ()
 
 
@@ -419,15 +423,15 @@ def test_offsets_are_deleted_where_nobody_reads_them(wire):
         {"name": "t", "partitions": [{"partition_index": 0}, {"partition_index": 1}]},
         {"name": "u", "partitions": [{"partition_index": 0}]},
     ]
-    answer = wire.ask(ApiKey.OFFSET_DELETE, 0, group_id=GROUP, topics=topics)
-    assert answer.error_code == ErrorCode.NONE
-    assert errors(answer) == {
+    response = wire.ask(ApiKey.OFFSET_DELETE, 0, group_id=GROUP, topics=topics)
+    assert response.error_code == ErrorCode.NONE
+    assert errors(response) == {
         ("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
         ("t", 1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ("u", 0): ErrorCode.NONE,
     }
-    answer = wire.ask(ApiKey.OFFSET_DELETE, 0, group_id="x", topics=topics)
-    assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, ())
+    response = wire.ask(ApiKey.OFFSET_DELETE, 0, group_id="x", topics=topics)
+    assert (response.error_code, response.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, ())
 
 
 # DescribeGroups, ListGroups, DeleteGroups, FindCoordinator
@@ -437,10 +441,10 @@ def test_offsets_are_deleted_where_nobody_reads_them(wire):
 @versions(ApiKey.DESCRIBE_GROUPS)
 def test_groups_are_described(wire, version):
     joined = wire.settled(group_instance_id="i")
-    answer = wire.ask(
+    response = wire.ask(
         ApiKey.DESCRIBE_GROUPS, version, groups=[GROUP, "x"], include_authorized_operations=True
     )
-    stable, dead = answer.groups
+    stable, dead = response.groups
     assert (stable.group_id, stable.group_state, stable.protocol_type) == (
         GROUP,
         "Stable",
@@ -459,8 +463,10 @@ def test_groups_are_described(wire, version):
 
 @pytest.mark.rule("GRP-21", "API-13")
 def test_operations_are_told_to_those_who_ask(wire):
-    answer = wire.ask(ApiKey.DESCRIBE_GROUPS, 5, groups=["x"], include_authorized_operations=False)
-    assert answer.groups[0].authorized_operations == -(1 << 31)
+    response = wire.ask(
+        ApiKey.DESCRIBE_GROUPS, 5, groups=["x"], include_authorized_operations=False
+    )
+    assert response.groups[0].authorized_operations == -(1 << 31)
 
 
 @pytest.mark.rule("GRP-21")
@@ -468,8 +474,8 @@ def test_operations_are_told_to_those_who_ask(wire):
 def test_groups_are_listed(wire, version):
     wire.settled()
     commit(wire, 9, group_id="offsets")
-    answer = wire.ask(ApiKey.LIST_GROUPS, version, states_filter=["STABLE"], types_filter=[])
-    listed = {group.group_id: group for group in answer.groups}
+    response = wire.ask(ApiKey.LIST_GROUPS, version, states_filter=["STABLE"], types_filter=[])
+    listed = {group.group_id: group for group in response.groups}
     assert listed[GROUP].protocol_type == "consumer"
     if version >= 4:
         assert set(listed) == {GROUP}
@@ -485,8 +491,8 @@ def test_groups_are_listed(wire, version):
 def test_groups_are_deleted(wire, version):
     wire.settled()
     commit(wire, 9, group_id="offsets")
-    answer = wire.ask(ApiKey.DELETE_GROUPS, version, groups_names=[GROUP, "offsets", "x"])
-    assert [(result.group_id, result.error_code) for result in answer.results] == [
+    response = wire.ask(ApiKey.DELETE_GROUPS, version, groups_names=[GROUP, "offsets", "x"])
+    assert [(result.group_id, result.error_code) for result in response.results] == [
         (GROUP, ErrorCode.NON_EMPTY_GROUP),
         ("offsets", ErrorCode.NONE),
         ("x", ErrorCode.GROUP_ID_NOT_FOUND),
@@ -508,8 +514,8 @@ def test_coordinators_are_found_by_one_key_or_by_many(version):
         groups.FoundCoordinator("h", ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ]
     encoded = encode_response(header, groups.find_coordinator_body(header, found))
-    answer = decode_response(header, encoded[SIZE_BYTES:])
-    coordinators = answer.coordinators if version >= 4 else [answer]
+    response = decode_response(header, encoded[SIZE_BYTES:])
+    coordinators = response.coordinators if version >= 4 else [response]
     first = coordinators[0]
     assert (first.error_code, first.node_id, first.host, first.port) == (0, 3, "host", 9092)
     if version >= 4:

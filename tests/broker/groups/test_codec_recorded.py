@@ -36,7 +36,7 @@ SIZE_BYTES = 4
 
 
 def _join(header: RequestHeader, _: Any, told: Any) -> Any:
-    answer = JoinResponse(
+    response = JoinResponse(
         error=ErrorCode(told.error_code),
         member_id=told.member_id,
         generation=told.generation_id,
@@ -49,18 +49,18 @@ def _join(header: RequestHeader, _: Any, told: Any) -> Any:
             for m in told.members
         ),
     )
-    return groups.join_body(header, answer)
+    return groups.join_body(header, response)
 
 
 def _sync(header: RequestHeader, body: Any, told: Any) -> Any:
     request = groups.sync_request(header, body)
-    answer = SyncResponse(
+    response = SyncResponse(
         error=ErrorCode(told.error_code),
         protocol_type=request.protocol_type,
         protocol=request.protocol,
         assignment=told.assignment,
     )
-    return groups.sync_body(answer)
+    return groups.sync_body(response)
 
 
 def _leave(header: RequestHeader, body: Any, told: Any) -> Any:
@@ -72,13 +72,13 @@ def _leave(header: RequestHeader, body: Any, told: Any) -> Any:
 
 def _commit(_: RequestHeader, body: Any, __: Any) -> Any:
     request = groups.offset_commit_request(body, lambda _: True)
-    answer = OffsetCommitResponse(errors=dict.fromkeys(request.offsets, ErrorCode.NONE))
-    return groups.offset_commit_body(body, answer)
+    response = OffsetCommitResponse(errors=dict.fromkeys(request.offsets, ErrorCode.NONE))
+    return groups.offset_commit_body(body, response)
 
 
 def _fetch(header: RequestHeader, body: Any, told: Any) -> Any:
     requests = groups.offset_fetch_requests(header, body)
-    answers = [
+    responses = [
         OffsetFetchResponse(
             error=ErrorCode(group.error_code),
             offsets={
@@ -94,7 +94,7 @@ def _fetch(header: RequestHeader, body: Any, told: Any) -> Any:
         )
         for group in getattr(told, "groups", (told,))
     ]
-    return groups.offset_fetch_body(header, requests, answers)
+    return groups.offset_fetch_body(header, requests, responses)
 
 
 def _find(header: RequestHeader, body: Any, told: Any) -> Any:
@@ -139,8 +139,8 @@ def _list(_: RequestHeader, __: Any, told: Any) -> Any:
 
 
 def _delete(_: RequestHeader, body: Any, __: Any) -> Any:
-    answer = DeleteGroupsResponse(errors=dict.fromkeys(body.groups_names, ErrorCode.NONE))
-    return groups.delete_groups_body(answer)
+    response = DeleteGroupsResponse(errors=dict.fromkeys(body.groups_names, ErrorCode.NONE))
+    return groups.delete_groups_body(response)
 
 
 RECORDED: Mapping[int, Callable[[RequestHeader, Any, Any], Any]] = {
@@ -160,7 +160,7 @@ RECORDED: Mapping[int, Callable[[RequestHeader, Any, Any], Any]] = {
 @pytest.mark.parametrize(
     "exchange", [exchange for exchange in EXCHANGES if exchange.key in RECORDED], ids=str
 )
-def test_answers_are_those_of_apache_kafka_byte_for_byte(exchange: Exchange):
+def test_responses_are_those_of_apache_kafka_byte_for_byte(exchange: Exchange):
     header, body = decode_request(exchange.request)
     told = decode_response(header, exchange.response)
     made = encode_response(header, RECORDED[exchange.key](header, body, told))
@@ -177,8 +177,8 @@ def test_first_request_of_a_real_client_gets_an_id_and_the_others_are_strangers(
     driver = Driver()
     driver.carry_out(driver.coordinator.join(1, request, driver.now_ms))
     if request.member_id:
-        assert driver.answers[1].error is ErrorCode.UNKNOWN_MEMBER_ID
+        assert driver.responses[1].error is ErrorCode.UNKNOWN_MEMBER_ID
     else:
         told = decode_response(header, exchange.response)
-        assert driver.answers[1].error == told.error_code == ErrorCode.MEMBER_ID_REQUIRED
-        assert driver.answers[1].member_id.startswith(f"{header.client_id}-")
+        assert driver.responses[1].error == told.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        assert driver.responses[1].member_id.startswith(f"{header.client_id}-")

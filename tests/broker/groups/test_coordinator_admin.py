@@ -129,7 +129,7 @@ def test_commit_that_is_under_way_when_its_group_is_deleted_does_not_come_back(d
     commit = driver.commit({("t", 0): 1})
     driver.delete_groups(GROUP)
     driver.acknowledge()
-    assert set(driver.answers[commit].errors.values()) == {ErrorCode.NONE}
+    assert set(driver.responses[commit].errors.values()) == {ErrorCode.NONE}
     assert driver.state() == "Dead"
     driver.fail_over()
     assert driver.state() == "Dead"
@@ -137,10 +137,10 @@ def test_commit_that_is_under_way_when_its_group_is_deleted_does_not_come_back(d
 
 @pytest.mark.rule("GRP-22", "GRP-8")
 def test_id_that_was_handed_out_is_void_once_its_group_is_deleted(driver):
-    member_id = driver.answers[driver.join(version=4)].member_id
+    member_id = driver.responses[driver.join(version=4)].member_id
     assert driver.delete_groups(GROUP) == {GROUP: ErrorCode.NONE}
     driver.advance(INITIAL_DELAY_MS * 10)
-    assert driver.answers[driver.join(member_id)].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.join(member_id)].error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-22")
@@ -148,8 +148,8 @@ def test_offsets_of_an_empty_group_may_be_deleted(driver):
     (client,) = driver.form_group()
     driver.commit({("t", 0): 1, ("u", 0): 2}, client)
     driver.leave(client)
-    answer = driver.delete_offsets(("t", 0))
-    assert (answer.error, answer.errors) == (ErrorCode.NONE, {("t", 0): ErrorCode.NONE})
+    response = driver.delete_offsets(("t", 0))
+    assert (response.error, response.errors) == (ErrorCode.NONE, {("t", 0): ErrorCode.NONE})
     assert driver.offsets() == {("u", 0): 2}
     driver.fail_over()
     assert driver.offsets() == {("u", 0): 2}
@@ -159,8 +159,8 @@ def test_offsets_of_an_empty_group_may_be_deleted(driver):
 def test_offsets_of_topics_that_a_consumer_group_reads_are_kept(driver):
     (client,) = driver.form_group()
     driver.commit({("t", 0): 1, ("u", 0): 2}, client)
-    answer = driver.delete_offsets(("t", 0), ("u", 0))
-    assert answer.errors == {
+    response = driver.delete_offsets(("t", 0), ("u", 0))
+    assert response.errors == {
         ("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
         ("u", 0): ErrorCode.NONE,
     }
@@ -171,8 +171,8 @@ def test_offsets_of_topics_that_a_consumer_group_reads_are_kept(driver):
 def test_offsets_of_other_groups_that_are_in_use_are_kept(driver):
     (client,) = driver.form_group(protocol_type="connect", protocols=protocols("sessioned"))
     driver.commit({("t", 0): 1}, client)
-    answer = driver.delete_offsets(("t", 0))
-    assert (answer.error, answer.errors) == (ErrorCode.NON_EMPTY_GROUP, {})
+    response = driver.delete_offsets(("t", 0))
+    assert (response.error, response.errors) == (ErrorCode.NON_EMPTY_GROUP, {})
 
 
 @pytest.mark.rule("GRP-22")

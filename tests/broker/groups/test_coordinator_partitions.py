@@ -1,4 +1,4 @@
-"""Which groups a broker answers for, and how they move from one broker to the next."""
+"""Which groups a broker responses for, and how they move from one broker to the next."""
 
 import struct
 
@@ -89,7 +89,7 @@ def test_partition_of_a_group_is_what_kafka_computes(group, of_50, of_7):
 def test_count_of_partitions_is_that_of_the_topic_once_it_is_known():
     driver = Driver(owned=[0])
     driver.coordinator.partition_count = 1
-    assert driver.join() not in driver.answers
+    assert driver.join() not in driver.responses
 
 
 def every_answer(driver: Driver, group: str) -> dict[str, ErrorCode]:
@@ -98,8 +98,8 @@ def every_answer(driver: Driver, group: str) -> dict[str, ErrorCode]:
     coordinator = driver.coordinator
     heartbeat = HeartbeatRequest(group_id=group, member_id="m", generation=1)
     return {
-        "join": driver.answers[driver.join(group=group)].error,
-        "sync": driver.answers[driver.sync(client, group=group)].error,
+        "join": driver.responses[driver.join(group=group)].error,
+        "sync": driver.responses[driver.sync(client, group=group)].error,
         "heartbeat": coordinator.heartbeat(heartbeat, driver.now_ms),
         "leave": driver.leave(client, group=group).error,
         "commit": driver.commit_error(group=group),
@@ -123,27 +123,27 @@ def test_everything_is_refused_for_groups_of_partitions_that_others_lead():
 def test_while_a_partition_is_loading_members_are_held_off_gently():
     driver = Driver(owned=[])
     driver.coordinator.begin_load(HERE, 0)
-    answers = every_answer(driver, GROUP)
-    assert answers.pop("heartbeat") is ErrorCode.NONE
-    assert answers.pop("sync") is ErrorCode.REBALANCE_IN_PROGRESS
-    assert set(answers.values()) == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+    responses = every_answer(driver, GROUP)
+    assert responses.pop("heartbeat") is ErrorCode.NONE
+    assert responses.pop("sync") is ErrorCode.REBALANCE_IN_PROGRESS
+    assert set(responses.values()) == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
     driver.coordinator.finish_load(HERE, 0, driver.now_ms)
-    assert driver.join() not in driver.answers
+    assert driver.join() not in driver.responses
 
 
 @pytest.mark.rule("GRP-6")
 def test_empty_group_id_is_good_for_offsets_and_administration_only():
     driver = Driver()
-    answers = every_answer(driver, "")
-    refused = {name for name, error in answers.items() if error is ErrorCode.INVALID_GROUP_ID}
+    responses = every_answer(driver, "")
+    refused = {name for name, error in responses.items() if error is ErrorCode.INVALID_GROUP_ID}
     assert refused == {"join", "sync", "heartbeat", "leave", "delete offsets"}
-    assert {answers[name] for name in answers.keys() - refused} == {ErrorCode.NONE}
+    assert {responses[name] for name in responses.keys() - refused} == {ErrorCode.NONE}
 
 
 @pytest.mark.rule("GRP-6")
 def test_group_id_that_no_record_could_hold_is_invalid():
-    answers = every_answer(Driver(), "x" * 40_000)
-    assert set(answers.values()) == {ErrorCode.INVALID_GROUP_ID}
+    responses = every_answer(Driver(), "x" * 40_000)
+    assert set(responses.values()) == {ErrorCode.INVALID_GROUP_ID}
 
 
 # Moving
@@ -158,8 +158,8 @@ def test_those_who_wait_are_sent_elsewhere_when_the_partition_moves():
     joining = driver.join()
     syncing = driver.sync(driver.joined(tickets[1]), group=other)
     driver.carry_out(driver.coordinator.unload(HERE, 1, driver.now_ms))
-    assert driver.answers[joining].error is ErrorCode.NOT_COORDINATOR
-    assert driver.answers[syncing].error is ErrorCode.NOT_COORDINATOR
+    assert driver.responses[joining].error is ErrorCode.NOT_COORDINATOR
+    assert driver.responses[syncing].error is ErrorCode.NOT_COORDINATOR
     assert set(every_answer(driver, GROUP).values()) == {ErrorCode.NOT_COORDINATOR}
     assert driver.coordinator.list_groups().groups == ()
 
@@ -179,7 +179,7 @@ def test_commit_under_way_when_the_partition_moves_is_answered_by_the_log():
     commit = driver.commit({("t", 0): 1})
     assert driver.coordinator.unload(HERE, 1, driver.now_ms) == []
     driver.acknowledge(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert driver.answers[commit].errors == {("t", 0): ErrorCode.NOT_COORDINATOR}
+    assert driver.responses[commit].errors == {("t", 0): ErrorCode.NOT_COORDINATOR}
 
 
 @pytest.mark.rule("GRP-5")
@@ -250,7 +250,7 @@ def test_members_continue_under_the_next_coordinator():
     driver.fail_over()
     assert driver.state() == "Stable"
     assert {driver.heartbeat(client) for client in clients} == {ErrorCode.NONE}
-    assert driver.answers[driver.sync(clients[2])].assignment == b"2"
+    assert driver.responses[driver.sync(clients[2])].assignment == b"2"
     assert driver.offsets() == {("t", 0): 7}
     assert driver.commit_error(clients[0]) is ErrorCode.NONE
 
@@ -275,10 +275,10 @@ def test_rebalance_that_a_crash_interrupts_starts_over_with_the_members_of_befor
     driver.fail_over()
     assert driver.state() == "Stable"
     stranger = driver.joined(newcomer)
-    assert driver.answers[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
     known = driver.joined(rejoin)
-    assert driver.answers[driver.sync(known)].error is ErrorCode.ILLEGAL_GENERATION
-    assert driver.answers[driver.join(client.member_id)].generation == 2
+    assert driver.responses[driver.sync(known)].error is ErrorCode.ILLEGAL_GENERATION
+    assert driver.responses[driver.join(client.member_id)].generation == 2
 
 
 # Loading

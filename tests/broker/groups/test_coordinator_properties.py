@@ -65,17 +65,17 @@ class Groups(RuleBasedStateMachine):
         return self.driver.coordinator._groups
 
     def learn(self) -> None:
-        """Let clients read the answers to their JoinGroups."""
-        for ticket in [ticket for ticket in self.parked if ticket in self.driver.answers]:
+        """Let clients read the responses to their JoinGroups."""
+        for ticket in [ticket for ticket in self.parked if ticket in self.driver.responses]:
             group, instance_id = self.parked.pop(ticket)
-            answer = self.driver.answers[ticket]
-            if not isinstance(answer, JoinResponse) or not answer.member_id:
+            response = self.driver.responses[ticket]
+            if not isinstance(response, JoinResponse) or not response.member_id:
                 continue
-            client = Client(answer.member_id, answer.generation, answer.leader, instance_id)
+            client = Client(response.member_id, response.generation, response.leader, instance_id)
             self.clients.append((group, client))
-            if answer.leader == answer.member_id:
-                term = (id(self.groups.get(group)), answer.generation)
-                self.leaders[term].add(instance_id or answer.member_id)
+            if response.leader == response.member_id:
+                term = (id(self.groups.get(group)), response.generation)
+                self.leaders[term].add(instance_id or response.member_id)
 
     def members(self) -> list[tuple[str, Client]]:
         """Everyone who is in a group and knows it."""

@@ -51,7 +51,7 @@ class TransactionalDriver(Driver):
         return error
 
     def responses_of(self, ticket: int):
-        found = getattr(self, "answers", None) or self.responses
+        found = self.responses
         return found[ticket].errors
 
     def end(self, *, is_commit: bool, producer_id: int = PRODUCER) -> None:

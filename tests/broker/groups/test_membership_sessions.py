@@ -77,7 +77,7 @@ def test_silent_member_is_removed_and_the_others_rebalance(driver):
     driver.advance(1)
     assert driver.heartbeat(leader) is ErrorCode.REBALANCE_IN_PROGRESS
     assert driver.heartbeat(follower) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert driver.answers[driver.join(leader.member_id)].generation == 2
+    assert driver.responses[driver.join(leader.member_id)].generation == 2
 
 
 @pytest.mark.rule("GRP-18")
@@ -94,9 +94,9 @@ def test_member_that_waits_to_join_does_not_expire(driver):
     for _ in range(4):
         driver.advance(SESSION_MS - 1)
         driver.heartbeat(second)
-    assert rejoin not in driver.answers
+    assert rejoin not in driver.responses
     driver.join(second.member_id)
-    assert driver.answers[rejoin].error is ErrorCode.NONE
+    assert driver.responses[rejoin].error is ErrorCode.NONE
     driver.advance(SESSION_MS)
     assert driver.state() == "Empty"
 
@@ -111,7 +111,7 @@ def test_member_that_waits_to_sync_does_not_expire(driver):
         driver.advance(SESSION_MS - 1)
         driver.heartbeat(leader)
     driver.sync(leader, {})
-    assert driver.answers[waiting].error is ErrorCode.NONE
+    assert driver.responses[waiting].error is ErrorCode.NONE
 
 
 @pytest.mark.rule("GRP-18")
@@ -120,21 +120,21 @@ def test_new_member_is_not_kept_waiting_for_more_than_five_minutes(driver):
     (client,) = driver.form_group(rebalance_timeout_ms=hour_ms, session_timeout_ms=1_000_000)
     newcomer = driver.join(rebalance_timeout_ms=hour_ms)
     driver.advance(NEW_MEMBER_JOIN_TIMEOUT_MS - 1)
-    assert newcomer not in driver.answers
+    assert newcomer not in driver.responses
     driver.advance(1)
-    assert driver.answers[newcomer].error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert driver.answers[newcomer].member_id == ""
+    assert driver.responses[newcomer].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[newcomer].member_id == ""
     assert driver.heartbeat(client) is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 @pytest.mark.rule("GRP-20")
 def test_leaving_starts_a_rebalance_at_once(driver):
     leader, follower = driver.form_group(2)
-    answer = driver.leave(leader)
+    response = driver.leave(leader)
     identity = MemberIdentity(leader.member_id)
-    assert answer == LeaveResponse(error=ErrorCode.NONE, members=((identity, ErrorCode.NONE),))
+    assert response == LeaveResponse(error=ErrorCode.NONE, members=((identity, ErrorCode.NONE),))
     assert driver.heartbeat(follower) is ErrorCode.REBALANCE_IN_PROGRESS
-    assert driver.answers[driver.join(follower.member_id)].leader == follower.member_id
+    assert driver.responses[driver.join(follower.member_id)].leader == follower.member_id
 
 
 @pytest.mark.rule("GRP-20")
@@ -151,9 +151,9 @@ def test_members_leave_in_a_batch_each_with_an_error_of_its_own(driver):
         MemberIdentity(""),
     )
     assert static.instance_id == "i"
-    answer = driver.leave(*identities)
-    assert [identity for identity, _ in answer.members] == list(identities)
-    assert [error for _, error in answer.members] == [
+    response = driver.leave(*identities)
+    assert [identity for identity, _ in response.members] == list(identities)
+    assert [error for _, error in response.members] == [
         ErrorCode.UNKNOWN_MEMBER_ID,
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -167,9 +167,9 @@ def test_members_leave_in_a_batch_each_with_an_error_of_its_own(driver):
 @pytest.mark.rule("GRP-20")
 def test_nobody_can_leave_an_unknown_group(driver):
     identity = MemberIdentity("m")
-    answer = driver.leave(identity)
-    assert answer.error is ErrorCode.NONE
-    assert answer.members == ((identity, ErrorCode.UNKNOWN_MEMBER_ID),)
+    response = driver.leave(identity)
+    assert response.error is ErrorCode.NONE
+    assert response.members == ((identity, ErrorCode.UNKNOWN_MEMBER_ID),)
 
 
 def test_member_that_leaves_while_it_waits_is_answered(driver):
@@ -178,5 +178,5 @@ def test_member_that_leaves_while_it_waits_is_answered(driver):
     _, follower = (driver.joined(ticket) for ticket in tickets)
     waiting = driver.sync(follower)
     driver.leave(follower)
-    assert driver.answers[waiting].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[waiting].error is ErrorCode.UNKNOWN_MEMBER_ID
     assert len(driver.coordinator.describe_group(GROUP).members) == 1

@@ -32,7 +32,7 @@ def member_ids(driver: Driver) -> dict[str | None, str]:
 def test_static_member_needs_no_second_request_to_join(driver):
     ticket = driver.join(instance_id="a", version=9)
     driver.advance(INITIAL_DELAY_MS)
-    assert driver.answers[ticket].member_id == "a-uuid1"
+    assert driver.responses[ticket].member_id == "a-uuid1"
 
 
 @pytest.mark.rule("GRP-19")
@@ -40,13 +40,17 @@ def test_restart_within_the_session_changes_nothing_for_the_others(driver):
     leader, follower = driver.form_static_group("a", "b")
     driver.advance(SESSION_MS - 1)
     driver.heartbeat(leader)
-    answer = driver.answers[driver.join(instance_id="b", version=9)]
-    assert (answer.error, answer.generation) == (ErrorCode.NONE, 1)
-    assert answer.member_id != follower.member_id
-    assert (answer.leader, answer.skip_assignment, answer.members) == (leader.member_id, False, ())
+    response = driver.responses[driver.join(instance_id="b", version=9)]
+    assert (response.error, response.generation) == (ErrorCode.NONE, 1)
+    assert response.member_id != follower.member_id
+    assert (response.leader, response.skip_assignment, response.members) == (
+        leader.member_id,
+        False,
+        (),
+    )
     assert driver.state() == "Stable"
-    back = Client(answer.member_id, 1, answer.leader, "b")
-    assert driver.answers[driver.sync(back)].assignment == b"1"
+    back = Client(response.member_id, 1, response.leader, "b")
+    assert driver.responses[driver.sync(back)].assignment == b"1"
     assert driver.heartbeat(leader) is driver.heartbeat(back) is ErrorCode.NONE
 
 
@@ -57,19 +61,19 @@ def test_restart_beyond_the_session_rebalances_twice(driver):
     driver.heartbeat(leader)
     driver.advance(1)
     assert driver.heartbeat(leader) is ErrorCode.REBALANCE_IN_PROGRESS
-    assert driver.answers[driver.join(leader.member_id, instance_id="a")].generation == 2
-    assert driver.join(instance_id="b") not in driver.answers
-    assert driver.answers[driver.join(leader.member_id, instance_id="a")].generation == 3
+    assert driver.responses[driver.join(leader.member_id, instance_id="a")].generation == 2
+    assert driver.join(instance_id="b") not in driver.responses
+    assert driver.responses[driver.join(leader.member_id, instance_id="a")].generation == 3
 
 
 @pytest.mark.rule("GRP-19")
 def test_restarted_leader_is_told_to_skip_the_assignment_from_version_9_on(driver):
     _, follower = driver.form_static_group("a", "b")
-    answer = driver.answers[driver.join(instance_id="a", version=9)]
-    assert answer.leader == answer.member_id
-    assert answer.skip_assignment
-    assert answer.members == (
-        JoinedMember(answer.member_id, "a", subscription("t")),
+    response = driver.responses[driver.join(instance_id="a", version=9)]
+    assert response.leader == response.member_id
+    assert response.skip_assignment
+    assert response.members == (
+        JoinedMember(response.member_id, "a", subscription("t")),
         JoinedMember(follower.member_id, "b", subscription("t")),
     )
 
@@ -77,9 +81,9 @@ def test_restarted_leader_is_told_to_skip_the_assignment_from_version_9_on(drive
 @pytest.mark.rule("GRP-19")
 def test_restarted_leader_takes_itself_for_a_follower_below_version_9(driver):
     leader, _ = driver.form_static_group("a", "b")
-    answer = driver.answers[driver.join(instance_id="a", version=8)]
-    assert answer.leader == leader.member_id != answer.member_id
-    assert (answer.skip_assignment, answer.members) == (False, ())
+    response = driver.responses[driver.join(instance_id="a", version=8)]
+    assert response.leader == leader.member_id != response.member_id
+    assert (response.skip_assignment, response.members) == (False, ())
 
 
 @pytest.mark.rule("GRP-19")
@@ -87,25 +91,25 @@ def test_new_id_of_a_restarted_member_is_stored_before_it_is_given_out(driver):
     driver.form_static_group("a", "b")
     driver.append_error = None
     ticket = driver.join(instance_id="b")
-    assert ticket not in driver.answers
+    assert ticket not in driver.responses
     driver.acknowledge()
-    member_id = driver.answers[ticket].member_id
+    member_id = driver.responses[ticket].member_id
     driver.fail_over()
     assert member_ids(driver)["b"] == member_id
     back = Client(member_id, 1, "", "b")
     assert driver.heartbeat(back) is ErrorCode.NONE
-    assert driver.answers[driver.sync(back)].assignment == b"1"
+    assert driver.responses[driver.sync(back)].assignment == b"1"
 
 
 @pytest.mark.rule("GRP-19", "GRP-15")
 def test_restarted_member_may_try_again_if_the_log_refuses(driver):
     leader, _ = driver.form_static_group("a", "b")
     driver.append_error = ErrorCode.NOT_ENOUGH_REPLICAS
-    answer = driver.answers[driver.join(instance_id="b")]
-    assert (answer.error, answer.member_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, "")
+    response = driver.responses[driver.join(instance_id="b")]
+    assert (response.error, response.member_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, "")
     assert driver.state() == "Stable"
     driver.append_error = ErrorCode.NONE
-    assert driver.answers[driver.join(instance_id="b")].error is ErrorCode.NONE
+    assert driver.responses[driver.join(instance_id="b")].error is ErrorCode.NONE
     assert driver.heartbeat(leader) is ErrorCode.NONE
 
 
@@ -115,9 +119,9 @@ def test_second_restart_overtakes_the_first(driver):
     driver.append_error = None
     first = driver.join(instance_id="b")
     second = driver.join(instance_id="b")
-    assert driver.answers[first].error is ErrorCode.FENCED_INSTANCE_ID
+    assert driver.responses[first].error is ErrorCode.FENCED_INSTANCE_ID
     driver.acknowledge()
-    assert driver.answers[second].member_id == member_ids(driver)["b"]
+    assert driver.responses[second].member_id == member_ids(driver)["b"]
 
 
 @pytest.mark.rule("GRP-19")
@@ -127,7 +131,7 @@ def test_restart_that_a_rebalance_overtakes_is_answered_by_that_rebalance(driver
     restart = driver.join(instance_id="b")
     rejoin = driver.join(leader.member_id, instance_id="a")
     driver.acknowledge()
-    assert driver.answers[restart].generation == driver.answers[rejoin].generation == 2
+    assert driver.responses[restart].generation == driver.responses[rejoin].generation == 2
 
 
 @pytest.mark.rule("GRP-19")
@@ -136,9 +140,9 @@ def test_old_member_id_is_fenced_everywhere(driver):
     driver.join(instance_id="b")
     assert driver.heartbeat(old) is ErrorCode.FENCED_INSTANCE_ID
     rejoin = driver.join(old.member_id, instance_id="b")
-    assert driver.answers[rejoin].error is ErrorCode.FENCED_INSTANCE_ID
-    assert driver.answers[rejoin].member_id == old.member_id
-    assert driver.answers[driver.sync(old)].error is ErrorCode.FENCED_INSTANCE_ID
+    assert driver.responses[rejoin].error is ErrorCode.FENCED_INSTANCE_ID
+    assert driver.responses[rejoin].member_id == old.member_id
+    assert driver.responses[driver.sync(old)].error is ErrorCode.FENCED_INSTANCE_ID
     assert driver.commit_error(old) is ErrorCode.FENCED_INSTANCE_ID
     assert driver.leave(old).members[0][1] is ErrorCode.FENCED_INSTANCE_ID
     forgetful = replace(old, instance_id=None)
@@ -150,17 +154,17 @@ def test_unmapped_instance_id_is_unknown(driver):
     (client,) = driver.form_group()
     stranger = replace(client, instance_id="x")
     assert driver.heartbeat(stranger) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert driver.answers[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
     assert driver.commit_error(stranger) is ErrorCode.UNKNOWN_MEMBER_ID
     rejoin = driver.join(client.member_id, instance_id="x")
-    assert driver.answers[rejoin].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[rejoin].error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-19")
 def test_pending_id_is_of_no_use_to_a_static_member(driver):
-    member_id = driver.answers[driver.join(version=4)].member_id
+    member_id = driver.responses[driver.join(version=4)].member_id
     ticket = driver.join(member_id, instance_id="a", version=5)
-    assert driver.answers[ticket].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[ticket].error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-19")
@@ -168,10 +172,10 @@ def test_duplicate_instance_fences_the_one_that_waits_to_join(driver):
     leader, follower = driver.form_static_group("a", "b")
     waiting = driver.join(leader.member_id, instance_id="a")
     duplicate = driver.join(instance_id="a")
-    assert driver.answers[waiting].error is ErrorCode.FENCED_INSTANCE_ID
-    assert driver.answers[waiting].member_id == leader.member_id
+    assert driver.responses[waiting].error is ErrorCode.FENCED_INSTANCE_ID
+    assert driver.responses[waiting].member_id == leader.member_id
     driver.join(follower.member_id, instance_id="b")
-    assert driver.answers[duplicate].generation == 2
+    assert driver.responses[duplicate].generation == 2
 
 
 @pytest.mark.rule("GRP-19")
@@ -182,11 +186,11 @@ def test_restart_in_the_sync_phase_rebalances(driver):
     follower.instance_id = "b"
     waiting = driver.sync(follower)
     restart = driver.join(instance_id="b")
-    assert driver.answers[waiting].error is ErrorCode.FENCED_INSTANCE_ID
-    assert restart not in driver.answers
+    assert driver.responses[waiting].error is ErrorCode.FENCED_INSTANCE_ID
+    assert restart not in driver.responses
     assert driver.state() == "PreparingRebalance"
     driver.join(leader.member_id, instance_id="a")
-    assert driver.answers[restart].generation == 2
+    assert driver.responses[restart].generation == 2
 
 
 @pytest.mark.rule("GRP-19")
@@ -194,8 +198,8 @@ def test_restart_that_changes_the_choice_of_protocol_rebalances(driver):
     both = protocols("range", "sticky")
     driver.form_static_group("a", protocols=both)
     ticket = driver.join(instance_id="a", protocols=protocols("sticky", "range"))
-    assert driver.answers[ticket].generation == 2
-    assert driver.answers[ticket].protocol == "sticky"
+    assert driver.responses[ticket].generation == 2
+    assert driver.responses[ticket].protocol == "sticky"
 
 
 @pytest.mark.rule("GRP-11")
@@ -203,8 +207,8 @@ def test_static_members_keep_their_place_if_they_miss_a_rebalance(driver):
     leader, follower = driver.form_static_group("a", "b", session_timeout_ms=REBALANCE_MS * 3)
     rejoin = driver.join(leader.member_id, instance_id="a", session_timeout_ms=REBALANCE_MS * 3)
     driver.advance(REBALANCE_MS)
-    assert driver.answers[rejoin].generation == 2
-    assert [m.member_id for m in driver.answers[rejoin].members] == [
+    assert driver.responses[rejoin].generation == 2
+    assert [m.member_id for m in driver.responses[rejoin].members] == [
         leader.member_id,
         follower.member_id,
     ]
@@ -223,7 +227,7 @@ def test_join_phase_goes_on_if_only_static_members_are_left_and_nobody_rejoined(
     assert driver.state() == "PreparingRebalance"
     driver.advance(REBALANCE_MS - 1)
     rejoin = driver.join(static.member_id, instance_id="b")
-    assert driver.answers[rejoin].generation == 2
+    assert driver.responses[rejoin].generation == 2
 
 
 @pytest.mark.rule("GRP-11", "GRP-18")

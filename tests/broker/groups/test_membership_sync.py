@@ -37,15 +37,15 @@ def test_followers_wait_until_the_assignment_is_in_the_log(driver):
     driver.append_error = None
     waiting = driver.sync(follower)
     leading = driver.sync(leader, {leader.member_id: b"L", follower.member_id: b"F"})
-    assert waiting not in driver.answers
-    assert leading not in driver.answers
+    assert waiting not in driver.responses
+    assert leading not in driver.responses
     assert driver.state() == "CompletingRebalance"
     driver.acknowledge()
     assert driver.state() == "Stable"
-    assert driver.answers[waiting] == SyncResponse(
+    assert driver.responses[waiting] == SyncResponse(
         error=ErrorCode.NONE, protocol_type="consumer", protocol="range", assignment=b"F"
     )
-    assert driver.answers[leading].assignment == b"L"
+    assert driver.responses[leading].assignment == b"L"
 
 
 @pytest.mark.rule("GRP-14", "OFF-9")
@@ -69,15 +69,15 @@ def test_assignment_is_written_with_all_acks_to_the_partition_of_the_group(drive
 def test_member_that_syncs_with_a_stable_group_gets_its_own_part(driver):
     leader, follower = join_together(driver)
     driver.sync(leader, {leader.member_id: b"L", follower.member_id: b"F"})
-    assert driver.answers[driver.sync(follower)].assignment == b"F"
+    assert driver.responses[driver.sync(follower)].assignment == b"F"
 
 
 @pytest.mark.rule("GRP-15")
 def test_members_that_the_leader_forgot_get_nothing(driver):
     leader, follower = join_together(driver)
     driver.sync(leader, {leader.member_id: b"L", "stranger": b"S"})
-    answer = driver.answers[driver.sync(follower)]
-    assert (answer.error, answer.assignment) == (ErrorCode.NONE, b"")
+    response = driver.responses[driver.sync(follower)]
+    assert (response.error, response.assignment) == (ErrorCode.NONE, b"")
 
 
 @pytest.mark.rule("GRP-15")
@@ -99,8 +99,8 @@ def test_everyone_is_told_if_the_log_refuses_and_a_rebalance_starts(driver, log_
     leader, follower = join_together(driver)
     driver.append_error = log_error
     tickets = [driver.sync(follower), driver.sync(leader, {leader.member_id: b"L"})]
-    assert [driver.answers[ticket].error for ticket in tickets] == [told, told]
-    assert [driver.answers[ticket].protocol for ticket in tickets] == [None, None]
+    assert [driver.responses[ticket].error for ticket in tickets] == [told, told]
+    assert [driver.responses[ticket].protocol for ticket in tickets] == [None, None]
     assert driver.state() == "PreparingRebalance"
 
 
@@ -108,8 +108,8 @@ def test_everyone_is_told_if_the_log_refuses_and_a_rebalance_starts(driver, log_
 def test_sync_of_a_stranger_is_refused(driver):
     (leader,) = join_together(driver, 1)
     stranger = replace(leader, member_id="stranger")
-    assert driver.answers[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert driver.answers[driver.sync(leader, group="x")].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.sync(stranger)].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.sync(leader, group="x")].error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-14")
@@ -117,7 +117,7 @@ def test_sync_of_a_stranger_is_refused(driver):
 def test_sync_for_another_generation_is_refused(driver, generation):
     (leader,) = join_together(driver, 1)
     ticket = driver.sync(replace(leader, generation=generation))
-    assert driver.answers[ticket].error is ErrorCode.ILLEGAL_GENERATION
+    assert driver.responses[ticket].error is ErrorCode.ILLEGAL_GENERATION
 
 
 @pytest.mark.rule("GRP-14")
@@ -127,7 +127,7 @@ def test_sync_for_another_generation_is_refused(driver, generation):
 def test_sync_under_another_protocol_is_refused(driver, protocol_type, protocol):
     (leader,) = join_together(driver, 1)
     ticket = driver.sync(leader, protocol_type=protocol_type, protocol=protocol, version=5)
-    assert driver.answers[ticket].error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.responses[ticket].error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 @pytest.mark.rule("GRP-14")
@@ -138,23 +138,23 @@ def test_from_version_5_on_sync_has_to_name_its_protocol(driver, protocol_type, 
     (leader,) = join_together(driver, 1)
     named = {"protocol_type": protocol_type, "protocol": protocol}
     ticket = driver.sync(leader, {}, **named, version=5)
-    assert driver.answers[ticket].error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.responses[ticket].error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     ticket = driver.sync(leader, {}, **named, version=4)
-    assert driver.answers[ticket].error is ErrorCode.NONE
+    assert driver.responses[ticket].error is ErrorCode.NONE
 
 
 @pytest.mark.rule("GRP-14")
 def test_sync_during_the_join_phase_sends_the_member_back(driver):
     leader, follower = driver.form_group(2)
     driver.join(leader.member_id)
-    assert driver.answers[driver.sync(follower)].error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.responses[driver.sync(follower)].error is ErrorCode.REBALANCE_IN_PROGRESS
 
 
 @pytest.mark.rule("GRP-14")
 def test_nobody_is_a_member_of_an_empty_group(driver):
     (client,) = driver.form_group()
     driver.leave(client)
-    assert driver.answers[driver.sync(client)].error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert driver.responses[driver.sync(client)].error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.rule("GRP-16")
@@ -162,7 +162,7 @@ def test_newcomer_in_the_sync_phase_sends_those_who_wait_back(driver):
     _, follower = join_together(driver)
     waiting = driver.sync(follower)
     driver.join()
-    assert driver.answers[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.responses[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
     assert driver.state() == "PreparingRebalance"
 
 
@@ -172,13 +172,13 @@ def test_assignment_that_was_overtaken_by_a_rebalance_is_not_given_out(driver):
     driver.append_error = None
     waiting = driver.sync(leader, {leader.member_id: b"old"})
     driver.join()
-    assert driver.answers[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.responses[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
     driver.acknowledge()
     assert driver.state() == "PreparingRebalance"
     driver.append_error = ErrorCode.NONE
     driver.join(leader.member_id)
     rejoin = driver.join(follower.member_id)
-    assert driver.sync(driver.joined(rejoin)) not in driver.answers
+    assert driver.sync(driver.joined(rejoin)) not in driver.responses
 
 
 def test_report_about_an_old_generation_does_not_complete_the_next(driver):
@@ -190,7 +190,7 @@ def test_report_about_an_old_generation_does_not_complete_the_next(driver):
     driver.join(follower.member_id)
     waiting = driver.sync(driver.joined(newcomer))
     driver.acknowledge()
-    assert waiting not in driver.answers
+    assert waiting not in driver.responses
     assert driver.state() == "CompletingRebalance"
 
 
@@ -211,9 +211,9 @@ def test_leader_that_does_not_sync_is_replaced(driver):
     _, follower = join_together(driver, session_timeout_ms=REBALANCE_MS * 2)
     waiting = driver.sync(follower)
     driver.advance(REBALANCE_MS)
-    assert driver.answers[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.responses[waiting].error is ErrorCode.REBALANCE_IN_PROGRESS
     rejoin = driver.join(follower.member_id, session_timeout_ms=REBALANCE_MS * 2)
-    assert driver.answers[rejoin].leader == follower.member_id
+    assert driver.responses[rejoin].leader == follower.member_id
 
 
 @pytest.mark.rule("GRP-16")
@@ -228,10 +228,10 @@ def test_leader_that_syncs_twice_has_its_first_assignment_stored_and_given_out(d
     driver.append_error = None
     first = driver.sync(leader, {leader.member_id: b"first"})
     second = driver.sync(leader, {leader.member_id: b"second"})
-    assert driver.answers[first].error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert driver.responses[first].error is ErrorCode.REBALANCE_IN_PROGRESS
     assert len(driver.appends) == 1
     driver.acknowledge()
-    assert driver.answers[second].assignment == b"first"
+    assert driver.responses[second].assignment == b"first"
 
 
 @pytest.mark.rule("GRP-17", "GRP-18")

@@ -109,7 +109,7 @@ def test_metadata_that_is_too_long_fails_for_its_partition_alone(driver):
             ("t", 2): OffsetToCommit(3, metadata=None),
         }
     )
-    assert driver.answers[ticket] == OffsetCommitResponse(
+    assert driver.responses[ticket] == OffsetCommitResponse(
         errors={
             ("t", 0): ErrorCode.NONE,
             ("t", 1): ErrorCode.OFFSET_METADATA_TOO_LARGE,
@@ -123,12 +123,12 @@ def test_metadata_that_is_too_long_fails_for_its_partition_alone(driver):
 @pytest.mark.rule("OFF-3")
 def test_nothing_is_written_if_no_offset_is_acceptable(driver):
     ticket = driver.commit({("t", 0): OffsetToCommit(1, metadata="x" * 4097)})
-    assert driver.answers[ticket].errors == {("t", 0): ErrorCode.OFFSET_METADATA_TOO_LARGE}
+    assert driver.responses[ticket].errors == {("t", 0): ErrorCode.OFFSET_METADATA_TOO_LARGE}
     assert driver.appends == []
 
 
 def test_commit_of_nothing_creates_no_group(driver):
-    assert driver.answers[driver.commit({})].errors == {}
+    assert driver.responses[driver.commit({})].errors == {}
     assert driver.state() == "Dead"
 
 
@@ -152,10 +152,10 @@ def test_commit_is_answered_and_seen_once_it_is_in_the_log(driver):
     driver.commit({("t", 0): 1})
     driver.append_error = None
     ticket = driver.commit({("t", 0): 2})
-    assert ticket not in driver.answers
+    assert ticket not in driver.responses
     assert driver.offsets() == {("t", 0): 1}
     driver.acknowledge()
-    assert driver.answers[ticket].errors == {("t", 0): ErrorCode.NONE}
+    assert driver.responses[ticket].errors == {("t", 0): ErrorCode.NONE}
     assert driver.offsets() == {("t", 0): 2}
 
 
@@ -177,7 +177,7 @@ def test_commit_that_the_log_refuses_changes_nothing(driver, log_error, told):
     driver.commit({("t", 0): 1})
     driver.append_error = log_error
     ticket = driver.commit({("t", 0): 2, ("t", 1): OffsetToCommit(3, metadata="x" * 5000)})
-    assert driver.answers[ticket].errors == {
+    assert driver.responses[ticket].errors == {
         ("t", 0): told,
         ("t", 1): ErrorCode.OFFSET_METADATA_TOO_LARGE,
     }

@@ -66,7 +66,7 @@ def test_epochs_and_starts_always_increase(tmp_path_factory, entries):
 
 @pytest.mark.rule("EPC-3")
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("asked", "end"),
     [
         (-1, UNDEFINED_END),
         (7, UNDEFINED_END),
@@ -79,9 +79,9 @@ def test_epochs_and_starts_always_increase(tmp_path_factory, entries):
         (0, EpochEnd(0, 10)),
     ],
 )
-def test_the_end_of_an_epoch_is_the_start_of_the_next(epochs, asked, answer):
+def test_the_end_of_an_epoch_is_the_start_of_the_next(epochs, asked, end):
     assigned(epochs, (2, 10), (4, 20), (6, 40))
-    assert epochs.end_offset_for(asked, 100) == answer
+    assert epochs.end_offset_for(asked, 100) == end
 
 
 @pytest.mark.rule("EPC-3")

@@ -60,14 +60,14 @@ class Follower:
     def plan(self):
         return self.fetcher.next_fetch(self.now_ms)
 
-    def answer(self, *entries, error=0, session_id=0, throttled=0):
+    def respond(self, *entries, error=0, session_id=0, throttled=0):
         topics = [FetchTopicResponse(None, ID, entries)] if entries else []
         response = FetchResponse(topics, error, session_id, throttled)
         return self.fetcher.on_response(response, self.now_ms)
 
     def exchange(self, *entries, session_id=0):
         self.plan()
-        return self.answer(*entries, session_id=session_id)
+        return self.respond(*entries, session_id=session_id)
 
 
 def entry(name, error=0, *, hw=2, start=0, records=b"", diverging=None):
@@ -156,10 +156,10 @@ class TestSessions:
         follower = Follower(A, B)
         first = follower.plan()
         assert (first.session_id, first.session_epoch, list(first.partitions)) == (0, 0, [A, B])
-        follower.answer(entry(A), entry(B), session_id=9)
+        follower.respond(entry(A), entry(B), session_id=9)
         second = follower.plan()
         assert (second.session_id, second.session_epoch, second.partitions) == (9, 1, {})
-        follower.answer(entry(B, records=batch(2, 5)), session_id=9)
+        follower.respond(entry(B, records=batch(2, 5)), session_id=9)
         third = follower.plan()
         assert (third.session_epoch, list(third.partitions)) == (2, [B])
 
@@ -198,12 +198,12 @@ class TestSessions:
         follower = Follower(A)
         follower.exchange(entry(A), session_id=9)
         follower.plan()
-        follower.answer(error=error)
+        follower.respond(error=error)
         plan = follower.plan()
         assert (plan.session_id, plan.is_full, list(plan.partitions)) == (session_id, True, [A])
 
     @pytest.mark.rule("SESS-8")
-    def test_a_full_answer_that_is_not_full_is_discarded(self):
+    def test_a_full_response_that_is_not_full_is_discarded(self):
         follower = Follower(A, B)
         effects = follower.exchange(entry(A, records=batch(2, 5)), session_id=9)
         assert not effects.appended
@@ -211,17 +211,17 @@ class TestSessions:
         assert follower.plan().is_full
 
     @pytest.mark.rule("FRM-9")
-    def test_a_throttled_empty_answer_to_a_full_request_is_followed_by_another(self):
+    def test_a_throttled_empty_response_to_a_full_request_is_followed_by_another(self):
         follower = Follower(A)
         follower.plan()
-        follower.answer(throttled=100)
+        follower.respond(throttled=100)
         assert follower.plan().is_full
 
-    def test_an_incremental_answer_with_something_unknown_starts_over(self):
+    def test_an_incremental_response_with_something_unknown_starts_over(self):
         follower = Follower(A)
         follower.exchange(entry(A), session_id=9)
         follower.plan()
-        follower.answer(entry(C, records=batch(2, 5)), session_id=9)
+        follower.respond(entry(C, records=batch(2, 5)), session_id=9)
         assert follower.plan()[:2] == (9, 0)
 
     @pytest.mark.rule("SESS-4")
@@ -253,26 +253,26 @@ class TestAnswers:
         assert (log.start_offset, log.high_watermark, log.end_offset) == (2, 2, 2)
 
     @pytest.mark.rule("REPL-6", "FETCH-7")
-    def test_the_watermark_moves_with_an_answer_only(self):
+    def test_the_watermark_moves_with_a_response_only(self):
         follower = Follower(A)
         assert follower.logs[A].high_watermark == 0
         assert follower.exchange(entry(A, hw=1)).moved == [A]
         assert follower.exchange(entry(A, hw=1)).moved == []
 
     @pytest.mark.rule("REPL-4")
-    def test_an_answer_for_another_offset_is_not_used(self):
+    def test_a_response_for_another_offset_is_not_used(self):
         follower = Follower(A)
         follower.plan()
         follower.logs[A].truncate_to(1, now_ms=T0)
-        assert not follower.answer(entry(A, records=batch(2, 5))).appended
+        assert not follower.respond(entry(A, records=batch(2, 5))).appended
 
     @pytest.mark.rule("REPL-4")
-    def test_an_answer_for_a_partition_that_left_or_changed_its_leader_is_not_used(self):
+    def test_a_response_for_a_partition_that_left_or_changed_its_leader_is_not_used(self):
         follower = Follower(A, B)
         follower.plan()
         follower.fetcher.remove(A)
         follower.add(B, follower.logs[B], epoch=6)
-        effects = follower.answer(
+        effects = follower.respond(
             entry(A, records=batch(2, 5)), entry(B, records=batch(2, 5)), session_id=9
         )
         assert not effects.appended
@@ -296,7 +296,7 @@ class TestAnswers:
         plan = follower.plan()
         assert plan.forgotten == ((A, ID),)
         assert follower.fetcher.next_attempt_ms(T0) == T0 + BACKOFF_MS
-        follower.answer(session_id=9)
+        follower.respond(session_id=9)
         follower.now_ms += BACKOFF_MS
         assert list(follower.plan().partitions) == [A]
 
@@ -336,7 +336,7 @@ class TestAnswers:
         plan = follower.plan()
         assert (plan.session_id, plan.is_full, list(plan.partitions)) == (9, True, [A, B])
 
-    def test_the_lag_is_known_after_an_answer(self):
+    def test_the_lag_is_known_after_a_response(self):
         follower = Follower(A)
         assert list(follower.fetcher.lags()) == []
         follower.exchange(entry(A, hw=10))
@@ -456,7 +456,7 @@ class TestThrottle:
         assert follower.plan().forgotten == ((A, ID),)
         open_again_ms = follower.fetcher.next_attempt_ms(T0)
         assert open_again_ms > T0
-        follower.answer(session_id=9)
+        follower.respond(session_id=9)
         follower.now_ms = open_again_ms
         assert list(follower.plan().partitions) == [A]
 

@@ -47,7 +47,7 @@ def test_proposals_wait_until_a_controller_is_known():
 
 
 @pytest.mark.rule("BISR-7")
-def test_a_partition_that_is_missing_from_the_answer_is_sent_again():
+def test_a_partition_that_is_missing_from_the_response_is_sent_again():
     line = AlterPartitionQueue()
     one, two = proposal(0), proposal(1)
     line.submit(one)
@@ -88,7 +88,7 @@ def test_another_controller_is_tried_at_once_and_the_same_one_after_a_pause(how)
 
 
 @pytest.mark.rule("LIFE-11", "BISR-9")
-def test_a_proposal_is_resent_without_end_until_it_has_an_answer():
+def test_a_proposal_is_resent_without_end_until_it_has_a_response():
     line = AlterPartitionQueue()
     one = proposal()
     line.submit(one)
@@ -100,7 +100,7 @@ def test_a_proposal_is_resent_without_end_until_it_has_an_answer():
 
 
 @pytest.mark.rule("BISR-10")
-def test_a_newer_proposal_survives_the_answer_to_an_older_one():
+def test_a_newer_proposal_survives_the_response_to_an_older_one():
     line = AlterPartitionQueue()
     old, new = proposal(epoch=1), proposal(epoch=2)
     line.submit(old)

@@ -46,10 +46,10 @@ class Leader:
         )
 
     def accept(self, proposal, now_ms=T0):
-        answer = AlterPartitionResult(
+        response = AlterPartitionResult(
             E.NONE, proposal.leader_epoch, proposal.partition_epoch + 1, proposal.isr
         )
-        return self.partition.on_alter_partition_result(proposal, answer, now_ms)
+        return self.partition.on_alter_partition_result(proposal, response, now_ms)
 
 
 def new_partition(*, log=None, alive=(1, 2, 3)):
@@ -323,8 +323,8 @@ class TestInSyncReplicas:
     def test_success_for_another_state_is_ignored(self, leader_epoch, partition_epoch):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        answer = AlterPartitionResult(E.NONE, leader_epoch, partition_epoch, (1, 2, 3))
-        assert leader.partition.on_alter_partition_result(proposal, answer, T0) == IsrOutcome()
+        response = AlterPartitionResult(E.NONE, leader_epoch, partition_epoch, (1, 2, 3))
+        assert leader.partition.on_alter_partition_result(proposal, response, T0) == IsrOutcome()
         assert leader.partition.isr == (1, 2)
 
     @pytest.mark.rule("BISR-9")
@@ -364,14 +364,14 @@ class TestInSyncReplicas:
     def test_any_other_error_is_a_reason_to_ask_again(self):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
-        answer = AlterPartitionResult(E.UNKNOWN_SERVER_ERROR)
-        assert leader.partition.on_alter_partition_result(proposal, answer, T0) == IsrOutcome(
+        response = AlterPartitionResult(E.UNKNOWN_SERVER_ERROR)
+        assert leader.partition.on_alter_partition_result(proposal, response, T0) == IsrOutcome(
             resend=True
         )
         assert leader.partition.pending is proposal
 
     @pytest.mark.rule("BISR-10")
-    def test_an_order_replaces_a_pending_proposal_and_its_answer_is_late(self):
+    def test_an_order_replaces_a_pending_proposal_and_its_response_is_late(self):
         leader = Leader(isr=(1, 2))
         proposal = leader.fetch(3, 0).proposal
         leader.partition.become_leader(

@@ -19,7 +19,7 @@ class Replication(RuleBasedStateMachine):
         super().__init__()
         self.cluster = Cluster()
         self.count = 0
-        #: Appended with acks=all and not answered yet: broker, epoch, required offset, payload.
+        #: Appended with acks=all and not responded to yet: broker, epoch, required offset, payload.
         self.waiting: list[tuple[int, int, int, bytes]] = []
         self.acknowledged: dict[int, bytes] = {}
         self.shown: dict[int, bytes] = {}
@@ -47,20 +47,20 @@ class Replication(RuleBasedStateMachine):
             self.cluster.brokers[number].send_fetch()
 
     @rule(number=brokers)
-    def take_answer(self, number):
+    def take_response(self, number):
         if number in self.cluster.up:
-            self.cluster.brokers[number].take_answer()
+            self.cluster.brokers[number].take_response()
 
     @rule(number=brokers, times=st.integers(1, 4))
     def follow(self, number, times):
         for _ in range(times):
             self.send_fetch(number)
-            self.take_answer(number)
+            self.take_response(number)
 
     @rule(number=brokers)
-    def lose_answer(self, number):
+    def lose_response(self, number):
         if number in self.cluster.up:
-            self.cluster.brokers[number].lose_answer()
+            self.cluster.brokers[number].lose_response()
 
     @rule(number=brokers)
     def propose(self, number):
@@ -68,7 +68,7 @@ class Replication(RuleBasedStateMachine):
             self.cluster.brokers[number].propose()
 
     @rule(number=brokers, lost=st.booleans())
-    def answer_proposal(self, number, lost):
+    def respond_to_proposal(self, number, lost):
         broker = self.cluster.brokers[number]
         if number in self.cluster.up:
             broker.lose_altered() if lost else broker.take_altered()
@@ -90,23 +90,23 @@ class Replication(RuleBasedStateMachine):
         for number in BROKERS:
             self.cluster.deliver(number)
 
-    @rule(answered=st.booleans())
-    def fall_behind(self, answered):
+    @rule(gets_response=st.booleans())
+    def fall_behind(self, gets_response):
         """Every leader writes something that nobody fetches for long."""
         for number in BROKERS:
             self.produce(number, 1)
         self.pass_time(2 * MAX_LAG_MS)
-        self.change_isr(answered)
+        self.change_isr(gets_response)
 
-    @rule(number=brokers, answered=st.booleans())
-    def catch_up(self, number, answered):
+    @rule(number=brokers, gets_response=st.booleans())
+    def catch_up(self, number, gets_response):
         self.follow(number, 4)
-        self.change_isr(answered)
+        self.change_isr(gets_response)
 
-    def change_isr(self, answered):
+    def change_isr(self, gets_response):
         for broker in self.up():
             broker.propose()
-            if answered:
+            if gets_response:
                 broker.take_altered()
 
     @rule(number=brokers)
@@ -162,11 +162,11 @@ class Replication(RuleBasedStateMachine):
             partition = broker.partition
             if number not in self.cluster.up or partition.leader_epoch != epoch:
                 continue
-            answer = partition.check_committed(required_offset)
-            if answer is E.NONE:
+            response = partition.check_committed(required_offset)
+            if response is E.NONE:
                 last = max(b.base_offset for b in broker.log.batches if b.payload == payload)
                 self.acknowledged[last] = payload
-            elif answer is None:
+            elif response is None:
                 still_waiting.append((number, epoch, required_offset, payload))
         self.waiting = still_waiting
 
@@ -252,7 +252,7 @@ class Scenario:
     def follow(self, number, times=1):
         for _ in range(times):
             self[number].send_fetch()
-            self[number].take_answer()
+            self[number].take_response()
 
     def shrink_to(self, *isr):
         """Nobody else fetches until the leader, the first of `isr`, gives them up."""
@@ -284,7 +284,7 @@ def test_a_follower_without_committed_records_cannot_join_a_leader_whose_waterma
     scenario.deliver(2, 3)
     scenario[3].send_fetch()
     assert scenario[2].partition.pending is None
-    scenario[3].take_answer()
+    scenario[3].take_response()
     scenario.follow(3, 2)
     assert scenario[2].partition.pending.isr == (1, 2, 3)
 
@@ -294,7 +294,7 @@ def test_a_fenced_leader_does_not_go_back_to_an_isr_that_may_be_out_of_force():
     scenario = Scenario()
     scenario.shrink_to(1)
     scenario.follow(2, 2)
-    scenario[1].propose()  # the controller adds broker 2, but the answer is lost
+    scenario[1].propose()  # the controller adds broker 2, but the response is lost
     scenario[1].lose_altered()
     scenario.cluster.controller.move_leader(2)
     scenario.cluster.now_ms += 2 * MAX_LAG_MS

@@ -30,7 +30,7 @@ def raw(secured: SecuredBroker):
 
 
 def metadata(raw: Raw) -> int:
-    """Ask something that needs no permission; how many brokers the answer names."""
+    """Ask something that needs no permission; how many brokers the response names."""
     return len(raw.metadata().brokers)
 
 
@@ -66,8 +66,8 @@ def test_a_bad_software_name_may_be_repeated(raw):
 @pytest.mark.rule("SEC-1")
 def test_after_the_handshake_another_api_is_illegal_and_closed(raw):
     assert raw.ask(ApiKey.SASL_HANDSHAKE, 1, mechanism="PLAIN").error_code == 0
-    answer = raw.ask(ApiKey.LIST_GROUPS, 1)
-    assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+    response = raw.ask(ApiKey.LIST_GROUPS, 1)
+    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert raw.is_closed_by_peer()
 
 
@@ -133,9 +133,9 @@ def test_a_bad_bare_token_only_closes(raw):
 
 @pytest.mark.rule("SEC-2")
 def test_an_unknown_mechanism_is_told_the_enabled_ones(raw):
-    answer = raw.ask(ApiKey.SASL_HANDSHAKE, 1, mechanism="GSSAPI")
-    assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
-    assert answer.mechanisms == ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+    response = raw.ask(ApiKey.SASL_HANDSHAKE, 1, mechanism="GSSAPI")
+    assert response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    assert response.mechanisms == ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
     assert raw.is_closed_by_peer()
 
 
@@ -143,18 +143,18 @@ def test_an_unknown_mechanism_is_told_the_enabled_ones(raw):
 @pytest.mark.parametrize("token", [b"\0alice\0wrong", b"\0nobody\0wrong", b""])
 def test_a_failed_login_is_answered_late_and_alike_then_closed(raw, token):
     began = time.monotonic()
-    answer = log_in(raw, "PLAIN", token)
-    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    assert answer.error_message == "Authentication failed: Invalid username or password"
+    response = log_in(raw, "PLAIN", token)
+    assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert response.error_message == "Authentication failed: Invalid username or password"
     assert time.monotonic() - began >= 0.1
     assert raw.is_closed_by_peer()
 
 
 @pytest.mark.rule("SEC-2", "SEC-5")
 def test_a_success_has_an_empty_message_and_no_end_where_none_is_set(raw):
-    answer = log_in(raw, "PLAIN", plain("alice"))
-    assert (answer.error_message, answer.auth_bytes) == ("", b"")
-    assert answer.session_lifetime == datetime.timedelta(0)
+    response = log_in(raw, "PLAIN", plain("alice"))
+    assert (response.error_message, response.auth_bytes) == ("", b"")
+    assert response.session_lifetime == datetime.timedelta(0)
 
 
 def scram(raw: Raw, user: str, password: str) -> object:
@@ -169,16 +169,16 @@ def scram(raw: Raw, user: str, password: str) -> object:
 @pytest.mark.rule("SEC-4")
 @pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", "wrong")])
 def test_scram_fails_alike_for_a_wrong_password_and_an_unknown_user(raw, user, password):
-    answer = scram(raw, user, password)
-    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-    assert user not in answer.error_message
+    response = scram(raw, user, password)
+    assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert user not in response.error_message
     assert raw.is_closed_by_peer()
 
 
 @pytest.mark.rule("SEC-4", "SEC-5")
 def test_a_session_ends_unless_it_is_authenticated_again(raw):
-    answer = scram(raw, "alice", PLANTED["alice"])
-    assert answer.session_lifetime == datetime.timedelta(milliseconds=REAUTH_MS)
+    response = scram(raw, "alice", PLANTED["alice"])
+    assert response.session_lifetime == datetime.timedelta(milliseconds=REAUTH_MS)
     assert scram(raw, "alice", PLANTED["alice"]).error_code == 0
     again = raw.ask(ApiKey.SASL_HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
     assert again.error_code == ErrorCode.ILLEGAL_SASL_STATE, "it is less than a second ago"
@@ -191,8 +191,8 @@ def test_a_session_ends_unless_it_is_authenticated_again(raw):
 @pytest.mark.rule("SEC-5")
 def test_another_principal_cannot_take_the_session_over(raw):
     assert scram(raw, "alice", PLANTED["alice"]).error_code == 0
-    answer = scram(raw, "admin", PLANTED["admin"])
-    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    response = scram(raw, "admin", PLANTED["admin"])
+    assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert raw.is_closed_by_peer()
 
 
@@ -202,9 +202,9 @@ def bearer(token: str) -> bytes:
 
 @pytest.mark.rule("SEC-14", "SEC-5")
 def test_a_signed_token_logs_in_for_the_rest_of_its_life(secured, raw):
-    answer = log_in(raw, "OAUTHBEARER", bearer(secured.token()))
-    assert answer.error_code == 0
-    assert 0 < answer.session_lifetime.total_seconds() <= 60
+    response = log_in(raw, "OAUTHBEARER", bearer(secured.token()))
+    assert response.error_code == 0
+    assert 0 < response.session_lifetime.total_seconds() <= 60
     assert metadata(raw) == 1
 
 
@@ -230,8 +230,8 @@ def test_a_signed_token_logs_in_for_the_rest_of_its_life(secured, raw):
 def test_a_token_that_is_not_believed_is_refused(secured, raw, change):
     told = log_in(raw, "OAUTHBEARER", bearer(secured.token(**change)))
     assert (told.error_code, told.auth_bytes) == (0, b'{"status":"invalid_token"}')
-    answer = raw.ask(ApiKey.SASL_AUTHENTICATE, 1, auth_bytes=b"\x01")
-    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    response = raw.ask(ApiKey.SASL_AUTHENTICATE, 1, auth_bytes=b"\x01")
+    assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert raw.is_closed_by_peer()
 
 
@@ -276,8 +276,8 @@ def test_a_certificate_is_its_mapped_principal(secured):
     certificate = secured.authority.issue(subject("Alice", "users"))
     with tls_connection(secured, secured.tls(certificate)) as raw:
         assert metadata(raw) == 1
-        answer = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **ANY_ACL)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **ANY_ACL)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     with tls_connection(secured, secured.tls(secured.authority.issue("admin"))) as raw:
         assert raw.ask(ApiKey.DESCRIBE_ACLS, 1, **ANY_ACL).error_code == 0
 
@@ -294,7 +294,7 @@ ANY_ACL = {
 
 
 @pytest.mark.rule("SEC-6")
-def test_a_subject_that_no_rule_matches_is_closed_without_an_answer(secured):
+def test_a_subject_that_no_rule_matches_is_closed_without_a_response(secured):
     with tls_connection(secured, secured.tls(secured.authority.issue("mallory"))) as raw:
         raw.send(ApiKey.API_VERSIONS, 0)
         assert raw.is_closed_by_peer()
@@ -323,8 +323,8 @@ def test_on_sasl_ssl_a_certificate_is_never_the_principal(secured):
     context = secured.tls(secured.authority.issue("admin"))
     with tls_connection(secured, context, "SASL_SSL") as raw:
         assert log_in(raw, "PLAIN", plain("alice")).error_code == 0
-        answer = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **ANY_ACL)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **ANY_ACL)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.mark.rule("SEC-6")

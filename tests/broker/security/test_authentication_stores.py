@@ -85,18 +85,18 @@ def test_a_password_cannot_be_a_dynamic_setting_without_a_secret_to_encrypt_it(s
 @pytest.mark.rule("SEC-16")
 def test_describe_configs_shows_no_secret(secured):
     with secured.raw("admin") as raw:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.DESCRIBE_CONFIGS,
             4,
             resources=[{"resource_type": 4, "resource_name": "1", "configuration_keys": None}],
             include_synonyms=True,
             include_documentation=False,
         )
-    shown = {entry.name: entry for entry in answer.results[0].configs}
+    shown = {entry.name: entry for entry in response.results[0].configs}
     for name in ("listener.name.sasl_ssl.plain.sasl.jaas.config", "super.users"):
         assert (shown[name].value, shown[name].is_sensitive) == (None, True)
         assert all(synonym.value is None for synonym in shown[name].synonyms)
-    assert "planted" not in repr(answer)
+    assert "planted" not in repr(response)
 
 
 def test_a_strangers_broker_is_not_believed(secured):

@@ -81,13 +81,13 @@ def test_what_is_denied_reaches_no_handler_and_is_answered(key, version, data):
     guard = Guard(AclAuthorizer(), lambda topic_id: "topic")
     guarded = guard.protect({ApiKey(key): handler})[ApiKey(key)]
     try:
-        answer = guarded(call)
+        response = guarded(call)
     except CloseConnection:
         return
     for body in reached:
         assert not _named(body, name), "something that was denied reached the handler"
-    assert isinstance(answer, dict)
-    decode_response(call.header, encode_response(call.header, answer)[4:])
+    assert isinstance(response, dict)
+    decode_response(call.header, encode_response(call.header, response)[4:])
 
 
 def _named(body: Any, name: str) -> list[Any]:
@@ -128,9 +128,9 @@ def test_the_allowed_part_is_served_and_the_rest_is_told():
         return {"topics": [{"name": "mine", "partitions": []}]}
 
     guarded = Guard(authorizer, lambda _: None).protect({ApiKey.LIST_OFFSETS: handler})
-    answer = guarded[ApiKey.LIST_OFFSETS](call)
-    assert [topic["name"] for topic in answer["topics"]] == ["mine", "theirs"]
-    (denied,) = answer["topics"][1]["partitions"]
+    response = guarded[ApiKey.LIST_OFFSETS](call)
+    assert [topic["name"] for topic in response["topics"]] == ["mine", "theirs"]
+    (denied,) = response["topics"][1]["partitions"]
     assert denied["error_code"] == ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 

@@ -36,13 +36,13 @@ def topic_of_admin(secured: SecuredBroker, topic: str) -> str:
 
 
 def produce(raw: Raw, topic: str, data: bytes | None = None) -> int:
-    answer = raw.ask(ApiKey.PRODUCE, 9, **produce_values(topic, data or batch(b"x")))
-    return answer.responses[0].partition_responses[0].error_code
+    response = raw.ask(ApiKey.PRODUCE, 9, **produce_values(topic, data or batch(b"x")))
+    return response.responses[0].partition_responses[0].error_code
 
 
 def fetch(raw: Raw, topic: str, **more) -> int:
-    answer = raw.fetch(None, 0, version=11, topic=topic, **more)
-    return answer.topics[0].partitions[0].error_code
+    response = raw.fetch(None, 0, version=11, topic=topic, **more)
+    return response.topics[0].partitions[0].error_code
 
 
 @pytest.mark.rule("SEC-9", "SEC-8")
@@ -91,16 +91,16 @@ def test_requests_of_brokers_need_cluster_action(secured, topic_of_admin):
     with secured.raw("alice") as raw:
         code = fetch(raw, topic_of_admin, replica_id=1)
         assert code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        answer = raw.ask(ApiKey.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=0)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        answer = raw.ask(ApiKey.ELECT_LEADERS, 0, topic_partitions=None, timeout=1000)
-        assert answer.replica_election_results == ()
-        answer = raw.ask(
+        response = raw.ask(ApiKey.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=0)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = raw.ask(ApiKey.ELECT_LEADERS, 0, topic_partitions=None, timeout=1000)
+        assert response.replica_election_results == ()
+        response = raw.ask(
             ApiKey.ELECT_LEADERS, 1, election_type=0, topic_partitions=None, timeout=1000
         )
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        answer = raw.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=0)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = raw.ask(ApiKey.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=0)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.mark.rule("SEC-9")
@@ -151,16 +151,16 @@ def test_creating_a_topic_needs_create_and_a_denied_one_does_not_stop_the_others
     secured.put("alice", Op.CREATE, T.TOPIC, prefix, AclPermission.ALLOW, PatternType.PREFIXED)
     new = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     with secured.raw("alice") as raw:
-        answer = raw.ask(
+        response = raw.ask(
             ApiKey.CREATE_TOPICS,
             7,
             topics=[{"name": "not-mine", **new}, {"name": f"{prefix}a", **new}],
             timeout=10_000,
             validate_only=False,
         )
-    codes = {topic.name: topic.error_code for topic in answer.topics}
+    codes = {topic.name: topic.error_code for topic in response.topics}
     assert codes == {"not-mine": ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"{prefix}a": 0}
-    made = next(topic for topic in answer.topics if topic.name == f"{prefix}a")
+    made = next(topic for topic in response.topics if topic.name == f"{prefix}a")
     assert made.topic_config_error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert (made.num_partitions, made.replication_factor, made.configs) == (-1, -1, ())
 
@@ -256,13 +256,13 @@ def test_users_are_altered_whole_or_not_at_all(secured):
 
     def alter(deletions=(), upsertions=()) -> dict[str, int]:
         with secured.raw("admin") as raw:
-            answer = raw.ask(
+            response = raw.ask(
                 ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
                 0,
                 deletions=list(deletions),
                 upsertions=list(upsertions),
             )
-        return {result.user: result.error_code for result in answer.results}
+        return {result.user: result.error_code for result in response.results}
 
     bad = ErrorCode.UNACCEPTABLE_CREDENTIAL
     assert alter(upsertions=[upsert("")]) == {"": bad}
@@ -279,8 +279,8 @@ def test_users_are_altered_whole_or_not_at_all(secured):
         users.remove(admin, "u", ScramMechanism.SCRAM_SHA_256)
         assert users.describe(admin, ["u"]) == []
     with secured.raw("alice") as raw:
-        answer = raw.ask(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users=None)
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        response = raw.ask(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users=None)
+        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.mark.rule("SEC-11b")
@@ -328,10 +328,10 @@ def test_a_producer_beyond_its_rate_is_told_and_muted(secured, topic_of_admin):
         try:
             with secured.raw("alice") as raw:
                 values = produce_values(topic_of_admin, batch(b"x" * 11_500))
-                answer = raw.ask(ApiKey.PRODUCE, 9, **values)
+                response = raw.ask(ApiKey.PRODUCE, 9, **values)
                 # B / limit - 10 s, and a little for the request around the records.
-                assert 1.4 < answer.throttle_time.total_seconds() < 2.5
-                assert answer.responses[0].partition_responses[0].error_code == 0
+                assert 1.4 < response.throttle_time.total_seconds() < 2.5
+                assert response.responses[0].partition_responses[0].error_code == 0
         finally:
             quotas.alter(admin, QuotaEntity(user="alice"), {}, ["producer_byte_rate"])
 
@@ -339,8 +339,8 @@ def test_a_producer_beyond_its_rate_is_told_and_muted(secured, topic_of_admin):
 @pytest.mark.rule("SEC-10", "SEC-7a")
 def test_without_an_authorizer_everything_is_allowed_and_acls_are_disabled(cluster):
     with Raw(cluster[1].port) as raw:
-        answer = raw.ask(ApiKey.CREATE_ACLS, 1, creations=[])
-        assert answer.results == ()
+        response = raw.ask(ApiKey.CREATE_ACLS, 1, creations=[])
+        assert response.results == ()
         asked = {
             "resource_type_filter": 1,
             "resource_name_filter": None,
@@ -350,8 +350,8 @@ def test_without_an_authorizer_everything_is_allowed_and_acls_are_disabled(clust
             "operation": 1,
             "permission_type": 1,
         }
-        answer = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **asked)
-        assert answer.error_code == ErrorCode.SECURITY_DISABLED
+        response = raw.ask(ApiKey.DESCRIBE_ACLS, 1, **asked)
+        assert response.error_code == ErrorCode.SECURITY_DISABLED
 
 
 @pytest.mark.rule("SEC-21")
@@ -370,8 +370,8 @@ def test_whoever_is_served_first_after_a_restart_is_known_and_judged(secured, to
 
     try:
         # A broker that served before it had read its users would refuse the login for good.
-        answer = wait_until(first_answer, "the broker listens again")
+        response = wait_until(first_answer, "the broker listens again")
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        assert answer.error_code != denied, "the ACLs were read before anybody was served"
+        assert response.error_code != denied, "the ACLs were read before anybody was served"
     finally:
         secured.cluster.wait_ready()

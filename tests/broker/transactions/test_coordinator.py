@@ -75,7 +75,7 @@ class TestInitProducerId:
         driver.init()
         assert driver.init(current=(4000, 0)).producer_epoch == 1
 
-    def test_asking_again_for_the_same_bump_gives_the_same_answer_and_is_logged(self, driver):
+    def test_asking_again_for_the_same_bump_gives_the_same_response_and_is_logged(self, driver):
         driver.init()
         driver.init(current=(4000, 0))
         assert driver.init(current=(4000, 0)).producer_epoch == 1

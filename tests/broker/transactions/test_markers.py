@@ -54,8 +54,8 @@ def test_one_request_in_flight(world):
 def test_what_may_come_right_is_sent_again_after_a_pause(world, code):
     world.channels.add(markers("x", A, B), 0)
     world.poll()
-    answers = {A: ErrorCode.of(code), B: ErrorCode.NONE}
-    world.channels.on_response(1, {ord("x"): answers}, 0)
+    responses = {A: ErrorCode.of(code), B: ErrorCode.NONE}
+    world.channels.on_response(1, {ord("x"): responses}, 0)
     assert world.poll() == ({}, [("x", (B,))])
     assert world.channels.next_deadline_ms() == RETRY_MS
     world.leaders[A] = 2

@@ -35,7 +35,7 @@ class Controller:
         return SimpleNamespace(error_code=0, producer_id_start=start, producer_id_len=10)
 
     async def give(self) -> None:
-        """Answer one request, and let the answer arrive."""
+        """Answer one request, and let the response arrive."""
         self._has_answered.clear()
         self._may_answer.release()
         await self._has_answered.wait()

@@ -31,17 +31,17 @@ def node(shared: Lab) -> Node:
 
 
 def create(node: Node, *topics: dict[str, Any], version: int = 7, **body: Any) -> dict[str, Any]:
-    """The answers to CreateTopics, by name."""
+    """The responses to CreateTopics, by name."""
     full = [
         {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": [], **topic}
         for topic in topics
     ]
-    answer = node.ask(
+    response = node.ask(
         ApiKey.CREATE_TOPICS,
         version,
         **{"topics": full, "timeout": 10_000, "validate_only": False, **body},
     )
-    return {topic.name: topic for topic in answer.topics}
+    return {topic.name: topic for topic in response.topics}
 
 
 def assigned(*lists: list[int]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def config(name: str, value: str | None) -> dict[str, Any]:
 
 
 def expand(node: Node, *topics: dict[str, Any], **body: Any) -> dict[str, Any]:
-    answer = node.ask(
+    response = node.ask(
         ApiKey.CREATE_PARTITIONS,
         3,
         **{
@@ -64,22 +64,22 @@ def expand(node: Node, *topics: dict[str, Any], **body: Any) -> dict[str, Any]:
             **body,
         },
     )
-    return {topic.name: topic for topic in answer.results}
+    return {topic.name: topic for topic in response.results}
 
 
 def delete(node: Node, *names: str, version: int = 5, timeout: int = 10_000) -> dict[str, Any]:
-    answer = node.ask(
+    response = node.ask(
         ApiKey.DELETE_TOPICS,
         version,
         topic_names=list(names),
         topics=[{"name": name, "topic_id": None} for name in names],
         timeout=timeout,
     )
-    return {topic.name: topic for topic in answer.responses}
+    return {topic.name: topic for topic in response.responses}
 
 
 @pytest.mark.rule("TOPIC-17", "TOPIC-20", "ADM-16", "ZK-12", "ZK-14", "ZK-15", "ZK-18", "ZK-19")
-def test_a_created_topic_is_written_elected_and_described_in_the_answer(shared: Lab, node: Node):
+def test_a_created_topic_is_written_elected_and_described_in_the_response(shared: Lab, node: Node):
     wanted = {"name": "made", "num_partitions": 2, "replication_factor": 3}
     made = create(node, wanted | config("retention.ms", "1000"))["made"]
     assert (made.error_code, made.num_partitions, made.replication_factor) == (E.NONE, 2, 3)
@@ -104,7 +104,7 @@ def test_a_created_topic_is_written_elected_and_described_in_the_answer(shared: 
 @pytest.mark.rule("ADM-6", "ASSIGN-2", "TOPIC-18", "BADM-2")
 def test_each_bad_topic_of_a_request_gets_its_own_error(shared: Lab, node: Node):
     create(node, {"name": "a.b"})
-    answers = create(
+    responses = create(
         node,
         {"name": "__cluster_metadata"},
         {"name": "twice"},
@@ -125,7 +125,7 @@ def test_each_bad_topic_of_a_request_gets_its_own_error(shared: Lab, node: Node)
         {"name": "bad-value", **config("retention.ms", "soon")},
         {"name": "good"},
     )
-    codes = {name: answer.error_code for name, answer in answers.items()}
+    codes = {name: response.error_code for name, response in responses.items()}
     assert codes == {
         "__cluster_metadata": E.INVALID_REQUEST,
         "twice": E.INVALID_REQUEST,
@@ -146,8 +146,8 @@ def test_each_bad_topic_of_a_request_gets_its_own_error(shared: Lab, node: Node)
         "good": E.NONE,
     }
     assert all(
-        (answer.num_partitions, answer.replication_factor) == (-1, -1)
-        for name, answer in answers.items()
+        (response.num_partitions, response.replication_factor) == (-1, -1)
+        for name, response in responses.items()
         if name != "good"
     )
     there = codes.keys() & set(shared.zk.get_children("/brokers/topics"))
@@ -156,8 +156,8 @@ def test_each_bad_topic_of_a_request_gets_its_own_error(shared: Lab, node: Node)
 
 @pytest.mark.rule("ADM-11", "ADM-15", "TOPIC-10", "TRACE-13")
 def test_a_topic_on_dead_brokers_times_out_and_comes_online_with_them(shared: Lab, node: Node):
-    answer = create(node, {"name": "dead", **assigned([8, 9])}, timeout=200)["dead"]
-    assert answer.error_code == E.REQUEST_TIMED_OUT
+    response = create(node, {"name": "dead", **assigned([8, 9])}, timeout=200)["dead"]
+    assert response.error_code == E.REQUEST_TIMED_OUT
     assert shared.state("dead", 0) is None
     shared.add_brokers(9)
     state = shared.wait_state("dead", 0, lambda s: s["leader"] == 9)
@@ -176,9 +176,9 @@ def test_a_topic_on_dead_brokers_times_out_and_comes_online_with_them(shared: La
 
 @pytest.mark.rule("ADM-14", "ADM-23")
 def test_validating_only_checks_everything_and_writes_nothing(shared: Lab, node: Node):
-    answers = create(node, {"name": "would-be"}, {"name": "bad name"}, validate_only=True)
-    assert answers["would-be"].error_code == E.NONE
-    assert answers["bad name"].error_code == E.INVALID_TOPIC_EXCEPTION
+    responses = create(node, {"name": "would-be"}, {"name": "bad name"}, validate_only=True)
+    assert responses["would-be"].error_code == E.NONE
+    assert responses["bad name"].error_code == E.INVALID_TOPIC_EXCEPTION
     assert not shared.zk.exists("/brokers/topics/would-be")
     assert not shared.zk.exists("/config/topics/would-be")
     shared.create_topic("same", {0: [1]})
@@ -231,10 +231,10 @@ def test_an_automatic_topic_is_written_by_the_broker_that_was_asked(shared: Lab)
 
     def describe() -> Any:
         topics = [{"name": "automatic"}]
-        answer = shared.nodes[101].ask(
+        response = shared.nodes[101].ask(
             ApiKey.METADATA, 5, topics=topics, allow_auto_topic_creation=True
         )
-        return answer.topics[0]
+        return response.topics[0]
 
     described = wait_until(lambda: (found := describe()).error_code == E.NONE and found)
     replicas = shared.znode("/brokers/topics/automatic")["partitions"]["0"]
@@ -247,16 +247,16 @@ def test_an_automatic_topic_is_written_by_the_broker_that_was_asked(shared: Lab)
 @pytest.mark.rule("ADM-18", "ADM-19", "ADM-20", "ADM-21", "TOPIC-19", "ASSIGN-13", "BADM-6")
 def test_expansion_is_checked_written_and_elected(shared: Lab, node: Node):
     shared.create_topic("grown", {0: [2, 3]})
-    answers = expand(
+    responses = expand(
         node,
         {"name": "grown", "count": 3},
         {"name": "missing", "count": 2},
         {"name": "twice", "count": 2},
         {"name": "twice", "count": 2},
     )
-    assert answers["grown"].error_code == E.NONE
-    assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
-    assert answers["twice"].error_code == E.INVALID_REQUEST
+    assert responses["grown"].error_code == E.NONE
+    assert responses["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    assert responses["twice"].error_code == E.INVALID_REQUEST
     # Start = shift = the place of broker 2, counted on from partition 1.
     partitions = shared.znode("/brokers/topics/grown")["partitions"]
     assert partitions == {"0": [2, 3], "1": [3, 1], "2": [4, 2]}
@@ -265,8 +265,8 @@ def test_expansion_is_checked_written_and_elected(shared: Lab, node: Node):
     assert expand(node, {"name": "grown", "count": 2})["grown"].error_code == E.INVALID_PARTITIONS
     for lists in ([[1, 9]], [[1, 2], [2, 3]], [[]], [[1, 1]], [[1]]):
         given = [{"broker_ids": ids} for ids in lists]
-        answer = expand(node, {"name": "grown", "count": 4, "assignments": given})["grown"]
-        assert answer.error_code == E.INVALID_REPLICA_ASSIGNMENT
+        response = expand(node, {"name": "grown", "count": 4, "assignments": given})["grown"]
+        assert response.error_code == E.INVALID_REPLICA_ASSIGNMENT
     good = [{"broker_ids": [3, 1]}]
     assert (
         expand(node, {"name": "grown", "count": 4, "assignments": good})["grown"].error_code
@@ -290,12 +290,12 @@ def test_an_expansion_that_cannot_be_placed_is_refused(shared: Lab, node: Node):
     shared.add_brokers(9, racks={9: "r"})
     wait_until(lambda: shared.brokers[9].received)
     given = [{"broker_ids": [2]}]
-    answers = expand(
+    responses = expand(
         node,
         {"name": "narrow", "count": 2},
         {"name": "headless", "count": 2, "assignments": given},
     )
-    assert {answer.error_code for answer in answers.values()} == {E.UNKNOWN_SERVER_ERROR}
+    assert {response.error_code for response in responses.values()} == {E.UNKNOWN_SERVER_ERROR}
     refused = create(node, {"name": "rackless"})["rackless"]
     assert refused.error_code == E.UNKNOWN_SERVER_ERROR
     assert list(shared.znode("/brokers/topics/narrow")["partitions"]) == ["0"]
@@ -307,9 +307,9 @@ def test_an_expansion_that_cannot_be_placed_is_refused(shared: Lab, node: Node):
 def test_deletion_answers_when_the_topic_is_gone_from_the_brokers(shared: Lab, node: Node):
     create(node, {"name": "gone", "replication_factor": 2})
     first_id = shared.znode("/brokers/topics/gone")["topic_id"]
-    answers = delete(node, "gone", "missing")
-    assert answers["gone"].error_code == E.NONE
-    assert answers["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    responses = delete(node, "gone", "missing")
+    assert responses["gone"].error_code == E.NONE
+    assert responses["missing"].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     wait_until(lambda: not shared.zk.exists("/brokers/topics/gone"))
     wait_until(lambda: not shared.zk.get_children("/admin/delete_topics"))
     assert not shared.zk.exists("/config/topics/gone")
@@ -377,8 +377,8 @@ def test_topics_are_deleted_by_name_or_by_id_and_not_by_both(shared: Lab, node: 
 
     def deleted(*topics: tuple[str | None, uuid.UUID | None]) -> list[E]:
         wanted = [{"name": name, "topic_id": topic_id} for name, topic_id in topics]
-        answer = node.ask(ApiKey.DELETE_TOPICS, 6, topics=wanted, timeout=10_000)
-        return [topic.error_code for topic in answer.responses]
+        response = node.ask(ApiKey.DELETE_TOPICS, 6, topics=wanted, timeout=10_000)
+        return [topic.error_code for topic in response.responses]
 
     topic_id = made["by-id"].topic_id
     assert deleted(("by-name", topic_id)) == [E.INVALID_REQUEST]
@@ -473,12 +473,12 @@ def test_isr_changes_and_elections_through_requests(shared: Lab, node: Node):
     assert shared.state("led", 0)["leader"] == 1
 
     def elect(partitions: Any) -> dict[tuple[str, int], E]:
-        answer = node.ask(
+        response = node.ask(
             ApiKey.ELECT_LEADERS, 2, election_type=0, topic_partitions=partitions, timeout=10_000
         )
         return {
             (topic.topic, result.partition_id): result.error_code
-            for topic in answer.replica_election_results
+            for topic in response.replica_election_results
             for result in topic.partition_result
         }
 
@@ -498,13 +498,13 @@ def test_isr_changes_and_elections_through_requests(shared: Lab, node: Node):
 def move(node: Node, topic: str, replicas: list[int] | None) -> E:
     """Reassign partition 0 and return what was answered for it."""
     partition = {"partition_index": 0, "replicas": replicas}
-    answer = node.ask(
+    response = node.ask(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         0,
         timeout=10_000,
         topics=[{"name": topic, "partitions": [partition]}],
     )
-    return answer.responses[0].partitions[0].error_code
+    return response.responses[0].partitions[0].error_code
 
 
 @pytest.mark.rule("REASG-6", "REASG-8", "REASG-11", "REASG-32", "REASG-33", "ADM-30", "ADM-31")
@@ -512,10 +512,10 @@ def test_a_reassignment_is_started_listed_cancelled_and_completed(shared: Lab, n
     shared.create_topic("moved", {0: [1, 2, 3]})
 
     def moving() -> list[Any]:
-        answer = node.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
+        response = node.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=None)
         return [
             (list(p.replicas), list(p.adding_replicas), list(p.removing_replicas))
-            for topic in answer.topics
+            for topic in response.topics
             for p in topic.partitions
         ]
 

@@ -77,10 +77,10 @@ class Asked:
         frame = encode_request(header, body)[4:]
         counting = asyncio.create_task(count())
         try:
-            answer = await self.requests.handle(frame)
+            response = await self.requests.handle(frame)
         finally:
             counting.cancel()
-        return decode_response(header, answer[4:]), turns
+        return decode_response(header, response[4:]), turns
 
 
 @asynccontextmanager
@@ -100,11 +100,11 @@ def _partitions(count: int) -> list[dict[str, Any]]:
 async def test_many_unknown_topics_are_looked_up_in_bulk(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(slices, "SLICE_S", -1)
     async with controller(tmp_path) as asked:
-        answer, turns = await asked.turns_during(
+        response, turns = await asked.turns_during(
             ApiKey.CREATE_PARTITIONS, 3, topics=_partitions(MANY), timeout=1000, validate_only=False
         )
-        assert {each.error_code for each in answer.results} == {E.UNKNOWN_TOPIC_OR_PARTITION}
-        assert [each.name for each in answer.results] == [f"t{n}" for n in range(MANY)]
+        assert {each.error_code for each in response.results} == {E.UNKNOWN_TOPIC_OR_PARTITION}
+        assert [each.name for each in response.results] == [f"t{n}" for n in range(MANY)]
         assert asked.store.asked.total() <= 2
         assert turns > MANY
 
@@ -114,7 +114,7 @@ async def test_many_new_topics_are_checked_in_bulk(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(slices, "SLICE_S", -1)
     names = [f"t{n}" for n in range(MANY)]
     async with controller(tmp_path) as asked:
-        answer, turns = await asked.turns_during(
+        response, turns = await asked.turns_during(
             ApiKey.CREATE_TOPICS,
             7,
             topics=[
@@ -130,7 +130,7 @@ async def test_many_new_topics_are_checked_in_bulk(tmp_path: Path, monkeypatch) 
             timeout=1000,
             validate_only=True,
         )
-        codes = {each.name: each.error_code for each in answer.topics}
+        codes = {each.name: each.error_code for each in response.topics}
         assert {codes[name] for name in [*names, "a.b", "a_b"]} == {E.NONE}
         assert codes["twice"] == E.INVALID_REQUEST
         assert asked.store.asked.total() <= 2
@@ -152,14 +152,14 @@ async def test_many_topics_are_deleted_in_bulk_and_repeats_share_the_result(
         assert cluster is not None
         await asked.node.until(lambda: len(cluster.topics) == 10)
         asked.store.asked.clear()
-        answer, turns = await asked.turns_during(
+        response, turns = await asked.turns_during(
             ApiKey.DELETE_TOPICS,
             5,
             topic_names=[f"t{n}" for n in range(10)] * (MANY // 10),
             timeout=0,
         )
-        assert {each.error_code for each in answer.responses} == {E.REQUEST_TIMED_OUT}
-        assert len(answer.responses) == MANY
+        assert {each.error_code for each in response.responses} == {E.REQUEST_TIMED_OUT}
+        assert len(response.responses) == MANY
         assert asked.store.asked.total() <= 2
         assert turns > MANY
         assert len(await asked.node.store.children(znodes.DELETE_TOPICS)) == 10
@@ -215,10 +215,10 @@ async def test_partitions_by_the_thousand_become_several_events(tmp_path: Path) 
 @in_loop
 async def test_nothing_at_all_is_asked_of_the_controller_too(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        answer = await Asked(node, tmp_path).ask(
+        response = await Asked(node, tmp_path).ask(
             ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, timeout=1000, topics=[]
         )
-        assert answer.error_code == E.NOT_CONTROLLER
+        assert response.error_code == E.NOT_CONTROLLER
 
 
 # While a new controller takes over
@@ -290,10 +290,10 @@ async def test_a_request_that_cannot_wait_for_the_new_controller_is_told_to_come
     tmp_path: Path, monkeypatch, key: ApiKey, version: int, body: dict[str, Any]
 ) -> None:
     async with taking_over(tmp_path, monkeypatch) as (asked, _):
-        answer = await asked.ask(key, version, timeout=0, **body)
+        response = await asked.ask(key, version, timeout=0, **body)
         (only,) = next(
-            getattr(answer, name)
+            getattr(response, name)
             for name in ("topics", "results", "responses")
-            if hasattr(answer, name)
+            if hasattr(response, name)
         )
         assert only.error_code == E.NOT_CONTROLLER

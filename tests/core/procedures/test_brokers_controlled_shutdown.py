@@ -106,8 +106,8 @@ def test_a_broker_on_its_way_out_takes_on_nothing_new() -> None:
     assert world.report_isr("t", [2, 1], version=2).error == ControllerError.INELIGIBLE_REPLICA
     _, verdicts = world.ask(events.ApiReassignment({("u", 0): [1]}))
     assert verdicts["u", 0][0] == ControllerError.INVALID_REPLICA_ASSIGNMENT
-    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [("t", 0)]))
-    assert answer["t", 0][0] == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE
+    response = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [("t", 0)]))
+    assert response["t", 0][0] == ControllerError.PREFERRED_LEADER_NOT_AVAILABLE
 
 
 @pytest.mark.rule("SHUT-12")

@@ -16,7 +16,7 @@ def two() -> World:
     return steady([1, 2, 3], {"t": {0: [1, 2], 1: [1, 2]}})
 
 
-def answer(world: World, broker: int, *lost: tuple[str, int], top: int = 0, **other: int) -> None:
+def respond(world: World, broker: int, *lost: tuple[str, int], top: int = 0, **other: int) -> None:
     errors = dict.fromkeys(lost, LOST) | {("t", int(n[1:])): code for n, code in other.items()}
     world.queue.append(events.LeaderAndIsrResponseReceived(broker, top, errors, [T0, T1]))
     world.settle()
@@ -62,7 +62,7 @@ def test_the_removal_of_notifications_is_no_news() -> None:
 @pytest.mark.rule("LOGDIR-4")
 def test_an_error_as_a_whole_is_only_logged() -> None:
     world = two()
-    answer(world, 1, T0, top=11)
+    respond(world, 1, T0, top=11)
     assert world.cluster.offline_dirs == {}
     assert any("11" in text for text in world.errors())
 
@@ -70,7 +70,7 @@ def test_an_error_as_a_whole_is_only_logged() -> None:
 @pytest.mark.rule("LOGDIR-5", "LOGDIR-6", "LOGDIR-8", "LOGDIR-9", "CHAN-34")
 def test_a_lost_partition_finds_another_leader() -> None:
     world = two()
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     assert world.state("t", 0) == (2, 1, [2])
     assert world.state("t", 1) == (1, 0, [1, 2])
     row = world.cluster.row("t", 0)
@@ -85,20 +85,20 @@ def test_a_lost_partition_finds_another_leader() -> None:
 @pytest.mark.rule("LOGDIR-6")
 def test_what_is_known_to_be_lost_is_not_lost_again() -> None:
     world = two()
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     world.forget_what_happened()
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     assert world.performed == []
 
 
 @pytest.mark.rule("LOGDIR-5", "LOGDIR-7")
 def test_a_partition_that_is_well_again_counts_at_the_next_election() -> None:
     world = two()
-    answer(world, 1, T0)
-    answer(world, 2, T0)
+    respond(world, 1, T0)
+    respond(world, 2, T0)
     assert (world.state("t") or ())[0] == -1
     world.forget_what_happened()
-    answer(world, 2)
+    respond(world, 2)
     assert world.cluster.offline_dirs[2] == set()
     assert world.state_writes() == []
     world.bounce(3)
@@ -109,17 +109,17 @@ def test_a_partition_that_is_well_again_counts_at_the_next_election() -> None:
 @pytest.mark.rule("LOGDIR-5")
 def test_other_errors_leave_things_as_they_were() -> None:
     world = two()
-    answer(world, 1, T0)
-    answer(world, 1, p0=3)
+    respond(world, 1, T0)
+    respond(world, 1, p0=3)
     assert world.cluster.offline_dirs == {1: {world.cluster.row("t", 0)}}
-    answer(world, 1, p1=74)
+    respond(world, 1, p1=74)
     assert world.cluster.offline_dirs == {1: set()}
 
 
 @pytest.mark.rule("LOGDIR-5")
-def test_a_partition_that_was_not_in_the_answer_stays_lost() -> None:
+def test_a_partition_that_was_not_in_the_response_stays_lost() -> None:
     world = two()
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     world.queue.append(events.LeaderAndIsrResponseReceived(1, 0, {}, [T1]))
     world.settle()
     assert world.cluster.offline_dirs == {1: {world.cluster.row("t", 0)}}
@@ -128,11 +128,11 @@ def test_a_partition_that_was_not_in_the_answer_stays_lost() -> None:
 @pytest.mark.rule("LOGDIR-5")
 def test_unknown_partitions_and_brokers_that_are_gone_are_skipped() -> None:
     world = two()
-    answer(world, 1, ("nope", 0))
+    respond(world, 1, ("nope", 0))
     world.lose(2)
     world.settle()
     world.forget_what_happened()
-    answer(world, 2, T0)
+    respond(world, 2, T0)
     assert world.cluster.offline_dirs == {}
     assert world.state_writes() == []
 
@@ -140,11 +140,11 @@ def test_unknown_partitions_and_brokers_that_are_gone_are_skipped() -> None:
 @pytest.mark.rule("LOGDIR-7", "BRK-7", "BRK-13", "FAILOVER-25")
 def test_a_restart_forgets_what_was_lost() -> None:
     world = two()
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     world.bounce(1)
     world.settle()
     assert world.cluster.offline_dirs == {}
-    answer(world, 1, T0)
+    respond(world, 1, T0)
     world.fail_over()
     assert world.cluster.offline_dirs == {}
 

@@ -26,7 +26,7 @@ def begun(world: World) -> World:
     return world
 
 
-def answer(world: World, broker: int, error: int = 0, *, top: int = 0) -> None:
+def respond(world: World, broker: int, error: int = 0, *, top: int = 0) -> None:
     world.queue.append(events.StopReplicaResponseReceived(broker, top, {("t", 0): error}))
     world.settle()
 
@@ -125,10 +125,10 @@ def test_the_end_of_a_topic_leaves_nothing_and_the_name_free() -> None:
 
 
 @pytest.mark.rule("DEL-20", "CHAN-31")
-def test_answers_about_topics_that_are_not_being_deleted_mean_nothing() -> None:
+def test_responses_about_topics_that_are_not_being_deleted_mean_nothing() -> None:
     world = steady([1, 2], TWO)
-    answer(world, 1)
-    answer(world, 1, error=56)
+    respond(world, 1)
+    respond(world, 1, error=56)
     assert states(world) == [R.ONLINE] * 2
     assert world.performed == []
 
@@ -139,16 +139,16 @@ def test_a_failed_replica_pauses_the_topic_until_the_others_have_answered(
     top: int, error: int
 ) -> None:
     world = begun(steady([1, 2], TWO))
-    answer(world, 1, error, top=top)
+    respond(world, 1, error, top=top)
     assert states(world) == [R.DELETION_INELIGIBLE, R.DELETION_STARTED]
     assert world.cluster.ineligible_for_deletion == {"t"}
 
 
 @pytest.mark.rule("DEL-9", "DEL-30", "DEL-31")
-def test_after_all_answers_the_failed_replica_is_ready_and_waits() -> None:
+def test_after_all_responses_the_failed_replica_is_ready_and_waits() -> None:
     world = begun(steady([1, 2], TWO))
-    answer(world, 1, 56)
-    answer(world, 2)
+    respond(world, 1, 56)
+    respond(world, 2)
     assert states(world) == [R.OFFLINE, R.DELETION_SUCCESSFUL]
     assert world.cluster.ineligible_for_deletion == {"t"}
     stopped = len(world.sent("StopReplica"))
@@ -161,8 +161,8 @@ def test_after_all_answers_the_failed_replica_is_ready_and_waits() -> None:
 @pytest.mark.rule("DEL-23", "DEL-27")
 def test_a_bounce_of_the_failed_broker_retries_it_alone() -> None:
     world = begun(steady([1, 2], TWO))
-    answer(world, 1, 56)
-    answer(world, 2)
+    respond(world, 1, 56)
+    respond(world, 2)
     world.silent.clear()
     world.forget_what_happened()
     world.bounce(1)
@@ -172,7 +172,7 @@ def test_a_bounce_of_the_failed_broker_retries_it_alone() -> None:
 
 
 @pytest.mark.rule("DEL-24")
-def test_an_answer_without_partitions_changes_nothing() -> None:
+def test_a_response_without_partitions_changes_nothing() -> None:
     world = begun(steady([1, 2], TWO))
     world.queue.append(events.StopReplicaResponseReceived(1, 11, {}))
     world.settle()
@@ -183,12 +183,12 @@ def test_an_answer_without_partitions_changes_nothing() -> None:
 @pytest.mark.rule("DEL-25")
 def test_a_deleted_replica_stays_deleted_when_its_broker_dies() -> None:
     world = begun(steady([1, 2], TWO))
-    answer(world, 1)
+    respond(world, 1)
     world.lose(1)
     world.settle()
     assert states(world) == [R.DELETION_SUCCESSFUL, R.DELETION_STARTED]
     assert world.cluster.ineligible_for_deletion == {"t"}
-    answer(world, 2)
+    respond(world, 2)
     assert "t" not in world.cluster.topics
 
 

@@ -97,8 +97,8 @@ def test_a_requester_is_answered_even_if_its_event_fails(name: str, error: Excep
     world.faults.before = fail
     with pytest.raises(type(error)):
         world.run(handle(world.ctx, event))
-    answer = world.responses[-1]
+    response = world.responses[-1]
     if isinstance(error, FencedError):
-        assert answer == not_controller_response(event)
+        assert response == not_controller_response(event)
     else:
-        assert "UNKNOWN_SERVER_ERROR" in repr(answer)
+        assert "UNKNOWN_SERVER_ERROR" in repr(response)

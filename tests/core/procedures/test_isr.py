@@ -43,8 +43,8 @@ def test_an_unexpected_error_is_answered_too(error: Exception) -> None:
     world.faults.before = fail
     with pytest.raises(type(error)):
         world.report_isr("t", [1])
-    (answer,) = world.responses
-    assert answer == (ControllerError.UNKNOWN_SERVER_ERROR, [])
+    (response,) = world.responses
+    assert response == (ControllerError.UNKNOWN_SERVER_ERROR, [])
 
 
 @pytest.mark.rule("ISR-9", "ISR-10")
@@ -59,16 +59,16 @@ def test_topics_may_be_given_by_id() -> None:
 @pytest.mark.rule("ISR-10")
 def test_ids_in_topic_znodes_count_even_if_the_controller_gives_none() -> None:
     world = steady([1, 2], {"t": {0: [1, 2]}}, Settings(topic_ids=False))
-    answer = world.report_isr("t", [1], version=2, topic=None, topic_id="id-of-t")
-    assert answer.error == ControllerError.NONE
+    response = world.report_isr("t", [1], version=2, topic=None, topic_id="id-of-t")
+    assert response.error == ControllerError.NONE
 
 
 @pytest.mark.rule("ISR-12")
 def test_a_partition_without_a_leader_is_unknown() -> None:
     world = steady([1], {"t": {0: [9]}})
     assert world.report_isr("t", [9], broker=1).error == ControllerError.UNKNOWN_TOPIC_OR_PARTITION
-    answer = world.report_isr("t", [9], broker=1, topic="nope")
-    assert answer.error == ControllerError.UNKNOWN_TOPIC_OR_PARTITION
+    response = world.report_isr("t", [9], broker=1, topic="nope")
+    assert response.error == ControllerError.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.rule("ISR-11", "ISR-13", "ISR-14")
@@ -98,8 +98,12 @@ def test_what_is_so_already_succeeds_without_a_write(partition_epoch: int) -> No
     world = three()
     world.report_isr("t", [1, 2])
     world.forget_what_happened()
-    answer = world.report_isr("t", [1, 2], partition_epoch=partition_epoch)
-    assert (answer.error, answer.partition_epoch, answer.isr) == (ControllerError.NONE, 1, (1, 2))
+    response = world.report_isr("t", [1, 2], partition_epoch=partition_epoch)
+    assert (response.error, response.partition_epoch, response.isr) == (
+        ControllerError.NONE,
+        1,
+        (1, 2),
+    )
     assert world.state_writes() == []
 
 
@@ -156,9 +160,9 @@ def test_a_refused_write_is_answered_and_not_retried(outcome: WriteOutcome, erro
 def test_an_accepted_isr_is_written_told_and_answered() -> None:
     world = three()
     world.cluster.controller_epoch = world.controller_epoch = 9
-    answer = world.report_isr("t", [1, 3])
-    assert (answer.leader, answer.leader_epoch, answer.isr) == (1, 0, (1, 3))
-    assert (answer.partition_epoch, answer.recovery) == (1, 0)
+    response = world.report_isr("t", [1, 3])
+    assert (response.leader, response.leader_epoch, response.isr) == (1, 0, (1, 3))
+    assert (response.partition_epoch, response.recovery) == (1, 0)
     data = world.nodes[state_path("t", 0)].data
     assert (data["leader_epoch"], data["controller_epoch"]) == (0, 9)
     assert world.version("t") == 1
@@ -177,7 +181,7 @@ def test_everybody_is_told_of_refused_proposals_as_well() -> None:
 
 
 @pytest.mark.rule("ISR-20")
-def test_moves_go_on_after_the_answer() -> None:
+def test_moves_go_on_after_the_response() -> None:
     world = three()
     world.ask(events.ApiReassignment({("t", 0): [1, 2]}))
     world.ask(events.ApiReassignment({("t", 0): [1, 3]}))
@@ -209,8 +213,8 @@ def test_a_leader_confirms_that_it_has_recovered() -> None:
     world.put_state("t", 0, leader=1, isr=[1], version=1, recovery=1, controller_epoch=5)
     world.notify_isr_change(("t", 0))
     world.settle()
-    answer = world.report_isr("t", [1])
-    assert (answer.error, answer.recovery) == (ControllerError.NONE, 0)
+    response = world.report_isr("t", [1])
+    assert (response.error, response.recovery) == (ControllerError.NONE, 0)
     assert "leader_recovery_state" not in world.nodes[state_path("t", 0)].data
     assert world.report_isr("t", [1, 2]).error == ControllerError.NONE
 
@@ -222,9 +226,9 @@ def test_many_proposals_are_written_together_and_answered_one_by_one() -> None:
         events.PartitionProposal("t", None, partition, 0, (1,), 0, 0) for partition in (0, 1, 2, 3)
     ]
     request = events.AlterPartition(1, world.registrations[1].epoch, 1, proposals)
-    error, answers = world.ask(request)
+    error, responses = world.ask(request)
     assert error == ControllerError.NONE
-    assert {a.proposal.partition: a.error for a in answers} == {
+    assert {a.proposal.partition: a.error for a in responses} == {
         0: ControllerError.NONE,
         1: ControllerError.NONE,
         2: ControllerError.INVALID_REQUEST,

@@ -25,15 +25,15 @@ def strayed(settings: Settings | None = None, partitions: int = 1) -> World:
 
 
 def elect(world: World, kind: RequestedElection, *partitions: tuple[str, int]) -> dict[object, int]:
-    answer = world.ask(events.ElectLeaders(kind, list(partitions)))
-    return {tp: code for tp, (code, _, _) in answer.items()}
+    response = world.ask(events.ElectLeaders(kind, list(partitions)))
+    return {tp: code for tp, (code, _, _) in response.items()}
 
 
 @pytest.mark.rule("PREF-1", "PREF-6", "LEAD-10", "VER-23")
 def test_a_preferred_election_hands_leadership_back() -> None:
     world = strayed()
-    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
-    assert answer == {T0: (ControllerError.NONE, None, 1)}
+    response = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
+    assert response == {T0: (ControllerError.NONE, None, 1)}
     assert world.state("t") == (1, 2, [2, 1])
 
 
@@ -103,8 +103,8 @@ def test_an_unclean_election_prefers_a_clean_choice() -> None:
 def test_a_preferred_replica_that_cannot_lead_is_an_error() -> None:
     world = strayed()
     world.report_isr("t", [2])
-    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
-    code, message, leader = answer[T0]
+    response = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, [T0]))
+    code, message, leader = response[T0]
     assert (code, leader) == (ControllerError.PREFERRED_LEADER_NOT_AVAILABLE, -1)
     assert message == (
         "Failed to elect leader for partition t-0 "
@@ -137,8 +137,8 @@ def test_all_partitions_can_be_meant_and_only_those_with_news_are_answered() -> 
     world.bounce(1)
     world.settle()
     world.report_isr("t", [2, 1], partition=0)
-    answer = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, None))
-    assert answer == {T0: (ControllerError.NONE, None, 1)}
+    response = world.ask(events.ElectLeaders(RequestedElection.PREFERRED, None))
+    assert response == {T0: (ControllerError.NONE, None, 1)}
 
 
 @pytest.mark.rule("PREF-12")
@@ -149,7 +149,7 @@ def test_all_partitions_can_be_meant_and_only_those_with_news_are_answered() -> 
         (RequestedElection.UNCLEAN, ControllerError.ELIGIBLE_LEADERS_NOT_AVAILABLE),
     ],
 )
-def test_a_partition_that_never_had_a_leader_gets_an_answer(
+def test_a_partition_that_never_had_a_leader_gets_a_response(
     kind: RequestedElection, error: int
 ) -> None:
     world = steady([1], {"t": {0: [9]}})

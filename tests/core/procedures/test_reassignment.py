@@ -95,7 +95,7 @@ def test_the_latest_request_takes_over_from_the_znode() -> None:
 
 
 @pytest.mark.rule("REASG-11")
-def test_the_answer_does_not_wait_for_the_data() -> None:
+def test_the_response_does_not_wait_for_the_data() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})
     assert reassign(world, [3, 4]) == (ControllerError.NONE, None)
     assert lists(world) == ([3, 4, 1, 2], [3, 4], [1, 2])

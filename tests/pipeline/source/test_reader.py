@@ -408,9 +408,9 @@ def forget_topics(monkeypatch):
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         return offsets(cluster, wanted)
 
-    def forget(answers: int) -> None:
+    def forget(responses: int) -> None:
         nonlocal left
-        left = answers
+        left = responses
 
     monkeypatch.setattr(SourceCluster, "_describe", forgetful)
     monkeypatch.setattr(SourceCluster, "_list_offsets", unknowing)

@@ -82,7 +82,7 @@ def partition_response() -> dict[str, Any]:
 
 def test_a_version_takes_what_it_carries_and_leaves_the_rest():
     topic = {"name": "orders", "is_internal": False, "partitions": [partition_response()]}
-    answer = {
+    response = {
         "brokers": [],
         "cluster_id": "c",
         "controller_id": 1,
@@ -90,7 +90,7 @@ def test_a_version_takes_what_it_carries_and_leaves_the_rest():
     }
     for version in range(13):
         message = message_schema(3, version, "response")
-        read, _ = entity_reader(message)(encode_struct(message, answer), 0)
+        read, _ = entity_reader(message)(encode_struct(message, response), 0)
         assert read.topics[0].partitions[0].leader_id == 1
         assert getattr(read, "cluster_id", "c") == "c"
         assert getattr(read, "throttle_time", timedelta()) == timedelta()
@@ -100,12 +100,12 @@ def test_a_version_takes_what_it_carries_and_leaves_the_rest():
 def test_long_arrays_have_long_counts():
     message = message_schema(3, 12, "response")
     partition = partition_response() | {"replica_nodes": [*range(200)]}
-    answer = {
+    response = {
         "brokers": [],
         "controller_id": 1,
         "topics": [{"name": "t", "is_internal": False, "partitions": [partition] * 300}],
     }
-    read, _ = entity_reader(message)(encode_struct(message, answer), 0)
+    read, _ = entity_reader(message)(encode_struct(message, response), 0)
     assert len(read.topics[0].partitions) == 300
     assert read.topics[0].partitions[299].replica_nodes == tuple(range(200))
 

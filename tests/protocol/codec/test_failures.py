@@ -30,12 +30,12 @@ def test_every_request_can_be_told_that_it_failed(key, version, data):
     header = RequestHeader(key, version, 1, "")
     given_values = data.draw(values(message_schema(key, version, "request")))
     request = decode_request(encode_request(header, given_values)[4:])
-    answer = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+    response = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
     if key == ApiKey.PRODUCE and request.body.acks == 0:
-        assert answer is None
+        assert response is None
         return
-    assert answer is not None
-    assert decode_response(header, encode_response(header, answer)[4:]) is not None
+    assert response is not None
+    assert decode_response(header, encode_response(header, response)[4:]) is not None
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_every_request_can_be_told_that_it_failed(key, version, data):
 def test_every_topic_of_a_failed_request_is_named_with_the_error(key, version, asked, field):
     header = RequestHeader(key, version, 1, "")
     request = decode_request(encode_request(header, asked)[4:])
-    answer = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
-    assert answer is not None
-    decoded = decode_response(header, encode_response(header, answer)[4:])
+    response = failure(request.header, request.body, ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert response is not None
+    decoded = decode_response(header, encode_response(header, response)[4:])
     (topic,) = getattr(decoded, field)
     assert (topic.name, topic.error_code) == ("t", ErrorCode.UNKNOWN_SERVER_ERROR)

@@ -55,7 +55,7 @@ def test_recorded_requests_are_read_and_written_again_byte_for_byte(exchange: Ex
     "exchange", [each for each in EXCHANGES if each.key not in (0, 1)], ids=str
 )
 @pytest.mark.rule("API-3", "API-4", "API-9")
-def test_recorded_answers_are_read_and_written_again_byte_for_byte(exchange: Exchange):
+def test_recorded_responses_are_read_and_written_again_byte_for_byte(exchange: Exchange):
     assert exchange.response is not None
     header, _ = decode_request_header(memoryview(exchange.request))
     body = decode_response(header, exchange.response)
@@ -99,8 +99,8 @@ def test_api_versions_from_the_future_is_let_through_unread():
 @pytest.mark.rule("API-4", "API-5")
 def test_api_versions_from_the_future_is_answered_in_version_zero():
     header = RequestHeader(18, 9, 7, "me")
-    answer = {"error_code": 35, "api_keys": [{"api_key": 18, "min_version": 0, "max_version": 4}]}
-    assert encode_response(header, answer) == sized(struct.pack(">ihihhh", 7, 35, 1, 18, 0, 4))
+    response = {"error_code": 35, "api_keys": [{"api_key": 18, "min_version": 0, "max_version": 4}]}
+    assert encode_response(header, response) == sized(struct.pack(">ihihhh", 7, 35, 1, 18, 0, 4))
 
 
 @pytest.mark.rule("FRM-5")
@@ -195,20 +195,20 @@ def test_every_way_of_cutting_a_recorded_request_short_is_refused():
             assert comparable(cut) == comparable(whole), (str(exchange), end)
 
 
-def test_an_answer_to_another_request_is_refused():
+def test_a_response_to_another_request_is_refused():
     header = RequestHeader(ApiKey.HEARTBEAT, 3, 5, "")
-    answer = encode_response(header, {})
-    assert decode_response(header, answer[4:]).error_code == 0
+    response = encode_response(header, {})
+    assert decode_response(header, response[4:]).error_code == 0
     with pytest.raises(RemoteProtocolError, match="response 5 came where 6 was awaited"):
-        decode_response(header._replace(correlation_id=6), answer[4:])
+        decode_response(header._replace(correlation_id=6), response[4:])
 
 
-def test_answers_cut_short_are_refused():
+def test_responses_cut_short_are_refused():
     header = RequestHeader(ApiKey.HEARTBEAT, 4, 5, "")
-    answer = encode_response(header, {})[4:]
-    for end in range(len(answer)):
+    response = encode_response(header, {})[4:]
+    for end in range(len(response)):
         with pytest.raises(RemoteProtocolError):
-            decode_response(header, answer[:end])
+            decode_response(header, response[:end])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_message_that_cannot_be_written_is_our_own_fault(values, complaint):
         encode_request(header, {"generation_id": 1, "member_id": "m"} | values)
 
 
-def test_answers_without_records_may_be_cut_from_one_piece():
+def test_responses_without_records_may_be_cut_from_one_piece():
     header = RequestHeader(ApiKey.FETCH, 17, 1, "")
     (only,) = encode_fetch_response(header, FetchResponse([]))
     assert decode_response(header, only[4:]) == FetchResponse([])

@@ -72,7 +72,7 @@ def test_junk_after_a_plausible_header_is_read_or_refused(frame, key, data):
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_damaged_answers_are_read_or_refused(data):
+def test_damaged_responses_are_read_or_refused(data):
     exchange = data.draw(st.sampled_from([each for each in EXCHANGES if each.response]))
     header, _ = decode_request_header(memoryview(exchange.request))
     frame = data.draw(mutated([exchange.response]))

@@ -92,6 +92,6 @@ def test_nothing_is_left_of_what_is_dismantled() -> None:
     dismantle(body)
     assert body.topics == []
     assert first.partitions == []
-    answer = {"error_code": 0, "topics": [{"name": "t", "partitions": [{"index": 1}]}]}
-    dismantle(answer)
-    assert answer["topics"] == []
+    response = {"error_code": 0, "topics": [{"name": "t", "partitions": [{"index": 1}]}]}
+    dismantle(response)
+    assert response["topics"] == []

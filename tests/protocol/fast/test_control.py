@@ -301,7 +301,7 @@ def answer(version: int, errors: dict[tuple[Any, int], int]) -> tuple[RequestHea
 
 
 @pytest.mark.parametrize("version", range(8))
-def test_only_failures_are_taken_from_an_answer(version):
+def test_only_failures_are_taken_from_a_response(version):
     names = ["a", "b"] if version < 5 else [UUID(int=1), UUID(int=2)]
     errors = {(name, partition): 0 for name in names for partition in range(200)}
     errors[names[1], 7] = 56
@@ -311,7 +311,7 @@ def test_only_failures_are_taken_from_an_answer(version):
 
 
 @pytest.mark.parametrize("version", [4, 7])
-def test_an_answer_cut_short_is_refused(version):
+def test_a_response_cut_short_is_refused(version):
     header, frame = answer(version, {("a" if version < 5 else UUID(int=1), 0): 0})
     for end in range(len(frame)):
         with pytest.raises(RemoteProtocolError):

@@ -124,7 +124,7 @@ def responses(version: int) -> st.SearchStrategy[FetchResponse]:
 
 
 def as_values(response: FetchResponse) -> dict[str, Any]:
-    """The same answer for the encoder that works for every message."""
+    """The same response for the encoder that works for every message."""
 
     def given_only(**values: Any) -> dict[str, Any]:
         return {name: value._asdict() for name, value in values.items() if value is not None}
@@ -165,7 +165,7 @@ def as_values(response: FetchResponse) -> dict[str, Any]:
 
 
 def in_memory(response: FetchResponse) -> FetchResponse:
-    """What the receiver of the answer sees."""
+    """What the receiver of the response sees."""
     return response._replace(
         topics=[
             topic._replace(
@@ -200,7 +200,7 @@ def test_recorded_requests_keep_every_field(exchange: Exchange):
 
 @pytest.mark.parametrize("exchange", FETCHES, ids=str)
 @pytest.mark.rule("LOG-2")
-def test_recorded_answers_are_read_and_written_again_byte_for_byte(exchange: Exchange):
+def test_recorded_responses_are_read_and_written_again_byte_for_byte(exchange: Exchange):
     assert exchange.response is not None
     header, _ = decode_request_header(memoryview(exchange.request))
     response = decode_response(header, exchange.response)
@@ -247,7 +247,7 @@ def test_requests_take_one_form_whatever_the_version(version, values):
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_answers_are_written_as_by_the_encoder_for_everything_and_read_back(version, data):
+def test_responses_are_written_as_by_the_encoder_for_everything_and_read_back(version, data):
     response = data.draw(responses(version))
     header = RequestHeader(ApiKey.FETCH, version, 5, "")
     frame = joined(encode_fetch_response(header, response))
@@ -289,7 +289,7 @@ def test_what_lies_in_files_stands_between_the_chunks():
     assert b"inline" in chunks[2]
 
 
-def test_records_of_an_answer_are_not_copied():
+def test_records_of_a_response_are_not_copied():
     header = RequestHeader(ApiKey.FETCH, 4, 5, "")
     response = FetchResponse(
         [FetchTopicResponse("t", None, [FetchPartitionResponse(0, 0, records=b"batch")])]

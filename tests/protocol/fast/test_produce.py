@@ -71,7 +71,7 @@ def responses() -> st.SearchStrategy[ProduceResponse]:
 
 
 def as_values(response: ProduceResponse) -> dict[str, Any]:
-    """The same answer for the encoder that works for every message."""
+    """The same response for the encoder that works for every message."""
 
     def leader(hint: LeaderHint | None) -> dict[str, Any] | None:
         return None if hint is None else hint._asdict()
@@ -154,7 +154,7 @@ def test_recorded_requests_are_read_as_kio_reads_them(exchange: Exchange):
 
 
 @pytest.mark.parametrize("exchange", [each for each in PRODUCES if each.response], ids=str)
-def test_recorded_answers_are_written_again_byte_for_byte(exchange: Exchange):
+def test_recorded_responses_are_written_again_byte_for_byte(exchange: Exchange):
     assert exchange.response is not None
     header, _ = decode_request_header(memoryview(exchange.request))
     view = memoryview(exchange.response)
@@ -176,7 +176,7 @@ def test_requests_are_read_as_kio_reads_them(version, values):
 @pytest.mark.parametrize("version", VERSIONS)
 @given(response=responses())
 @settings(max_examples=15, deadline=None)
-def test_answers_are_written_as_by_the_encoder_for_everything(version, response):
+def test_responses_are_written_as_by_the_encoder_for_everything(version, response):
     header = RequestHeader(ApiKey.PRODUCE, version, 5, "")
     frame = encode_produce_response(header, response)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4

@@ -1,6 +1,6 @@
-"""Single requests, mostly wrong ones, get the same answer from a broker of either kind.
+"""Single requests, mostly wrong ones, get the same response from a broker of either kind.
 
-Error codes and messages are compared, and everything else in the answer, apart from what differs
+Error codes and messages are compared, and everything else in the response, apart from what differs
 from run to run. Each list of questions is put to both brokers in its order.
 """
 
@@ -87,17 +87,17 @@ def answers_agree(
 ) -> None:
     differences = []
     for question in questions:
-        answers = {
+        responses = {
             kind: plain(
                 cluster.nodes[1].ask(question.api, question.version, **question.body),
                 CHANCE | apart_from,
             )
             for kind, cluster in both.items()
         }
-        if answers[Kind.KLAMM] != answers[Kind.KAFKA]:
+        if responses[Kind.KLAMM] != responses[Kind.KAFKA]:
             differences.append(
                 f"{question.api.name} {question.version} {question.body}\n"
-                + "\n".join(f"  {kind}: {answer}" for kind, answer in answers.items())
+                + "\n".join(f"  {kind}: {response}" for kind, response in responses.items())
             )
     if differences:
         pytest.fail("\n".join(differences), pytrace=False)
