@@ -270,7 +270,15 @@ def _shown() -> Iterator[Any]:
     """A line on stderr that says how far the run has got; one for each batch without a terminal."""
     console = stderr()
     if not console.is_terminal:
-        yield lambda summary: say(_line(summary))
+        said = ""
+
+        def show(summary: Summary) -> None:
+            nonlocal said
+            if (line := _line(summary)) != said:
+                say(line)
+            said = line
+
+        yield show
         return
     with Live(Text("starting"), console=console, transient=True) as live:
         yield lambda summary: live.update(Text(_line(summary)))

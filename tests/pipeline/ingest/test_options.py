@@ -70,10 +70,3 @@ def test_options_that_make_no_sense_are_refused(given, what):
     whole = {"topics": ("t",), "to": TableTarget("delta", "x"), "bootstrap_servers": "b", **given}
     with pytest.raises(ConfigError, match=what):
         IngestOptions(**whole)
-
-
-def test_the_checkpoint_is_beside_the_table_unless_named():
-    plain = IngestOptions(("t",), TableTarget("delta", "lake/x"), "b")
-    assert plain.checkpoint_location == "lake/x_checkpoint"
-    with pytest.raises(ConfigError, match="name --checkpoint"):
-        _ = IngestOptions(("t",), TableTarget("iceberg", "c.t"), "b").checkpoint_location

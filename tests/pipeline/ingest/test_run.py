@@ -21,6 +21,7 @@ from klamm.pipeline.ingest.run import TooManyBadError, ingest_topics
 from klamm.pipeline.ingest.tables.delta import DeltaFiles
 from klamm.pipeline.ingest.tables.iceberg import IcebergFiles
 from klamm.pipeline.ingest.tables.parquet import ParquetFiles
+from klamm.pipeline.ingest.tables.table import open_table
 from tests.pipeline.ingest.records import Place
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -202,6 +203,16 @@ def test_a_continuous_run_takes_what_comes_until_it_is_stopped(spark, cluster, t
 
 def test_an_empty_topic_is_no_failure(spark, cluster, topic, parquet):
     assert ingest_topics(spark, options(cluster, topic, parquet)).records == 0
+
+
+def test_an_empty_topic_whose_columns_are_known_is_an_empty_table(spark, cluster, topic, place):
+    chosen = options(cluster, topic, place, schema="id bigint", schema_name="columns.txt")
+    assert ingest_topics(spark, chosen).records == 0
+    table = open_table(place.target(), place.catalog)
+    assert table.schema().names == ["id", "_topic", "_partition", "_offset", "_timestamp"]
+    produce(cluster, topic, [{"id": 1}])
+    assert ingest_topics(spark, chosen).records == 1
+    assert [each["id"] for each in place.rows()] == [1]
 
 
 def test_a_lost_checkpoint_is_refused_because_rows_would_be_doubled(

@@ -136,15 +136,6 @@ class IngestOptions:
         """The columns that name a row of an upsert."""
         return self.key or ((RAW_KEY,) if self.format == "raw" else ())
 
-    @property
-    def checkpoint_location(self) -> str:
-        """Where the query keeps its plans: beside the table unless a place is named."""
-        if self.checkpoint is not None:
-            return self.checkpoint
-        if self.to.kind == "iceberg":
-            raise ConfigError("An Iceberg table has no folder beside it: name --checkpoint DIR.")
-        return self.to.name.rstrip("/") + "_checkpoint"
-
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:

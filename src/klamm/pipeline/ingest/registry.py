@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,16 +58,22 @@ class Registry:
             self._headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
         self._by_id: dict[int, RegisteredSchema] = {}
 
-    def by_id(self, schema_id: int) -> RegisteredSchema:
-        """The schema of an id that was found in a record."""
-        if schema_id not in self._by_id:
-            found = self._get(f"/schemas/ids/{schema_id}")
-            if found is None:
-                raise ConfigError(
-                    f"The registry {self.url} has no schema {schema_id}, which records name."
-                )
-            self._by_id[schema_id] = self._schema(schema_id, found)
-        return self._by_id[schema_id]
+    def by_ids(self, schema_ids: Collection[int]) -> dict[int, RegisteredSchema]:
+        """The schemas of ids that were found in records, without those that it does not have.
+
+        A registry of several servers may hear of a new schema later than its first reader does,
+        so it is asked again for what is missing.
+        """
+        left = [each for each in sorted(schema_ids) if each not in self._by_id]
+        for attempt in range(_ATTEMPTS):
+            if attempt and left:
+                time.sleep(_PAUSE_S * attempt)
+            for each in left:
+                found = self._get(f"/schemas/ids/{each}")
+                if found is not None:
+                    self._by_id[each] = self._schema(each, found)
+            left = [each for each in left if each not in self._by_id]
+        return {each: self._by_id[each] for each in sorted(schema_ids) if each in self._by_id}
 
     def latest(self, subject: str) -> RegisteredSchema | None:
         """The newest schema of a subject, which may change; None if there is no such subject."""
@@ -104,7 +111,7 @@ class Registry:
             found[each["name"]] = referred["schema"]
 
     def _get(self, path: str) -> Any:
-        """An answer; None for what there is not. What passes is tried again."""
+        """A response; None for what there is not. What passes is tried again."""
         request = urllib.request.Request(self.url + path, headers=self._headers)
         reason = ""
         for attempt in range(_ATTEMPTS):

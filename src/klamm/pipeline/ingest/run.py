@@ -34,6 +34,7 @@ from klamm.pipeline.ingest.tables.table import (
     Commit,
     CommitConflictError,
     Table,
+    checkpoint_beside,
     create_table,
     open_table,
 )
@@ -138,7 +139,7 @@ class Ingestion:
             streaming=True,
         )
         self._reader = TopicStreamReader(self._read)
-        folder = locate(options.checkpoint_location)
+        folder = locate(options.checkpoint or checkpoint_beside(options.to, options.catalog))
         # Before anything is written: the cluster can be reached, and there are such topics.
         self._initial = self._reader.initialOffset()
         self._table = open_table(options.to, options.catalog)
@@ -202,6 +203,8 @@ class Ingestion:
 
     def finish(self) -> Summary:
         """Compact what is left to compact, and sum up."""
+        if self._options.format == "raw" or self._options.schema is not None:
+            self._open_tables([])  # of empty topics too, for readers that do not wait for records
         self._tidy(is_last=True)
         if self._table is not None:
             self.summary.files = len(self._table.files())

@@ -169,22 +169,41 @@ def test_a_topic_without_schema_is_refused(registry):
         choose_format(options(registry), None, lambda: values())
 
 
-def test_an_id_that_the_registry_does_not_know_is_refused(registry):
-    with pytest.raises(ConfigError, match="has no schema 77"):
-        choose_format(options(registry), None, lambda: values(framed(77, b"")))
+def test_records_of_an_id_that_the_registry_does_not_have_are_bad(registry, monkeypatch):
+    monkeypatch.setattr(client, "_PAUSE_S", 0.01)
+    number = registry.register("orders-value", V1)
+    good = avro(V1, number, {"id": 1, "old": None})
+    chosen = choose_format(options(registry), None, lambda: values(framed(77, b""), good))
+    found = chosen.parser.parse(values(good, framed(77, b"x"), framed(78, b"y"), good))
+    assert found.bad == {1: "Avro: the registry has no schema 77"}
+    assert found.unknown_schemas == {78}
+    chosen.learn({78})
+    found = chosen.parser.parse(values(good, framed(77, b"x"), framed(78, b"y"), good))
+    assert found.kept.tolist() == [0, 3]
+    assert found.bad[2] == "Avro: the registry has no schema 78"
+    assert found.unknown_schemas == set()
+
+
+def test_a_schema_that_a_registry_hears_of_late_is_waited_for(registry, monkeypatch):
+    def register(_):
+        registry.register("orders-value", V1)
+
+    monkeypatch.setattr(client.time, "sleep", register)
+    assert Registry(registry.url).by_ids({1})[1].type == "AVRO"
+    assert registry.requests == ["/schemas/ids/1"] * 2
 
 
 def test_a_registry_that_fails_for_a_moment_is_asked_again(registry, monkeypatch):
     monkeypatch.setattr(client, "_PAUSE_S", 0.01)
     number = registry.register("orders-value", V1)
     registry.failures_left = 2
-    assert Registry(registry.url).by_id(number).type == "AVRO"
+    assert Registry(registry.url).by_ids({number})[number].type == "AVRO"
 
 
 def test_a_registry_that_is_down_is_unavailable(registry, monkeypatch):
     monkeypatch.setattr(client, "_PAUSE_S", 0.01)
     with pytest.raises(UnavailableError, match="cannot be reached"):
-        Registry("http://127.0.0.1:1").by_id(1)
+        Registry("http://127.0.0.1:1").by_ids({1})
 
 
 def test_an_address_that_is_none_is_refused():

@@ -9,11 +9,12 @@ from klamm.errors import ConfigError
 from klamm.pipeline.ingest.files import DataFile, FileWriter, groups_to_compact
 from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.ingest.merging import compact
-from klamm.pipeline.ingest.options import PartitionBy
+from klamm.pipeline.ingest.options import PartitionBy, TableTarget
 from klamm.pipeline.ingest.tables.parquet import ParquetFiles
 from klamm.pipeline.ingest.tables.table import (
     Commit,
     CommitConflictError,
+    checkpoint_beside,
     create_table,
     open_table,
 )
@@ -196,6 +197,29 @@ def test_files_that_a_kept_version_of_an_iceberg_table_has_stay(tmp_path):
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
     assert len(ids(place)) == 2
     assert len(list(tmp_path.rglob("snap-*.avro"))) == 1
+
+
+def test_young_versions_of_a_delta_table_stay_and_files_of_failed_attempts_go(tmp_path):
+    place = Place("delta", tmp_path)
+    table = made(place)
+    for number in range(3):
+        table.commit(Commit(written(table, number), table.files(), batch=number))
+    written(table, 7)  # and never committed
+    assert len(list(tmp_path.rglob("*.parquet"))) == 4
+    table.expire(1800)
+    assert ids(place) == [2]
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
+
+
+@pytest.mark.parametrize("name", ["test.orders", "test.a.b.orders"])
+def test_the_checkpoint_is_beside_the_table(tmp_path, name):
+    assert checkpoint_beside(TableTarget("delta", "lake/x/"), {}) == "lake/x_checkpoint"
+    iceberg, catalog = TableTarget("iceberg", name), Place("iceberg", tmp_path).catalog
+    inside = {"test.orders": "default/orders", "test.a.b.orders": "a/b/orders"}[name]
+    found = checkpoint_beside(iceberg, catalog)
+    assert found == f"file://{tmp_path}/warehouse/{inside}_checkpoint"
+    with pytest.raises(ConfigError, match="name --checkpoint DIR"):
+        checkpoint_beside(iceberg, {**catalog, "warehouse": "analytics"})
 
 
 def test_a_folder_that_is_somebody_elses_is_refused(tmp_path, place):

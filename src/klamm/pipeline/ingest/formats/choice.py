@@ -5,7 +5,7 @@ is run again is parsed as it was the first time.
 """
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ class FormatChoice(Protocol):
     def schema(self) -> pa.Schema:
         """The columns of the table."""
 
-    def learn(self, schema_ids: Iterable[int]) -> None:
+    def learn(self, schema_ids: Collection[int]) -> None:
         """Get schemas that a task has met and did not know; refused if they do not fit."""
 
     def to_json(self) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ class Raw:
         columns = [name for name in COLUMN_TYPES if include_headers or name != "headers"]
         self.schema = source_schema(columns)
 
-    def learn(self, schema_ids: Iterable[int]) -> None:
+    def learn(self, schema_ids: Collection[int]) -> None:
         """Nothing: raw records have no schema."""
 
     def to_json(self) -> None:
@@ -109,7 +109,7 @@ class Fixed:
         self.schema = table_schema(parser.fields)
         self._is_kept = is_kept
 
-    def learn(self, schema_ids: Iterable[int]) -> None:
+    def learn(self, schema_ids: Collection[int]) -> None:
         """Nothing: the schema is given."""
 
     def to_json(self) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ Values are sorted by schema, parsed with the schema that they were written with,
 the columns of the table: those that a schema does not have are null.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,11 +22,16 @@ from klamm.pipeline.ingest.formats.protobuf_schema import ProtobufMessage
 _NO_FRAME: Final = "the value does not begin with the frame of a registry"
 
 
-def read_ids(cursor: ColumnCursor) -> I64:
-    """The ids of the schemas; the cursor stands behind the frame then."""
+def read_ids(cursor: ColumnCursor, missing: Collection[int] = ()) -> I64:
+    """The ids of the schemas; the cursor stands behind the frame then.
+
+    Values that name a schema that the registry does not have are bad.
+    """
     magic = cursor.byte()
     cursor.fail(magic != 0, _NO_FRAME)
     ids = cursor.fixed(4).view(">u4").reshape(-1).astype(np.int64)
+    for each in set(np.unique(ids).tolist()) & set(missing):
+        cursor.fail(ids == each, f"the registry has no schema {each}")
     return np.where(cursor.is_bad, -1, ids)
 
 
@@ -36,11 +41,13 @@ class FramedAvro:
 
     schemas: Mapping[int, AvroType]
     fields: pa.StructType
+    #: Ids that the registry does not have.
+    missing: frozenset[int] = frozenset()
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
         cursor = ColumnCursor.of(values)
-        ids = read_ids(cursor)
+        ids = read_ids(cursor, self.missing)
         pieces = _Pieces(cursor, self.fields, "Avro")
         for schema_id, index in _by_id(ids):
             schema = self.schemas.get(schema_id)
@@ -63,11 +70,12 @@ class FramedProtobuf:
     #: The full name of the message that the table holds.
     message: str
     fields: pa.StructType
+    missing: frozenset[int] = frozenset()
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
         cursor = ColumnCursor.of(values)
-        ids = read_ids(cursor)
+        ids = read_ids(cursor, self.missing)
         pieces = _Pieces(cursor, self.fields, "Protobuf")
         for schema_id, index in _by_id(ids):
             if schema_id not in self.schemas:
@@ -115,11 +123,12 @@ class FramedJson:
 
     known: frozenset[int]
     fields: pa.StructType
+    missing: frozenset[int] = frozenset()
 
     def parse(self, values: pa.BinaryArray) -> Parsed:
         """Parse values, none of which is null."""
         cursor = ColumnCursor.of(values)
-        ids = read_ids(cursor)
+        ids = read_ids(cursor, self.missing)
         unknown = {each for each, _ in _by_id(ids) if each not in self.known}
         index = np.flatnonzero(np.isin(ids, list(self.known)) & ~cursor.is_bad)
         taken = cursor.take(index)

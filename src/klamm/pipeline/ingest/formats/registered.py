@@ -1,7 +1,7 @@
 """Formats whose schemas a registry has: what a query knows, and how its table follows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,6 +54,8 @@ class _Registered(ABC):
         self.options = options
         self.registry = Registry(options.registry)
         self.known: dict[int, RegisteredSchema] = {}
+        #: Ids that the registry does not have: what names one is a dead letter.
+        self.missing: set[int] = set()
         if kept is not None:
             for each in kept["schemas"]:
                 self.known[each["id"]] = RegisteredSchema(**each)
@@ -65,10 +67,9 @@ class _Registered(ABC):
             self.message = self.choose_message(values)
         self.settle()
 
-    def learn(self, schema_ids: Iterable[int]) -> None:
+    def learn(self, schema_ids: Collection[int]) -> None:
         """Get schemas that a task has met and did not know; refused if they do not fit."""
-        for each in schema_ids:
-            self._add(self.registry.by_id(each))
+        self._look_up(schema_ids)
         self.settle()
 
     def to_json(self) -> dict[str, Any]:
@@ -102,8 +103,7 @@ class _Registered(ABC):
         """With the schemas of the first records, or else with the newest of the topics."""
         cursor = ColumnCursor.of(values)
         ids = {int(each) for each in np.unique(read_ids(cursor)) if each >= 0}
-        for each in sorted(ids):
-            self._add(self.registry.by_id(each))
+        self._look_up(ids)
         if not self.known:
             for subject in self.subject("value"):
                 found = self.registry.latest(subject)
@@ -111,9 +111,15 @@ class _Registered(ABC):
                     self._add(found)
         if not self.known:
             raise ConfigError(
-                f"No record has the frame of a registry, and {self.registry.url} has no subject "
-                f"{', '.join(self.subject('value'))}: there is no schema to begin with."
+                f"No record has the frame of a known schema, and {self.registry.url} has no "
+                f"subject {', '.join(self.subject('value'))}: there is no schema to begin with."
             )
+
+    def _look_up(self, schema_ids: Collection[int]) -> None:
+        found = self.registry.by_ids(schema_ids)
+        for each in found.values():
+            self._add(each)
+        self.missing |= set(schema_ids) - found.keys()
 
     def _add(self, found: RegisteredSchema) -> None:
         if found.type != self.type:
@@ -144,7 +150,7 @@ class RegisteredAvro(_Registered):
                     ) from None
             last[each.name] = each
         fields = self.merged_fields((each, kind.arrow) for each, kind in schemas.items())
-        self.parser = FramedAvro(schemas, fields)
+        self.parser = FramedAvro(schemas, fields, frozenset(self.missing))
         self.schema = table_schema(fields)
         if self.options.mode == "upsert" and self.key_parser is None:
             self.key_parser = self._keys()
@@ -183,7 +189,7 @@ class RegisteredProtobuf(_Registered):
         }
         assert self.message is not None
         fields = self.merged_fields((each, message.arrow) for each, message in found.items())
-        self.parser = FramedProtobuf(schemas, self.message, fields)
+        self.parser = FramedProtobuf(schemas, self.message, fields, frozenset(self.missing))
         self.schema = table_schema(fields)
 
     def choose_message(self, values: pa.BinaryArray) -> str:
@@ -198,7 +204,7 @@ class RegisteredProtobuf(_Registered):
                 f"{', '.join(each.name for each in newest.values())}."
             )
         cursor = ColumnCursor.of(values.slice(0, 1))
-        ids = read_ids(cursor)
+        ids = read_ids(cursor, self.missing)
         for path, _ in read_paths(cursor):
             messages = _messages(self.known[int(ids[0])])
             if path in messages:
@@ -216,7 +222,7 @@ class RegisteredJson(_Registered):
             (each, read_json_schema(self.known[each].text, f"schema {each}"))
             for each in sorted(self.known)
         )
-        self.parser = FramedJson(frozenset(self.known), fields)
+        self.parser = FramedJson(frozenset(self.known), fields, frozenset(self.missing))
         self.schema = table_schema(fields)
 
 

@@ -142,10 +142,18 @@ class DeltaFiles:
 
     def expire(self, older_than_s: float) -> None:
         self._table.update_incremental()
+        limit_ms = (time.time() - older_than_s) * 1000
+        history = self._table.history()
+        young = [each["version"] for each in history if each["timestamp"] >= limit_ms]
+        # Readers may still be at the version that was current when the first of these was made.
+        current = [each["version"] for each in history if each["timestamp"] < limit_ms][:1]
         self._table.vacuum(
+            # Whole hours only, so the versions say the rest.
             retention_hours=int(older_than_s // 3600),
+            keep_versions=sorted(current + young),
             dry_run=False,
             enforce_retention_duration=False,
+            full=True,  # with files that no version ever had, of attempts that failed
         )
 
     def _rewrite(self, schema: pa.Schema) -> None:

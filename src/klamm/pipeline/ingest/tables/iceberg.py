@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
@@ -198,6 +198,19 @@ class IcebergFiles:
             file.record_count,
             partition,
         )
+
+
+def place_in_warehouse(name: str, properties: Mapping[str, str]) -> str:
+    """The path of a table that may not exist yet, in the warehouse of its catalog."""
+    catalog, identifier = _catalog(name, properties)
+    warehouse = catalog.properties.get(WAREHOUSE_LOCATION, "")
+    # A REST catalog may call its warehouse by a name.
+    if "/" not in warehouse:
+        raise ConfigError(
+            f"The catalog of iceberg:{name} names no folder as its warehouse, so there is no place "
+            "beside the table: name --checkpoint DIR."
+        )
+    return "/".join((warehouse.rstrip("/"), *identifier))
 
 
 def _catalog(name: str, properties: Mapping[str, str]) -> tuple[Catalog, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from klamm.pipeline.ingest.options import PartitionBy, TableTarget, need
 
 #: Properties of tables and commits begin with this.
 PREFIX: Final = "klamm."
+_CHECKPOINT: Final = "_checkpoint"
 
 
 class CommitConflictError(KlammError):
@@ -91,6 +92,16 @@ def create_table(
     return _implementation(target).create(  # type: ignore[no-any-return]
         target.name, catalog, schema, partition_by, owner
     )
+
+
+def checkpoint_beside(target: TableTarget, catalog: Mapping[str, str]) -> str:
+    """The folder beside a table in which its query keeps its plans unless another is named."""
+    if target.kind != "iceberg":
+        return target.name.rstrip("/") + _CHECKPOINT
+    need("pyiceberg", "An Iceberg table")
+    from klamm.pipeline.ingest.tables.iceberg import place_in_warehouse
+
+    return place_in_warehouse(target.name, catalog) + _CHECKPOINT
 
 
 def _implementation(target: TableTarget) -> Any:
