@@ -24,6 +24,23 @@ def test_another_query_is_refused_by_what_differs(folder):
         Checkpoint(folder, {**IDENTITY, "to": "delta:lake/other"})
 
 
+def test_a_query_whose_first_run_failed_gives_way_to_one_for_the_same_table(folder):
+    failed = Checkpoint(folder, {**IDENTITY, "format": "json"}, has_table=False)
+    failed.keep_schema({"fields": 1})
+    failed.add_plan(BatchPlan(0, {}, {}))
+    avro = {**IDENTITY, "format": "avro"}
+    with pytest.raises(ConfigError, match="its to is"):
+        Checkpoint(folder, {**avro, "to": "delta:lake/other"}, has_table=False)
+    with pytest.raises(ConfigError, match="its format is 'json'"):
+        Checkpoint(folder, avro)
+    mended = Checkpoint(folder, avro, has_table=False)
+    assert (mended.schema(), mended.last) == (None, None)
+    assert mended.query != failed.query
+    mended.prepare(0, {"files": []})
+    with pytest.raises(ConfigError, match="its format is 'avro'"):
+        Checkpoint(folder, {**IDENTITY, "format": "raw"}, has_table=False)
+
+
 def test_a_folder_with_something_else_in_it_is_refused(folder, tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "notes.txt").write_text("mine")

@@ -39,10 +39,18 @@ class BatchPlan:
 class Checkpoint:
     """The folder of one query."""
 
-    def __init__(self, folder: Location, identity: Mapping[str, Any]) -> None:
-        """Open the query of this folder, or begin one; a query of another identity is refused."""
+    def __init__(
+        self, folder: Location, identity: Mapping[str, Any], *, has_table: bool = True
+    ) -> None:
+        """Open the query of this folder, or begin one; a query of another identity is refused.
+
+        A query without a table that has written nothing, because its first run failed, gives way to
+        one for the same table.
+        """
         self.folder = folder
         wanted = {"version": _VERSION, **identity}
+        if not has_table:
+            self._clear_unused(wanted)
         # Two drivers that begin at the same time agree on the one that was faster.
         if self._read(_QUERY) is None and not folder.is_empty():
             raise ConfigError(
@@ -59,6 +67,13 @@ class Checkpoint:
                 )
         self.query = str(found["query"])
         self._numbers = _numbers(folder / _BATCHES)
+
+    def _clear_unused(self, wanted: Mapping[str, Any]) -> None:
+        found = self._read(_QUERY)
+        if found is None or found.get("to") != wanted.get("to") or wanted.items() <= found.items():
+            return
+        if not _numbers(self.folder / _PREPARED):
+            self.folder.clear()
 
     @property
     def last(self) -> BatchPlan | None:

@@ -140,6 +140,11 @@ class Location:
         except FileNotFoundError:
             return
 
+    def clear(self) -> None:
+        """Delete everything in the folder."""
+        store, path = self.open()
+        store.delete_dir_contents(path)
+
     def __str__(self) -> str:
         return self.uri
 

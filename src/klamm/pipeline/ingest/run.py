@@ -146,7 +146,8 @@ class Ingestion:
         self._dead_letters = open_table(options.to.dead_letters, options.catalog)
         if self._table is not None and (folder / "query.json").read() is None:
             raise _another_owner(options.to, self._table.owner)
-        self._checkpoint = Checkpoint(folder, _identity(options))
+        has_table = self._table is not None or self._dead_letters is not None
+        self._checkpoint = Checkpoint(folder, _identity(options), has_table=has_table)
         query = self._checkpoint.query
         for table, target in (
             (self._table, options.to),
