@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LOCAL_MASTER: Final = "local[*,4]"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 _MB: Final = 1e6
+_PASS_OVER: Final = "name --allow-data-loss"
 
 
 def ingest(
@@ -210,7 +211,7 @@ def _run(
     require_extra("spark", "ingest")
     from klamm.pipeline.ingest.metrics import serve_metrics
     from klamm.pipeline.ingest.run import ingest_topics
-    from klamm.pipeline.session import spark_session
+    from klamm.pipeline.session import TaskFailedError, spark_session
 
     if master is None and _SUBMITTED not in os.environ:
         master = _LOCAL_MASTER
@@ -235,15 +236,20 @@ def _run(
                 stop=stop,
                 on_progress=on_progress,
             )
-        except KlammError:
-            raise
-        except OSError as error:
-            raise KlammError(f"{options.to}: {error}") from error
+        except (TaskFailedError, OSError) as error:
+            raise KlammError(_advised(f"{options.to}: {error}")) from error
+        except KlammError as error:
+            raise KlammError(_advised(str(error))) from error
     if as_json:
         show_json(summary.to_json() | {"to": str(options.to)})
         return
     for line in summed_up(summary, options):
         say(line)
+
+
+def _advised(message: str) -> str:
+    """An error with the option of this command where it speaks of the source's."""
+    return message.replace('set the source option "failOnDataLoss" to "false"', _PASS_OVER)
 
 
 def summed_up(summary: Summary, options: IngestOptions) -> list[str]:

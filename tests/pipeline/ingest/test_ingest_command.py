@@ -6,13 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
+from klamm.pipeline import session
+from klamm.pipeline.ingest import run
 from klamm.pipeline.ingest.metrics import prometheus_text
 from klamm.pipeline.ingest.run import Summary
+from klamm.pipeline.source.loss import report_loss
 from tests.pipeline.ingest.records import Place
 from tests.pipeline.ingest.test_run import produce
 
@@ -57,6 +61,20 @@ def test_metrics_are_prometheus_text():
     assert "klamm_ingest_records_total 5" in text
     assert "klamm_ingest_lag 7" in text
     assert 'klamm_ingest_broken_total{expectation="a > \\"x\\""} 2' in text
+
+
+def test_data_that_is_gone_is_told_with_the_option_of_the_command(monkeypatch):
+    def lose(*_, **__):
+        report_loss("orders was deleted and created again", fail=True)
+
+    monkeypatch.setattr(session, "spark_session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(run, "ingest_topics", lose)
+    done = CliRunner().invoke(app, ["ingest", "orders", "--to", "delta:x"])
+    told = str(done.exception)
+    assert told.startswith("orders was deleted and created again.")
+    assert told.endswith(
+        "If you don't want your streaming query to fail on such cases, name --allow-data-loss."
+    )
 
 
 def command(cluster, topic, folder, *more):
