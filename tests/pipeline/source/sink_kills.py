@@ -93,6 +93,8 @@ def main() -> int:
             fill(cluster.bootstrap, given.records)
             command = [sys.executable, "-m", "tests.pipeline.source.sink_query", cluster.bootstrap]
             command += [SOURCE, TARGET, str(folder / "checkpoint"), given.master]
+            # A batch for each kill, so that most kills hit a query at work.
+            command.append(str(max(given.records // max(given.kills, 1), PARTITIONS)))
             driver = Driver(command, folder / "driver.log")
             reader = CommittedReader(cluster.bootstrap)
             try:

@@ -1,6 +1,6 @@
 """A streaming query that copies a topic to another one in transactions, for tests that kill it.
 
-python -m tests.pipeline.source.sink_query BOOTSTRAP SOURCE TARGET CHECKPOINT MASTER
+python -m tests.pipeline.source.sink_query BOOTSTRAP SOURCE TARGET CHECKPOINT MASTER BATCH
 """
 
 import sys
@@ -9,7 +9,7 @@ from klamm.pipeline.session import open_session
 
 
 def main() -> None:
-    bootstrap, source, target, checkpoint, master = sys.argv[1:]
+    bootstrap, source, target, checkpoint, master, batch = sys.argv[1:]
     settings = {
         "spark.speculation": "true",
         "spark.speculation.multiplier": "1.1",
@@ -21,7 +21,7 @@ def main() -> None:
         spark.readStream.format("klamm")
         .options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": source})
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 4000)
+        .option("maxOffsetsPerTrigger", batch)
         .load()
         .select("key", "value")
     )
