@@ -1,5 +1,6 @@
 import os
 import struct
+import tracemalloc
 from bisect import bisect_right
 
 import pytest
@@ -50,6 +51,17 @@ def test_the_floor_is_found_in_memory_and_on_disk(tmp_path_factory, steps, data)
     assert index.floor(probe) == expected
     assert OffsetIndex(index.path, BASE, REAL_FILES).floor(probe) == expected
     assert [entry.key for entry in index] == keys
+
+
+def test_an_entry_in_memory_takes_little_more_than_its_two_numbers(tmp_path):
+    index = offset_index(tmp_path)
+    tracemalloc.start()
+    try:
+        for number in range(60):
+            index.append(BASE + 1000 * number, 4096 * number)
+        assert tracemalloc.get_traced_memory()[0] < 60 * 30
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.rule("LOG-18")

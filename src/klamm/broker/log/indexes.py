@@ -17,8 +17,9 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -38,6 +39,41 @@ class IndexEntry(NamedTuple):
     value: int
 
 
+class _Recent:
+    """The newest entries as two columns of numbers: a broker has them for every partition.
+
+    A value is appended before its key, so that another thread finds a value for every key.
+    """
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, entries: Iterable[IndexEntry] = ()) -> None:
+        self.keys = array("q")
+        self.values = array("q")
+        for entry in entries:
+            self.append(entry)
+
+    def append(self, entry: IndexEntry) -> None:
+        self.values.append(entry.value)
+        self.keys.append(entry.key)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, row: int) -> IndexEntry:
+        return IndexEntry(self.keys[row], self.values[row])
+
+    def newest(self, count: int) -> _Recent:
+        """A copy of the last entries."""
+        copy = _Recent()
+        copy.keys, copy.values = self.keys[-count:], self.values[-count:]
+        return copy
+
+
+#: What every index that is not open for appends remembers.
+_NO_ENTRIES: Final = _Recent()
+
+
 class _Index:
     """Entries of one size whose keys increase; stored relative to two bases."""
 
@@ -51,7 +87,7 @@ class _Index:
         self._file: OpenFile | None = None
         #: Held while the file is renamed or opened by its name.
         self._naming = threading.Lock()
-        self._recent: list[IndexEntry] = []
+        self._recent = _NO_ENTRIES
         size = size_of(path)
         self.is_missing = size is None
         self.is_aligned = (size or 0) % self._form.size == 0
@@ -69,11 +105,11 @@ class _Index:
         """Open or create the file, and keep its newest entries in memory."""
         self._file = self._files.open_file(self.path, create=True)
         start = max(0, self.entries - _REMEMBERED)
-        self._recent = self._read(self._file, start, self.entries)
+        self._recent = _Recent(self._read(self._file, start, self.entries))
 
     def seal(self) -> None:
         """Close the file and free the memory; entries can still be looked up."""
-        self._recent, self._file = [], None
+        self._recent, self._file = _NO_ENTRIES, None
 
     def last(self) -> IndexEntry | None:
         if self._recent:
@@ -85,16 +121,17 @@ class _Index:
     def floor(self, key: int) -> IndexEntry | None:
         """The last entry whose key is not above `key`."""
         recent = self._recent
-        if recent and recent[0].key <= key:
-            return recent[bisect_right(recent, key, key=_key) - 1]
+        if recent and recent.keys[0] <= key:
+            return recent[bisect_right(recent.keys, key) - 1]
         return self._search(key) if self.entries else None
 
     def first_with_value(self, value: int) -> IndexEntry | None:
         """The first entry whose value is not below `value`."""
         recent = self._recent
-        if recent and recent[0].value < value:
-            row = bisect_left(recent, value, key=_value)
-            return recent[row] if row < len(recent) else None
+        if recent and recent.values[0] < value:
+            rows = len(recent)
+            row = bisect_left(recent.values, value, hi=rows)
+            return recent[row] if row < rows else None
         low, high = 0, self.entries
         if not high:
             return None
@@ -156,8 +193,8 @@ class _Index:
         recent = self._recent
         recent.append(entry)
         if len(recent) >= 2 * _REMEMBERED:
-            # A new list, because another thread may be searching the old one.
-            self._recent = recent[_REMEMBERED:]
+            # New columns, because another thread may be searching the old ones.
+            self._recent = recent.newest(_REMEMBERED)
 
     def _search(self, key: int) -> IndexEntry | None:
         file, form = self._opened(), self._form
@@ -245,11 +282,3 @@ class TimeIndex(_Index):
             self.cut_where(lambda entry: entry == unused)
             last = self.last()
         return last is None or (last.key >= 0 and last.value >= self._value_base)
-
-
-def _key(entry: IndexEntry) -> int:
-    return entry.key
-
-
-def _value(entry: IndexEntry) -> int:
-    return entry.value
