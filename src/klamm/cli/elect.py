@@ -13,6 +13,7 @@ from klamm.client import elections, topics
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.elections import ElectionType
 from klamm.errors import KlammError
+from klamm.names import counted
 
 _COLUMNS = {
     "topic": lambda o: o.topic,
@@ -66,4 +67,5 @@ def elect(
     failed = [each for each in outcomes if each.failed]
     if failed:
         names = sorted({each.outcome for each in failed})
-        raise KlammError(f"{', '.join(names)}: {len(failed)} of {len(outcomes)} elections failed.")
+        failures = f"{len(failed)} of {counted(len(outcomes), 'election')} failed"
+        raise KlammError(f"{', '.join(names)}: {failures}.")

@@ -261,13 +261,14 @@ def summed_up(summary: Summary, options: IngestOptions) -> list[str]:
         f"{rate:,.0f} records/s; the table has {counted(summary.files, 'file')}."
     ]
     if summary.bad:
-        lines.append(f"{summary.bad:,} do not parse; they are in {options.to.dead_letters}.")
+        bad = counted(summary.bad, "record that does not parse is", "records that do not parse are")
+        lines.append(f"{bad} in {options.to.dead_letters}.")
     for each in options.expectations:
         if count := summary.broken.get(each.sql):
             done = "dropped" if each.action == "drop" else f"kept in {options.to.dead_letters}"
             lines.append(f"{counted(count, 'row breaks', 'rows break')} {each.sql!r}: {done}.")
     if summary.lag:
-        lines.append(f"{summary.lag:,} records came in the meantime.")
+        lines.append(f"{counted(summary.lag, 'record')} came in the meantime.")
     return lines
 
 
@@ -295,7 +296,7 @@ def _line(summary: Summary) -> str:
     rate = summary.records / seconds
     left = f", {summary.lag / rate:,.0f} s left" if rate and summary.lag else ""
     return (
-        f"batch {summary.batches}: {summary.records:,} records, "
+        f"batch {summary.batches}: {counted(summary.records, 'record')}, "
         f"{summary.bytes / _MB / seconds:,.1f} MB/s, lag {summary.lag:,}{left}"
     )
 

@@ -98,8 +98,8 @@ def snapshot(
         show_json(taken.summary(rows) | {"out": out})
         return
     say(
-        f"{rows['brokers']} brokers, {rows['topics']:,} topics and {rows['partitions']:,} "
-        f"partitions are in {out}."
+        f"In {out}: {counted(rows['brokers'], 'broker')}, {counted(rows['topics'], 'topic')} and "
+        f"{counted(rows['partitions'], 'partition')}."
     )
 
 
@@ -291,7 +291,7 @@ def plan(
         partitions = ordered_partitions(frames)
         if given_sizes is not None:
             partitions = with_sizes(partitions, given_sizes)
-        wait_for(f"planning {partitions.num_rows:,} partitions")
+        wait_for(f"planning {counted(partitions.num_rows, 'partition')}")
         planned = make_plan(partitions, frames.racks(), demands)
         waves = make_waves(planned, wave_moves or default_limit(planned))
         wait_for("writing the plan")

@@ -231,7 +231,7 @@ def alter(
     with open_admin(bootstrap_server, command_config) as admin:
         topics.add_partitions(admin, name, partitions, assignment(replica_assignment))
         topics.wait_until_known(admin, name, partitions)
-    say(f"Topic {name} has {partitions} partitions.")
+    say(f"Topic {name} has {counted(partitions, 'partition')}.")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from klamm.client.admin import Admin
 from klamm.client.reassignments import COMPLETED, IN_PROGRESS
 from klamm.console.plans import Prepared, as_plan, as_rows
 from klamm.errors import ConfigError, KlammError, UnavailableError
-from klamm.names import TopicPartition
+from klamm.names import TopicPartition, counted
 
 _LOOK_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
@@ -222,7 +222,7 @@ class Mover:
         if stopped:
             first = stopped[0]
             raise KlammError(
-                f"{len(stopped)} partitions do not move any more, although they have not arrived: "
+                f"{counted(len(stopped), 'partition')} stopped before the end of the move: "
                 f"{first.topic}-{first.partition} has replicas {list(first.replicas)}, planned "
                 f"were {list(first.target)}. Somebody else cancelled or changed the move."
             )
@@ -239,7 +239,7 @@ class Mover:
         if refused := reassignments.alter(self._admin, wave):
             first = refused[0]
             raise KlammError(
-                f"{len(refused)} partitions were refused; {first.topic}-{first.partition}: "
+                f"refused: {counted(len(refused), 'partition')}; {first.topic}-{first.partition}: "
                 f"{first.error} {first.message or ''}"
             )
         with self._lock:

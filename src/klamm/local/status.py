@@ -8,7 +8,7 @@ from klamm.client.topics import PartitionDescription
 from klamm.errors import KlammError
 from klamm.local.broker_process import ProcessState
 from klamm.local.cluster import Cluster
-from klamm.names import TopicPartition, is_internal
+from klamm.names import TopicPartition, counted, is_internal
 
 #: More changed partitions than this are counted, not listed.
 _TOLD_MAX = 6
@@ -120,7 +120,7 @@ def describe_changes(before: ClusterStatus, after: ClusterStatus) -> Iterator[st
     told = list(_partitions(before, after))
     yield from told[:_TOLD_MAX]
     if len(told) > _TOLD_MAX:
-        yield f"and {len(told) - _TOLD_MAX} more partitions changed"
+        yield f"and {counted(len(told) - _TOLD_MAX, 'more partition')} changed"
 
 
 def _fate(broker: BrokerStatus) -> str:

@@ -111,7 +111,7 @@ def test_a_continuous_run_ends_with_0_after_ctrl_c_and_once_goes_on(cluster, top
         watchdog.cancel()
         process.stderr.close()
     assert "11 records in 1 batch are in parquet:" in rest
-    assert "1 do not parse" in rest
+    assert "1 record that does not parse is in" in rest
     produce(cluster, topic, [{"id": n} for n in range(10, 15)])
     done = subprocess.run(
         command(cluster, topic, tmp_path, "--once", "--json"),

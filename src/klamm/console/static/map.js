@@ -1,6 +1,6 @@
 // The map: brokers by rack against partitions. Up to 2,000 partitions are elements; more are tiles
 // on a canvas, of which 100,000 are drawn in a few milliseconds.
-import { html, number, useEffect, useMemo, useRef, useState } from "./base.js";
+import { counted, html, number, useEffect, useMemo, useRef, useState } from "./base.js";
 
 export const ELEMENTS_MAX = 2000;
 const STACKED_BROKERS_MAX = 16;
@@ -260,7 +260,7 @@ function Tiles({ map, chosen, onOpen }) {
     event.preventDefault();
     return setCursor((row) => Math.min(map.rows - 1, Math.max(0, row + step)));
   };
-  const told = cursor < 0 ? `${number(map.rows)} partitions, one tile each, topic by topic. Point at one, or use the arrow keys; Enter tells its story.`
+  const told = cursor < 0 ? `${counted(map.rows, "partition")}, one tile each, topic by topic. Point at one, or use the arrow keys; Enter tells its story.`
     : `${nameOf(map, cursor)}: ${leaderOf(map, cursor) < 0 ? "no leader" : `leader ${leaderOf(map, cursor)}`}, in sync ${isrOf(map, cursor).join(", ")} of ${replicasOf(map, cursor).join(", ")}`;
   return html`<div>
     <canvas class="tiles" ref=${canvas} tabindex="0" role="application" aria-label="All partitions as tiles" style=${{ height: `${height}px` }}

@@ -1,5 +1,5 @@
 // Time: the cluster as it was after any event of the history, and how that event went.
-import { Cli, Failure, getBytes, getJson, historyCommand, html, micros, moment, number, setQuery, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
+import { Cli, counted, Failure, getBytes, getJson, historyCommand, html, micros, moment, number, setQuery, useCallback, useEffect, useLocation, useRef, useState } from "./base.js";
 import { decodeMap, MapView } from "./map.js";
 import { Story, useStory } from "./story.js";
 
@@ -91,7 +91,7 @@ export function Time({ cluster }) {
   const event = view && view.map.event;
   const end = past ? past.seq.length - 1 : 0;
   return html`<div>
-    <div class="head"><h1>Time</h1><span class="soft small">${past ? `${number(past.seq.length)} events, ${moment(past.at[0])} to ${moment(past.at[end])}` : ""}</span></div>
+    <div class="head"><h1>Time</h1><span class="soft small">${past ? `${counted(past.seq.length, "event")}, ${moment(past.at[0])} to ${moment(past.at[end])}` : ""}</span></div>
     ${cluster && cluster.history_hint && !past ? html`<p class="note" id="no-history">${cluster.history_hint}</p>` : html`<${Failure} error=${error} />`}
     ${!past && !error ? html`<p class="soft">Reading…</p>` : null}
     ${past && position !== null ? html`<section class="card stack" aria-label="Moment">

@@ -1,5 +1,5 @@
 // Topics: the list, and one topic with its partitions, settings and deletion.
-import { Cli, Confirm, Failure, html, Link, number, post, ReadOnly, Rows, setQuery, sh, go, useApi, useLocation, useState } from "./base.js";
+import { Cli, Confirm, counted, Failure, html, Link, number, post, ReadOnly, Rows, setQuery, sh, go, useApi, useLocation, useState } from "./base.js";
 import { Records } from "./records.js";
 import { Story, useStory } from "./story.js";
 
@@ -84,7 +84,7 @@ function Topic({ name, cluster }) {
     </div>
     <${Failure} error=${error} />
     ${topic ? html`<div>
-      <p class="soft small">${number(topic.partitions.length)} partitions, id <code>${topic.topic_id || "none"}</code>${Object.entries(topic.configs).map(([key, value]) => html` · <code>${key}=${value}</code>`)}</p>
+      <p class="soft small">${counted(topic.partitions.length, "partition")}, id <code>${topic.topic_id || "none"}</code>${Object.entries(topic.configs).map(([key, value]) => html` · <code>${key}=${value}</code>`)}</p>
       <div class="row" role="tablist" style=${{ marginBottom: "1rem" }}>${["partitions", "records", "settings"].map((each) => html`<button role="tab" id=${`tab-${each}`} aria-selected=${String(tab === each)} aria-pressed=${undefined} class=${tab === each ? "primary" : ""} onClick=${() => setQuery({ show: each })}>${each}</button>`)}</div>
       ${tab === "partitions" ? html`<section class="card" aria-label="Partitions"><${Rows} items=${topic.partitions.map((each) => ({ ...each, key: each.partition }))} columns=${[
         ["partition", (each) => html`<button class="plain" onClick=${() => setStory(`${name}-${each.partition}`)} aria-label=${`The story of ${name}-${each.partition}`}>${each.partition}</button>`],
@@ -98,7 +98,7 @@ function Topic({ name, cluster }) {
       ${tab === "settings" ? html`<${Settings} address=${`${address}/settings`} resource=${{ topic: name }} cluster=${cluster} />` : null}
     </div>` : null}
     ${action === "delete" ? html`<${Confirm} title=${`Delete ${name}`} action="Delete it" danger onClose=${() => setAction(null)} onConfirm=${async () => { await post("/api/topics/delete", { topic: name }); go("/topics"); }}>
-      <p>The topic and all records of its ${number(topic.partitions.length)} partitions are gone for good.</p><//>` : null}
+      <p>The topic and all records in ${counted(topic.partitions.length, "partition")} are gone for good.</p><//>` : null}
     ${action === "expand" ? html`<${Expand} name=${name} now=${topic.partitions.length} onClose=${() => setAction(null)} />` : null}
     ${story ? html`<${Story} key=${story} name=${story} cluster=${cluster} onClose=${() => setStory(null)} />` : null}
     <${Cli} command=${tab === "records" ? consuming(name, query) : tab === "settings" ? sh`klamm configs describe --topic ${name} --json` : sh`klamm topics describe ${name} --json`} cluster=${cluster} />

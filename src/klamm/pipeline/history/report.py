@@ -8,6 +8,7 @@ from datetime import datetime
 from html import escape
 from typing import Any, Final
 
+from klamm.names import counted
 from klamm.pipeline.history.report_facts import PartitionStory, ReportFacts, gap_sentence
 from klamm.pipeline.history.report_pictures import (
     availability_picture,
@@ -20,7 +21,6 @@ from klamm.pipeline.history.report_pictures import (
 from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.render.page import (
     cards,
-    counted,
     duration,
     note,
     page,
@@ -141,11 +141,12 @@ def _timeline(facts: ReportFacts) -> str:
         "shutdown."
     )
     if facts.brokers_left_out:
-        caption += f" {facts.brokers_left_out} brokers that came and went less are left out."
+        left_out = counted(facts.brokers_left_out, "broker")
+        caption += f" Brokers that came and went less are left out: {left_out}."
     names = "Numbers in the first row are the ids of the controllers."
     hidden = facts.counts["terms"] - len(facts.terms)
     if hidden > 0:
-        names += f" {hidden:,} earlier terms are left out."
+        names += f" Left out: {counted(hidden, 'earlier term')}."
     return section(
         "Controllers and brokers", picture(timeline_picture(facts), f"{names} {caption}")
     )

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from klamm.errors import ConfigError, KlammError
+from klamm.names import counted
 from klamm.pipeline.ingest.checkpoint import BatchPlan, Checkpoint
 from klamm.pipeline.ingest.evolution import merged_schema
 from klamm.pipeline.ingest.expectations import check_expectations
@@ -384,8 +385,9 @@ class Ingestion:
         if most is not None and records and bad / records > most:
             self._discard(outcome, table, dead_letters)
             raise TooManyBadError(
-                f"{bad:,} of {records:,} records ({bad / records:.2%}) do not parse, and at most "
-                f"{most:.2%} may (--max-bad). The batch is not committed; nothing is lost."
+                f"{bad:,} of {counted(records, 'record')} ({bad / records:.2%}) cannot be parsed, "
+                f"and at most {most:.2%} may be bad (--max-bad). The batch is not committed; "
+                "nothing is lost."
             )
 
     def _discard(self, outcome: Outcome, table: Table, dead_letters: Table) -> None:

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from klamm.errors import ConfigError
+from klamm.names import counted
 from klamm.pipeline.arrow import PartitionColumns, numbers_from_arrow
 from klamm.pipeline.output import OutputFolder
 from klamm.pipeline.planner.output import summarise
 from klamm.pipeline.planner.planner import Capacity, Demands, Planned, make_plan
-from klamm.pipeline.render.page import Html, cards, counted, page, paragraph, section, size, table
+from klamm.pipeline.render.page import Html, cards, page, paragraph, section, size, table
 from klamm.pipeline.snapshot.snapshot import write_table
 from klamm.pipeline.whatif.whatif import broker_failures, rack_failures, scenario_sums, sum_terms
 

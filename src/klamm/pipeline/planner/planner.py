@@ -133,9 +133,9 @@ def make_plan(
     if is_absent.any():
         gone = ", ".join(map(str, np.unique(before[unknown]).tolist()))
         notes.append(
-            f"{int(is_absent.sum()):,} partitions stay as they are, because they have replicas on "
-            f"brokers that were not alive: {gone}. Start those, or remove them with "
-            "--remove-brokers."
+            f"{counted(int(is_absent.sum()), 'partition stays', 'partitions stay')} as before, "
+            f"because of replicas on brokers that were not alive: {gone}. Start those, or remove "
+            "them with --remove-brokers."
         )
     fixed = is_pinned | is_absent
     wanted = count(before).astype(np.int64)
@@ -243,8 +243,8 @@ def _check_pins(topic: pa.ChunkedArray, bad: Mask, before: I32, demands: Demands
     names = sorted(set(topic.filter(pa.array(bad)).to_pylist()))
     on = sorted(set(before[bad].ravel().tolist()) & set(demands.remove))
     raise ImpossibleError(
-        f"{int(bad.sum()):,} partitions of pinned topics are on brokers that are to be removed "
-        f"({', '.join(map(str, on))}): unpin {', '.join(names[:10])}"
+        f"{counted(int(bad.sum()), 'partition')} of pinned topics would have to leave brokers "
+        f"that are to be removed ({', '.join(map(str, on))}): unpin {', '.join(names[:10])}"
         f"{' and others' if len(names) > 10 else ''}, or keep those brokers."
     )
 
@@ -268,7 +268,9 @@ def _weights(partitions: pa.Table) -> tuple[F64 | None, list[str]]:
     if not missing:
         return known.to_numpy().astype(np.float64), []
     mean = float(pc.mean(known).as_py())
-    note = f"{missing:,} partitions of unknown size are taken to have the mean of the others."
+    note = (
+        f"{counted(missing, 'partition')} of unknown size: each counts as the mean of the others."
+    )
     return numbers_from_arrow(known.cast(pa.float64()), mean).astype(np.float64), [note]
 
 
@@ -426,12 +428,15 @@ def _bound(
     deficit = int(np.ceil(target.deficit(at_first.replicas)).sum())
     replicas = max(forced + excess, deficit)
     by_rules = (
-        f"{forced:,} replicas have to be placed anew (brokers removed, replication factor, racks)"
+        f"{counted(forced, 'replica has', 'replicas have')} to be placed anew (brokers removed, "
+        "replication factor, racks)"
     )
     if replicas == deficit > forced + excess:
-        reason = f"brokers that hold too little lack {deficit:,} replicas of their least share"
+        lacking = counted(deficit, "replica")
+        reason = f"brokers that hold too little lack {lacking} of their least share"
     elif excess:
-        reason = f"{by_rules}, and {excess:,} are more than their brokers may hold"
+        more = counted(excess, "is more than its broker", "are more than their brokers")
+        reason = f"{by_rules}, and {more} may hold"
     else:
         reason = by_rules
     if weight is None:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from klamm.core.columns import I64, NO_BROKER
+from klamm.names import counted
 from klamm.pipeline.planner.planner import Planned
 from klamm.pipeline.planner.targets import TOLERANCE
 from klamm.pipeline.render.page import (
@@ -18,7 +19,6 @@ from klamm.pipeline.render.page import (
     broker_chip,
     cards,
     command,
-    counted,
     details,
     duration,
     note,
@@ -140,7 +140,7 @@ def _waves(moves: PlannedWaves) -> str:
     ]
     more = ""
     if len(moves.waves) > _WAVES_SHOWN:
-        more = paragraph(f"{len(moves.waves) - _WAVES_SHOWN:,} more waves are in waves/.")
+        more = paragraph(f"In waves/: {counted(len(moves.waves) - _WAVES_SHOWN, 'more wave')}.")
     return section("Moves, wave by wave", key + "".join(shown) + more)
 
 
@@ -183,7 +183,7 @@ def _wave(moves: PlannedWaves, number: int, rows: I64) -> str:
             line["bytes"] * len(set(line["after"]) - set(line["before"]))
         )
     more = len(rows) - len(first)
-    rest = paragraph(f"{more:,} more are in waves/{number:03}.json.") if more else ""
+    rest = paragraph(f"In waves/{number:03}.json: {more:,} more.") if more else ""
     return details(summary, table(lines, columns) + rest, is_open=number == 1)
 
 

@@ -148,11 +148,6 @@ def _escaped(text: str) -> str:
     return text if isinstance(text, Html) else escape(text)
 
 
-def counted(number: int, name: str) -> str:
-    """A number with its noun: 1 wave, 2 waves."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
-
-
 def duration(seconds: float) -> str:
     """A time for people: 3 ms, 1.5 s, 12 min."""
     if seconds == 0:

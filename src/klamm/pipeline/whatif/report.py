@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 from pyspark.sql import functions as F
 
+from klamm.names import counted
 from klamm.pipeline.render.page import (
     Html,
     broker_chip,
     cards,
     command,
-    counted,
     details,
     note,
     page,
@@ -175,7 +175,7 @@ def _topics(rows: Sequence[Row]) -> str:
 
 def _listed(rows: Sequence[Row]) -> str:
     more = len(rows) - _TOPICS_SHOWN
-    left_out = paragraph(f"{more:,} more are in the table partitions/.") if more > 0 else ""
+    left_out = paragraph(f"In the table partitions/: {more:,} more.") if more > 0 else ""
     return (
         table(
             rows[:_TOPICS_SHOWN],
