@@ -1,5 +1,7 @@
 """Requests are kept as rows, and summed up when there are many or when metrics are read."""
 
+import tracemalloc
+
 import pytest
 
 from klamm.metrics.meters import RECENT_MAX
@@ -76,3 +78,16 @@ def test_a_fetch_counts_under_two_names_and_its_errors_under_one() -> None:
         "Heartbeat": {9: 1},
     }
     assert meters.errors() == {("Fetch", 0): 2, ("Fetch", 1): 1, ("Heartbeat", 27): 1}
+
+
+def test_ten_thousand_requests_of_an_api_leave_less_than_a_hundred_kilobytes() -> None:
+    meter = RequestMeter("Produce")
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            began = number * MS
+            times = (began, began + MS, began + 2 * MS, began + 3 * MS)
+            meter.note((9, 1000 + number, [0], *times))
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()

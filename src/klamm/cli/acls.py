@@ -6,6 +6,12 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import (
+    complete_group,
+    complete_principal,
+    complete_topic,
+    complete_transactional_id,
+)
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stdout
 from klamm.client import acls
@@ -27,14 +33,24 @@ from klamm.protocol.acls import (
 
 app = group("Who may do what: ACLs, as kafka-acls keeps them.")
 
-Principal = Annotated[str | None, typer.Option(metavar="User:NAME", help="Who.")]
+Principal = Annotated[
+    str | None,
+    typer.Option(metavar="User:NAME", autocompletion=complete_principal, help="Who."),
+]
 Operation = Annotated[
     list[str] | None, typer.Option(help="Read, Write, Describe, All, ...; may be repeated.")
 ]
-Topic = Annotated[str | None, typer.Option(help="On this topic; * for all.")]
-Group = Annotated[str | None, typer.Option(help="On this group; * for all.")]
+Topic = Annotated[
+    str | None, typer.Option(autocompletion=complete_topic, help="On this topic; * for all.")
+]
+Group = Annotated[
+    str | None, typer.Option(autocompletion=complete_group, help="On this group; * for all.")
+]
 Cluster = Annotated[bool, typer.Option("--cluster", help="On the cluster itself.")]
-TransactionalId = Annotated[str | None, typer.Option(help="On this transactional id.")]
+TransactionalId = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete_transactional_id, help="On this transactional id."),
+]
 Prefixed = Annotated[
     bool, typer.Option("--prefixed", help="On everything whose name begins like that.")
 ]
@@ -90,7 +106,14 @@ def _operations(given: list[str] | None) -> list[AclOperation]:
 
 @app.command()
 def add(
-    principal: Annotated[str, typer.Option(metavar="User:NAME", help="Who; User:* for anybody.")],
+    principal: Annotated[
+        str,
+        typer.Option(
+            metavar="User:NAME",
+            autocompletion=complete_principal,
+            help="Who; User:* for anybody.",
+        ),
+    ],
     operation: Operation = None,
     topic: Topic = None,
     group: Group = None,
@@ -191,7 +214,10 @@ def remove(
 
 @app.command()
 def explain(
-    principal: Annotated[str, typer.Option(metavar="User:NAME", help="Who asks.")],
+    principal: Annotated[
+        str,
+        typer.Option(metavar="User:NAME", autocompletion=complete_principal, help="Who asks."),
+    ],
     operation: Annotated[str, typer.Option(help="What for: Read, Write, Describe and others.")],
     topic: Topic = None,
     group: Group = None,

@@ -1,4 +1,4 @@
-"""Shell completion of what a cluster has: topics, partitions, groups, brokers, transactional ids.
+"""Shell completion of what a cluster has: topics, groups, brokers, transactional ids, users.
 
 `klamm --install-completion` teaches bash, zsh and fish. The cluster is the one that the command
 line or `KLAMM_BOOTSTRAP_SERVER` names. A cluster that does not answer completes nothing.
@@ -7,6 +7,7 @@ line or `KLAMM_BOOTSTRAP_SERVER` names. A cluster that does not answer completes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import typer
@@ -33,6 +34,16 @@ def _completer(names: Callable[[Admin], Iterable[str]]) -> Completer:
         return [name for name in found if name.startswith(incomplete)]
 
     return complete
+
+
+def _listed(complete: Completer) -> Completer:
+    """Complete the last name of a list with commas."""
+
+    def complete_last(context: typer.Context, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + name for name in complete(context, last)]
+
+    return complete_last
 
 
 def _topics(admin: Admin) -> list[str]:
@@ -64,8 +75,28 @@ def _transactional_ids(admin: Admin) -> list[str]:
     return [each.transactional_id for each in transactions.list_transactions(admin)]
 
 
+def _users(admin: Admin) -> list[str]:
+    from klamm.client import users
+
+    return [each.user for each in users.describe(admin)]
+
+
+def _principals(admin: Admin) -> list[str]:
+    """Users with a password, and whoever an ACL names."""
+    from klamm.client import acls
+
+    found = [f"User:{user}" for user in _users(admin)]
+    with suppress(KlammError):  # a cluster without an authorizer has no ACLs
+        found += [each.entry.principal for each in acls.describe(admin)]
+    return found
+
+
 complete_topic: Final = _completer(_topics)
+complete_topics: Final = _listed(complete_topic)
 complete_partition: Final = _completer(_partitions)
 complete_group: Final = _completer(_groups)
 complete_broker: Final = _completer(_brokers)
+complete_brokers: Final = _listed(complete_broker)
 complete_transactional_id: Final = _completer(_transactional_ids)
+complete_user: Final = _completer(_users)
+complete_principal: Final = _completer(_principals)

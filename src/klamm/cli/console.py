@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.options import HISTORY_TOPIC, CommandConfig, security_of
+from klamm.cli.options import HISTORY_TOPIC, CommandConfig, HistoryTopic, security_of
 from klamm.cli.render import say
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 
@@ -43,7 +43,7 @@ def console(
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
-    topic: Annotated[str, typer.Option(help="The topic that has the history.")] = HISTORY_TOPIC,
+    topic: HistoryTopic = HISTORY_TOPIC,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = 8080,
     open_: Annotated[bool, typer.Option("--open", help="Open a browser, too.")] = False,
     allow_changes: Annotated[

@@ -12,6 +12,7 @@ from klamm.cli.options import (
     HISTORY_TOPIC,
     BootstrapServer,
     CommandConfig,
+    HistoryTopic,
     properties_of,
     require_extra,
     settings,
@@ -40,7 +41,7 @@ def history(
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
-    topic: Annotated[str, typer.Option(help="The history topic.")] = HISTORY_TOPIC,
+    topic: HistoryTopic = HISTORY_TOPIC,
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
     ] = False,

@@ -47,6 +47,12 @@ TopicOption = Annotated[
     str | None,
     typer.Option("--topic", metavar="TOPIC", autocompletion=complete_topic, help="One topic."),
 ]
+HistoryTopic = Annotated[
+    str,
+    typer.Option(
+        "--topic", metavar="TOPIC", autocompletion=complete_topic, help="The history topic."
+    ),
+]
 
 
 def security_of(command_config: Path | None) -> ClientSecurity:

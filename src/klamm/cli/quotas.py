@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_user
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin, settings
 from klamm.cli.render import say, show_rows
 from klamm.client import quotas
@@ -14,7 +15,10 @@ from klamm.client.quotas import DEFAULT, QuotaEntity
 
 app = group("How much users, clients and addresses may use.")
 
-User = Annotated[str | None, typer.Option(help="Of this user; <default> for all others.")]
+User = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete_user, help="Of this user; <default> for all others."),
+]
 Client = Annotated[str | None, typer.Option(help="Of this client id; <default> for all others.")]
 Ip = Annotated[str | None, typer.Option(help="Of this address; <default> for all others.")]
 _COLUMNS = {

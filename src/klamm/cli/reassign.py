@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from klamm.cli.completion import complete_brokers, complete_topics
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, broker_ids, group, open_admin
 from klamm.cli.render import say, show_json, show_rows, stderr
 from klamm.client import reassignments
@@ -56,7 +57,10 @@ _PROGRESS = {
 @app.command()
 def generate(
     topic_names: Annotated[
-        str | None, typer.Option("--topics", metavar="A,B", help="Topics to spread.")
+        str | None,
+        typer.Option(
+            "--topics", metavar="A,B", autocompletion=complete_topics, help="Topics to spread."
+        ),
     ] = None,
     topics_file: Annotated[
         Path | None,
@@ -69,7 +73,11 @@ def generate(
     brokers: Annotated[
         str | None,
         typer.Option(
-            "--brokers", "--broker-list", metavar="1,2,3", help="The brokers to use; default: all."
+            "--brokers",
+            "--broker-list",
+            metavar="1,2,3",
+            autocompletion=complete_brokers,
+            help="The brokers to use; default: all.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another number gives another plan.")] = 0,

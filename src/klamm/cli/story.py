@@ -13,6 +13,7 @@ from klamm.cli.options import (
     AsJson,
     BootstrapServer,
     CommandConfig,
+    HistoryTopic,
     open_admin,
     security_of,
 )
@@ -44,7 +45,7 @@ def story(
     requests: Annotated[
         bool, typer.Option("--requests", help="Tell who asked for what: administrative requests.")
     ] = False,
-    topic: Annotated[str, typer.Option(help="The history topic.")] = HISTORY_TOPIC,
+    topic: HistoryTopic = HISTORY_TOPIC,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,

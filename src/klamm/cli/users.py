@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.completion import complete_user
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
 from klamm.cli.render import say, show_rows
 from klamm.client import users
@@ -23,7 +24,9 @@ _COLUMNS = {
     "iterations": lambda u: u.iterations,
 }
 Mechanism = Annotated[str, typer.Option(help="SCRAM-SHA-512 or SCRAM-SHA-256.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", autocompletion=complete_user, show_default=False)
+]
 
 
 def _mechanism(name: str) -> ScramMechanism:

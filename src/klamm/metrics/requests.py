@@ -1,14 +1,15 @@
 """Metrics of requests: counts, sizes, the time in each stage, and errors.
 
 Histograms are too slow for the request path. Each request leaves one row of measurements, rows are
-added to histograms by the thousand, and quantiles are computed when the page is read.
+added to columns of numbers by the dozen, and quantiles are computed when the page is read.
 """
 
-from collections import Counter, deque
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from time import perf_counter_ns
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from klamm.metrics.meters import RECENT_MAX, Histogram
 from klamm.protocol.apis import APIS, ApiKey
@@ -32,7 +33,10 @@ _TIMES: Final = {
     "ResponseQueueTimeMs": (_RESPONDED, _RESPONDED),
     "ResponseSendTimeMs": (_RESPONDED, _SENT),
 }
+_MEASURED: Final = (_SIZE, _ARRIVED, _BEGUN, _HANDLED, _RESPONDED, _SENT)
 _MS: Final = 1e-6  # of a nanosecond
+#: How many rows wait to be added up. A row is ten times as large as its numbers in the columns.
+_FRESH_MAX: Final = 64
 
 
 class RequestMeter:
@@ -47,13 +51,14 @@ class RequestMeter:
         self.errors: Counter[int] = Counter() if wider is None else wider.errors
         self._wider = wider
         self._fresh: list[Row] = []
-        self._recent: deque[Row] = deque(maxlen=RECENT_MAX)
+        #: The measured columns of the most recent rows.
+        self._recent = {column: array("q") for column in _MEASURED}
         self._sums = [0] * (_SENT + 1)
 
     def note(self, unsent: Unsent) -> None:
         """Count a request whose response has just been sent."""
         self._fresh.append((*unsent, perf_counter_ns()))
-        if len(self._fresh) >= RECENT_MAX:
+        if len(self._fresh) >= _FRESH_MAX:
             self.settle()
 
     def count_errors(self, codes: Iterable[int] | Mapping[int, int]) -> None:
@@ -66,19 +71,22 @@ class RequestMeter:
         if not fresh:
             return
         columns = tuple(zip(*fresh, strict=True))
+        measured = {column: array("q", columns[column]) for column in _MEASURED}
         self.count_errors(chain.from_iterable(columns[2]))
         sums = [0, sum(columns[_SIZE]), 0, *map(sum, columns[_ARRIVED:])]
         meter: RequestMeter | None = self
         while meter is not None:
             meter.versions.update(columns[0])
-            meter._recent.extend(fresh)
+            for column, recent in meter._recent.items():
+                recent += measured[column]
+                del recent[:-RECENT_MAX]
             meter._sums = [old + new for old, new in zip(meter._sums, sums, strict=True)]
             meter = meter._wider
 
     def measures(self) -> Iterator[tuple[str, Histogram]]:
         """The histograms of the settled rows, under Kafka's names."""
         count = self.versions.total()
-        columns: Sequence[Sequence[Any]] = tuple(zip(*self._recent, strict=True))
+        columns = self._recent
         for name, (begin, end) in _TIMES.items():
             total = (self._sums[end] - self._sums[begin]) * _MS
             times = zip(columns[begin], columns[end], strict=True)
