@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -131,13 +131,21 @@ def _slice(step: Callable[[], Awaitable[Any] | None], steps: Steps[Any]) -> Awai
 async def paced(items: Iterable[T]) -> AsyncIterator[T]:
     """The items for a loop of a coroutine; others get a turn whenever a slice is over."""
     turn = turn_of_process()
-    until = perf_counter() + SLICE_S
-    for item in items:
-        yield item
-        if perf_counter() > until:
-            async with turn:
-                await asyncio.sleep(0)
-            until = perf_counter() + SLICE_S
+    left = iter(items)
+    collected: AbstractContextManager[None] = nullcontext()
+    while True:
+        until = perf_counter() + SLICE_S
+        with collected:
+            for item in left:
+                yield item
+                if perf_counter() > until:
+                    break
+            else:
+                return
+        async with turn:
+            await asyncio.sleep(0)
+        # What takes more than a slice makes many objects.
+        collected = uncollected()
 
 
 def each(function: Callable[[T], R], items: Iterable[T]) -> Steps[list[R]]:

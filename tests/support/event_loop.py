@@ -1,11 +1,14 @@
-"""Tests that are coroutines."""
+"""Tests that are coroutines, and work that is cut into steps."""
 
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
+
+from klamm.slices import Steps
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -16,3 +19,13 @@ def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         asyncio.run(test(*args, **kwargs))
 
     return run
+
+
+def result_of(steps: Steps[T]) -> T:
+    """Take all steps at once; none of them waits for anything."""
+    while True:
+        try:
+            assert next(steps) is None, "a step waits"
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -115,7 +115,7 @@ class Topic:
 
     def row_of(self, partition: int) -> int | None:
         """The row of a partition, if the topic has it."""
-        at = int(np.searchsorted(self.numbers, partition))
+        at = int(self.numbers.searchsorted(partition))
         if at < len(self.numbers) and self.numbers[at] == partition:
             return int(self.rows[at])
         return None

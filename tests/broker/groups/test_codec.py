@@ -20,6 +20,7 @@ from klamm.protocol.codec.frames import (
 )
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import GROUP, INITIAL_DELAY_MS, Driver, partition_of, subscription
+from tests.support.event_loop import result_of
 
 SIZE_BYTES = 4
 
@@ -72,7 +73,7 @@ class Wire:
                 descriptions = map(coordinator.describe_group, body.groups)
                 return groups.describe_groups_body(body, descriptions)
             case ApiKey.LIST_GROUPS:
-                listed = coordinator.list_groups(*groups.list_groups_filters(body))
+                listed = result_of(coordinator.list_groups(*groups.list_groups_filters(body)))
                 return groups.list_groups_body(listed)
         self._ticket += 1
         effects = self._submit(key, header, body)(self._ticket)

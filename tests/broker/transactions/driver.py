@@ -1,10 +1,12 @@
 """Runs a transaction coordinator against a log in memory, in a time that passes only when told."""
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
+from klamm.broker.transactions.codec import list_request
 from klamm.broker.transactions.coordinator import TransactionCoordinator, transaction_partition
 from klamm.broker.transactions.effects import (
     AppendState,
@@ -22,13 +24,14 @@ from klamm.broker.transactions.messages import (
     EndResponse,
     InitRequest,
     InitResponse,
-    ListRequest,
     ProducerIdAndEpoch,
+    TransactionList,
 )
 from klamm.broker.transactions.records import StoredTransaction, decode_value, encode_key
 from klamm.broker.transactions.transaction import TransactionConfig
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
+from tests.support.event_loop import result_of
 
 START_MS = 1_700_000_000_000
 PARTITIONS = 4
@@ -229,8 +232,13 @@ class Driver:
     def state(self, transactional_id: str = ID) -> str:
         return self.describe(transactional_id).state
 
+    def list_transactions(self, states: Sequence[str] = (), **filters: Any) -> TransactionList:
+        body = SimpleNamespace(state_filters=states, producer_id_filters=())
+        request = replace(list_request(body), **filters)
+        return result_of(self.coordinator.list_transactions(request, self.now_ms))
+
     def listed(self, **filters: Any) -> list[str]:
-        found = self.coordinator.list_transactions(ListRequest(**filters), self.now_ms)
+        found = self.list_transactions(**filters)
         assert found.error is ErrorCode.NONE
         return [each.transactional_id for each in found.transactions]
 

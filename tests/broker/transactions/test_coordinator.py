@@ -4,7 +4,6 @@ import pytest
 
 from klamm.broker.transactions.coordinator import transaction_partition
 from klamm.broker.transactions.effects import AppendState
-from klamm.broker.transactions.messages import ListRequest
 from klamm.broker.transactions.records import TransactionRecord, TransactionState, encode_value
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
@@ -594,8 +593,8 @@ def test_listings_pass_filters(driver):
     driver.add(ongoing, transactional_id="b")
     driver.tick(1_000)
     assert set(driver.listed()) == {"a", "b"}
-    assert driver.listed(states=frozenset({"Ongoing"})) == ["b"]
-    assert driver.listed(states=frozenset({"ongoing"})) == []
+    assert driver.listed(states=["Ongoing"]) == ["b"]
+    assert driver.listed(states=["ongoing"]) == []
     assert driver.listed(producer_ids=frozenset({4000})) == ["a"]
     assert set(driver.listed(duration_ms=999)) == {"a", "b"}
     assert driver.listed(duration_ms=1_000) == ["a"]
@@ -603,12 +602,11 @@ def test_listings_pass_filters(driver):
 
 @pytest.mark.rule("TXN-18")
 def test_listings_name_unknown_states_and_wait_for_loading(driver):
-    request = ListRequest(states=frozenset({"Nonsense", "Empty"}))
-    found = driver.coordinator.list_transactions(request, driver.now_ms)
+    found = driver.list_transactions(states=["Nonsense", "Empty", "Nonsense"])
     assert found.unknown_states == ("Nonsense",)
     driver.coordinator.unload(HOME, 1)
     driver.coordinator.begin_load(HOME, 2)
-    found = driver.coordinator.list_transactions(ListRequest(), driver.now_ms)
+    found = driver.list_transactions()
     assert found.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 

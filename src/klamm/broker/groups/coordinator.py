@@ -47,6 +47,7 @@ from klamm.broker.groups.replay import Replay, ReplayBatch
 from klamm.broker.groups.timers import GroupTimer, GroupTimers, TimerKind
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps
 
 #: `offsets.topic.num.partitions`, used until `__consumer_offsets` exists.
 DEFAULT_PARTITION_COUNT: Final = 50
@@ -316,17 +317,18 @@ class GroupCoordinator:
             return DescribedGroup(error=ErrorCode.NONE, group_id=group_id, state=state)
         return group.describe()
 
-    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> GroupList:
-        """The groups in one of `states`, compared without case; all groups if it is empty."""
+    def list_groups(
+        self, states: Collection[str] = (), types: Collection[str] = ()
+    ) -> Steps[GroupList]:
+        """Steps that find the groups in one of `states`, compared without case; empty means all."""
         wanted = {state.lower() for state in states}
-        if types and GROUP_TYPE not in {name.lower() for name in types}:
-            groups: tuple[ListedGroup, ...] = ()
-        else:
-            groups = tuple(
-                ListedGroup(group.id, group.protocol_type or "", group.state.value)
-                for group in self._groups.values()
-                if not wanted or group.state.value.lower() in wanted
-            )
+        groups = []
+        if not types or GROUP_TYPE in {name.lower() for name in types}:
+            for group in list(self._groups.values()):
+                yield None
+                if not wanted or group.state.value.lower() in wanted:
+                    listed = ListedGroup(group.id, group.protocol_type or "", group.state.value)
+                    groups.append(listed)
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._loading else ErrorCode.NONE
         return GroupList(error=error, groups=groups)
 

@@ -4,7 +4,7 @@ A request carries its version where the version changes what the coordinator doe
 the response is encoded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -202,7 +202,7 @@ class ListedGroup(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupList:
     error: ErrorCode
-    groups: tuple[ListedGroup, ...] = ()
+    groups: Sequence[ListedGroup] = ()
 
 
 #: The responses of requests that may be delayed or that write records.

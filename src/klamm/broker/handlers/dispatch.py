@@ -36,6 +36,8 @@ log = logging.getLogger("klamm.broker.requests")
 #: responses encoded, in another thread: they may name every partition there is.
 _LARGE_BYTES: Final = 64 * 1024
 _PRODUCE: Final = ApiKey.PRODUCE.to_bytes(2, "big")
+#: From this many items on a response is made in another thread, too.
+_MANY_ITEMS: Final = 1000
 #: Up to this many error codes of a response are counted lazily.
 _FEW: Final = 32
 
@@ -241,6 +243,16 @@ def translated(call: Call, function: Callable[P, T], *args: P.args, **kw: P.kwar
         result: T = yield aside(function, *args, **kw)
         return result
     return function(*args, **kw)
+
+
+def body_of(items: Sequence[Any], make: Callable[[T], Body], found: T) -> Steps[Body]:
+    """Steps that make the body of a response from what was found; beside the event loop if its
+    items are many, however small the request was.
+    """
+    if len(items) > _MANY_ITEMS:
+        body: Body = yield aside(make, found)
+        return LargeBody(body)
+    return make(found)
 
 
 def refused(call: Call, code: ErrorCode) -> HandlerResult:

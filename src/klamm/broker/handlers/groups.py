@@ -22,7 +22,7 @@ from klamm.broker.groups.messages import (
     SyncResponse,
 )
 from klamm.broker.groups.service import GroupService
-from klamm.broker.handlers.dispatch import Body, Call, Handler, in_slices, translated
+from klamm.broker.handlers.dispatch import Body, Call, Handler, body_of, in_slices, translated
 from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
@@ -204,8 +204,8 @@ class GroupHandlers:
     @in_slices
     def _list(self, call: Call) -> Steps[Body]:
         states, types = yield from translated(call, groups.list_groups_filters, call.body)
-        listed = self._service.coordinator.list_groups(states, types)
-        return groups.list_groups_body(listed)
+        listed = yield from self._service.coordinator.list_groups(states, types)
+        return (yield from body_of(listed.groups, groups.list_groups_body, listed))
 
     @in_slices
     def _delete(self, call: Call) -> Steps[Body]:

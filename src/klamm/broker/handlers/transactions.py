@@ -11,7 +11,15 @@ from klamm.broker.groups import codec as groups_codec
 from klamm.broker.groups.coordinator import group_partition
 from klamm.broker.groups.messages import OffsetCommitResponse, TransactionalProducer
 from klamm.broker.groups.service import GroupService
-from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices, translated
+from klamm.broker.handlers.dispatch import (
+    Body,
+    Call,
+    Handler,
+    Result,
+    body_of,
+    in_slices,
+    translated,
+)
 from klamm.broker.log.log import Log
 from klamm.broker.metadata.cache import MetadataCache
 from klamm.broker.replication.manager import ReplicaManager
@@ -152,9 +160,10 @@ class TransactionHandlers:
     @in_slices
     def _list(self, call: Call) -> Steps[Body]:
         request = yield from translated(call, codec.list_request, call.body)
-        return codec.list_body(
-            self._service.coordinator.list_transactions(request, self._service.now_ms)
+        found = yield from self._service.coordinator.list_transactions(
+            request, self._service.now_ms
         )
+        return (yield from body_of(found.transactions, codec.list_body, found))
 
     def _requester(self, call: Call) -> Requester | None:
         """Who asks, if a history is kept."""

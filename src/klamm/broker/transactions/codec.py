@@ -20,13 +20,19 @@ from klamm.broker.transactions.messages import (
     Requester,
     TransactionList,
 )
-from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, by_topic
+from klamm.broker.transactions.records import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TransactionState,
+    by_topic,
+)
 from klamm.names import TopicPartition, is_internal
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_STATES: Final = {state.label: state for state in TransactionState}
 #: The first versions that know PRODUCER_FENCED; older ones get INVALID_PRODUCER_EPOCH.
 _FIRST_INIT_WITH_FENCED: Final = 4
 _FIRST_WITH_FENCED: Final = 2
@@ -290,8 +296,15 @@ def descriptions_body(found: Iterable[DescribedTransaction]) -> Values:
 
 
 def list_request(body: Any) -> ListRequest:
+    states, unknown = set(), {}
+    for name in body.state_filters:
+        if name in _STATES:
+            states.add(_STATES[name])
+        else:
+            unknown[name] = None
     return ListRequest(
-        states=frozenset(body.state_filters),
+        states=frozenset(states) if states or unknown else None,
+        unknown_states=tuple(unknown),
         producer_ids=frozenset(body.producer_id_filters),
         duration_ms=getattr(body, "duration_filter", -1),
     )

@@ -54,6 +54,7 @@ from klamm.broker.transactions.state_partition import (
 from klamm.broker.transactions.transaction import Transaction, TransactionConfig, Transit
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import Steps
 
 S = TransactionState
 #: `transaction.state.log.num.partitions`, which counts until `__transaction_state` exists.
@@ -62,7 +63,6 @@ DEFAULT_PARTITION_COUNT: Final = 50
 RETRY_MS: Final = 100
 #: The most tombstones that one batch holds.
 _TOMBSTONES_MAX: Final = 1_000
-_LABELS: Final = {state.label: state for state in S}
 
 transaction_partition = group_partition
 #: Called with the error for the client and the time, once a transition is done or taken back.
@@ -269,21 +269,25 @@ class TransactionCoordinator:
             )
         return transaction.describe()
 
-    def list_transactions(self, request: ListRequest, now_ms: int) -> TransactionList:
-        """The ids of this broker that pass the filters (TXN-18)."""
+    def list_transactions(self, request: ListRequest, now_ms: int) -> Steps[TransactionList]:
+        """Steps that find the ids of this broker that pass the filters (TXN-18)."""
         if self._loading:
             return TransactionList(error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        wanted = {_LABELS[name] for name in request.states if name in _LABELS}
-        listed = tuple(
-            ListedTransaction(each.id, each.producer_id, each.state.label)
-            for home in self._owned.values()
-            for each in home.transactions.values()
-            if (not request.states or each.state in wanted)
-            and (not request.producer_ids or each.producer_id in request.producer_ids)
-            and (request.duration_ms < 0 or now_ms - each.start_ms > request.duration_ms)
+        known = [each for home in self._owned.values() for each in home.transactions.values()]
+        listed = []
+        for each in known:
+            yield None
+            if (
+                (request.states is None or each.state in request.states)
+                and (not request.producer_ids or each.producer_id in request.producer_ids)
+                and (request.duration_ms < 0 or now_ms - each.start_ms > request.duration_ms)
+            ):
+                listed.append(ListedTransaction(each.id, each.producer_id, each.state.label))
+        return TransactionList(
+            error=ErrorCode.NONE,
+            unknown_states=request.unknown_states,
+            transactions=listed,
         )
-        unknown = tuple(sorted(name for name in request.states if name not in _LABELS))
-        return TransactionList(error=ErrorCode.NONE, unknown_states=unknown, transactions=listed)
 
     # What else happens
 

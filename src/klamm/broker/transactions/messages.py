@@ -3,11 +3,15 @@
 Error codes are those of the newest version of a request; handlers translate them for older ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.broker.transactions.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from klamm.broker.transactions.records import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TransactionState,
+)
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
@@ -107,7 +111,10 @@ class DescribedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequest:
-    states: frozenset[str] = frozenset()
+    #: Only transactions in one of these states; None: in any.
+    states: frozenset[TransactionState] | None = None
+    #: States that were asked for and do not exist.
+    unknown_states: tuple[str, ...] = ()
     producer_ids: frozenset[int] = frozenset()
     #: Transactions that began at most this long ago are left out; negative: none are.
     duration_ms: int = -1
@@ -123,7 +130,7 @@ class ListedTransaction(NamedTuple):
 class TransactionList:
     error: ErrorCode
     unknown_states: tuple[str, ...] = ()
-    transactions: tuple[ListedTransaction, ...] = ()
+    transactions: Sequence[ListedTransaction] = ()
 
 
 #: What a request that may wait for the log is responded with.

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, TypeVar
@@ -278,7 +278,9 @@ class ControllerRequests:
             )
             for piece in _pieces(wanted):
                 results |= await self._ask(ElectLeaders(election, piece), request)
-        elected = [tp for tp, (error, _, _) in results.items() if error == ErrorCode.NONE]
+        elected = [
+            tp async for tp, (error, _, _) in paced(results.items()) if error == ErrorCode.NONE
+        ]
         if elected and not await self._topics.wait_announced(deadline):
             late = (ErrorCode.REQUEST_TIMED_OUT, "The request timed out.", -1)
             results = {**results, **dict.fromkeys(elected, late)}
@@ -292,7 +294,7 @@ class ControllerRequests:
             "error_code": ErrorCode.NONE,
             "replica_election_results": [
                 {"topic": topic, "partition_result": of_topic}
-                for topic, of_topic in await _by_name(results, _election_result)
+                async for topic, of_topic in _by_name(results, _election_result)
             ],
         }
 
@@ -314,7 +316,7 @@ class ControllerRequests:
             "error_message": _message(error) or "",
             "responses": [
                 {"name": topic, "partitions": of_topic}
-                for topic, of_topic in await _by_name(errors, _reassignment_result)
+                async for topic, of_topic in _by_name(errors, _reassignment_result)
             ],
         }
 
@@ -333,7 +335,7 @@ class ControllerRequests:
             "error_message": _message(error) or "",
             "topics": [
                 {"name": topic, "partitions": of_topic}
-                for topic, of_topic in await _by_name(found, _running_reassignment)
+                async for topic, of_topic in _by_name(found, _running_reassignment)
             ],
         }
 
@@ -413,15 +415,15 @@ def _pieces(partitions: Iterable[TopicPartition]) -> Iterable[list[TopicPartitio
 
 async def _by_name(
     results: Mapping[TopicPartition, T], body_of: Callable[[int, T], Body]
-) -> Iterable[tuple[str, list[Body]]]:
+) -> AsyncIterator[tuple[str, list[Body]]]:
     """The body of each partition's result, grouped by topic and in order."""
     groups: dict[str, list[tuple[int, Body]]] = {}
     async for tp, result in paced(results.items()):
         body = body_of(tp.partition, result)
         groups.setdefault(tp.topic, []).append((tp.partition, body))
-    for group in groups.values():
-        group.sort(key=itemgetter(0))
-    return [(topic, [body for _, body in groups[topic]]) for topic in sorted(groups)]
+    async for topic in paced(sorted(groups)):
+        group = sorted(groups[topic], key=itemgetter(0))
+        yield topic, [body for _, body in group]
 
 
 def _election_result(partition: int, result: tuple[int, str | None, int]) -> Body:

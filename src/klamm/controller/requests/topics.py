@@ -316,7 +316,7 @@ class TopicAdmin:
             cluster = self._cluster()
             check_racks(cluster)
         except TopicRefusedError as refused:
-            return {"results": [_failed(name, refused) for name in counts]}
+            return {"results": [_failed(name, refused) async for name in paced(counts)]}
         results: dict[str, Body] = {}
         possible = {}
         async for topic in paced(body.topics):
@@ -389,14 +389,14 @@ class TopicAdmin:
         version = request.header.api_version
         deadline = self._deadline(body)
         if version >= 6:
-            wanted = [(t.name and str(t.name), t.topic_id) for t in body.topics]
+            wanted = [(t.name and str(t.name), t.topic_id) async for t in paced(body.topics)]
         else:
-            wanted = [(str(name), None) for name in body.topic_names]
+            wanted = [(str(name), None) async for name in paced(body.topic_names)]
         if any(name is not None and topic_id is not None for name, topic_id in wanted):
             refused = TopicRefusedError(
                 ErrorCode.INVALID_REQUEST, "Topic name and topic ID can not both be specified."
             )
-            return {"responses": [_deleted(name, i, refused) for name, i in wanted]}
+            return {"responses": [_deleted(name, i, refused) async for name, i in paced(wanted)]}
         await self._controller.wait_taken_over(deadline)
         results: list[Body] = []
         accepted: dict[str, list[Body]] = {}

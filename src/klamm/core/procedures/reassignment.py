@@ -9,7 +9,7 @@ Many partitions go through a phase together. For each of them the order of steps
 section 11, with the same epochs and versions as one by one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -97,6 +97,9 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
     """Begin, replace or cancel reassignments, and respond once they have begun (REASG-5..13)."""
     verdicts: dict[TopicPartition, Verdict] = {}
     targets: dict[TopicPartition, Sequence[int]] = {}
+    brokers = ctx.cluster.brokers
+    # A node without the broker role would never catch up.
+    usable = {broker for broker in ctx.cluster.live if not brokers[broker].controller_only}
     for tp, replicas in event.targets.items():
         current = _current(ctx, tp)
         if replicas is None:
@@ -105,7 +108,7 @@ def on_api_reassignment(ctx: Context, event: ApiReassignment) -> Procedure[None]
                 continue
             replicas, flaw = current.origin, None
         else:
-            flaw = _flaw(replicas) or _unreachable(ctx, current.reassign_to(replicas))
+            flaw = _flaw(replicas) or _unreachable(usable, current, replicas)
         flaw = flaw or _no_replica_in_sync(ctx, tp, replicas)
         if flaw is None:
             targets[tp] = replicas
@@ -147,18 +150,15 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
     return None if text is None else (ControllerError.INVALID_REPLICA_ASSIGNMENT, text)
 
 
-def _unreachable(ctx: Context, assignment: Assignment) -> Verdict | None:
-    """Added replicas need live brokers; replicas that exist already do not.
-
-    A node without the broker role would never catch up.
-    """
-    brokers = ctx.cluster.brokers
-    live = {broker for broker in ctx.cluster.live if not brokers[broker].controller_only}
-    if live.issuperset(assignment.adding):
+def _unreachable(usable: Set[int], current: Assignment, replicas: Sequence[int]) -> Verdict | None:
+    """Added replicas need brokers that are alive; replicas that exist already do not."""
+    origin = set(current.origin)
+    adding = [broker for broker in replicas if broker not in origin]
+    if usable.issuperset(adding):
         return None
     text = (
         "Replica assignment has brokers that are not alive. "
-        f"Replica list: {list(assignment.adding)}, live broker list: {sorted(live)}"
+        f"Replica list: {adding}, live broker list: {sorted(usable)}"
     )
     return ControllerError.INVALID_REPLICA_ASSIGNMENT, text
 
