@@ -320,6 +320,15 @@ class TestRoom:
         assert server.fetch(100, 2)[0].error is E.NONE
 
     @pytest.mark.rule("SESS-7")
+    def test_a_follower_that_starts_again_and_again_leaves_no_sessions_behind(self):
+        server = Server(slots=1000)
+        for _ in range(100):
+            server.fetch(0, 0, want(0), want(1), is_follower=True)
+            server.now_ms += EVICTION_MS // 3
+        assert len(server.sessions) <= 4
+        assert server.sessions.partition_count <= 8
+
+    @pytest.mark.rule("SESS-7")
     def test_a_follower_takes_the_place_of_a_consumer_at_once(self):
         server = Server(slots=1)
         server.fetch(0, 0, want(0), want(1))

@@ -28,7 +28,7 @@ NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
 _LAST_EPOCH: Final = 2**31 - 1
 _FIRST_INCREMENTAL: Final = 1
-#: A session that was unused for this long may be evicted for any other.
+#: A session that was unused for this long is evicted when another one is created.
 EVICTION_MS: Final = 120_000
 
 #: A topic, by id or by name as in the request, and a partition.
@@ -405,6 +405,7 @@ class FetchSessions:
 
         `began_ms` is when the request arrived; its response may have been delayed.
         """
+        self._evict_unused(now_ms)
         if len(self._sessions) >= self._slots and not self._make_room(request, now_ms):
             return NO_SESSION
         session_id = self._new_id()
@@ -416,18 +417,24 @@ class FetchSessions:
         self._sessions[session_id] = session
         return session_id
 
+    def _evict_unused(self, now_ms: int) -> None:
+        """Evict the sessions that were unused for long.
+
+        Not only for want of a slot: a broker that is killed again and again would leave a session
+        with all of its partitions each time, which costs memory and a mark with every append.
+        """
+        while self._sessions:
+            stalest = next(iter(self._sessions.values()))
+            if now_ms - stalest.last_used_ms <= EVICTION_MS:
+                return
+            self._remove(stalest.id)
+
     def _make_room(self, request: SessionRequest, now_ms: int) -> bool:
-        """Evict a stale session, or else one of lower priority than the new one.
+        """Evict a session of lower priority than the new one.
 
         A consumer cannot evict a young session, so that two clients do not keep evicting each
         other. A follower can evict any consumer's session.
         """
-        stalest = next(iter(self._sessions.values()), None)
-        if stalest is None:
-            return False
-        if now_ms - stalest.last_used_ms > EVICTION_MS:
-            self._remove(stalest.id)
-            return True
         candidates = (
             session.value
             for session in self._sessions.values()
