@@ -134,6 +134,19 @@ def test_beyond_the_rate_of_a_listener_a_connection_waits_and_of_an_address_it_i
     assert not quotas.on_accepted("A", "10.0.0.2", 0).is_refused
 
 
+def test_rates_of_addresses_that_have_not_connected_lately_are_dropped():
+    quotas = connections()
+    quotas.ip_rates["<default>"] = 1
+    for number in range(5000):
+        quotas.on_accepted("A", f"10.0.{number // 250}.{number % 250}", number * 1000)
+    assert len(quotas._rates) <= 1000
+    for _ in range(10):
+        quotas.on_accepted("A", "10.1.1.1", 5_000_000)
+    for number in range(1200):
+        quotas.on_accepted("A", f"10.2.{number // 250}.{number % 250}", 5_000_000)
+    assert quotas.on_accepted("A", "10.1.1.1", 5_000_000).is_refused, "what counts is kept"
+
+
 @pytest.mark.rule("SEC-19")
 def test_overrides_are_addresses_with_counts():
     assert parse_overrides("10.0.0.1:5, ::1:7,") == {"10.0.0.1": 5, "::1": 7}

@@ -16,6 +16,8 @@ from klamm.broker.security.quotas import DEFAULT_ENTITY, QuotaWindow, SampledRat
 from klamm.errors import ConfigError
 
 NO_LIMIT: Final = 2**31 - 1
+#: With so many rates, those of addresses that have not connected lately are dropped.
+_RATES_MAX: Final = 1000
 
 
 class Fate(Enum):
@@ -125,6 +127,9 @@ class ConnectionQuotas:
     def _delay_ms(self, of: str, limit: float, now_ms: int) -> int:
         rate = self._rates.get(of)
         if rate is None:
+            if len(self._rates) >= _RATES_MAX:
+                kept = ((key, each) for key, each in self._rates.items() if each.is_used(now_ms))
+                self._rates = dict(kept)
             rate = self._rates[of] = SampledRate(self._window)
         rate.record(1, now_ms)
         return round(min(rate.throttle_ms(limit, now_ms), self._window.sample_ms))

@@ -63,6 +63,10 @@ class SampledRate:
         if self._samples:
             self._samples[-1][1] -= value
 
+    def is_used(self, now_ms: int) -> bool:
+        """Whether anything was recorded that still counts."""
+        return self.measure(now_ms)[0] > 0
+
     def measure(self, now_ms: int) -> tuple[float, float]:
         """The rate per second, and the length of the window in ms that it was measured over."""
         window = self._window
