@@ -37,7 +37,7 @@ from klamm.net.secure import SecureClient
 from klamm.node.controller_link import REQUESTER_SIZE, MessageKind, ProcessLink
 from klamm.node.registration import zookeeper_access
 from klamm.processes import die_with_parent, follow_parent
-from klamm.slices import collect_frozen
+from klamm.slices import collect_frozen, prefer_event_loop
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Store
 
@@ -268,6 +268,7 @@ def main() -> None:
     # A failover creates and drops millions of objects, none of them in a reference cycle.
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
+    prefer_event_loop()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(fd))
 

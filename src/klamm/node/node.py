@@ -31,6 +31,7 @@ from klamm.node.fault_link import FaultLink
 from klamm.node.metrics import MetricsEndpoint
 from klamm.processes import raise_file_limit
 from klamm.protocol.apis import ApiKey
+from klamm.slices import prefer_event_loop
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config
 from klamm.zookeeper.session import open_store
@@ -326,6 +327,7 @@ def run(config: BrokerConfig, faults_fd: int | None = None) -> None:
     # by default; few objects form cycles.
     gc.freeze()
     gc.set_threshold(5_000, 10, 5)
+    prefer_event_loop()
 
     async def main() -> None:
         await Node(config, None if faults_fd is None else FaultLink(faults_fd)).run()
