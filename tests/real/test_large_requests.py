@@ -1,67 +1,95 @@
 """A large request of one client keeps no other waiting: every API, made from its schema.
 
-`make bench BENCH=stalls` does the same with every array of every API and prints the waits.
+`make bench BENCH=stalls` sends every array of every API at the size limit, and prints how long a
+second client waits. Here the work that is done without a turn for others is counted in lines of
+Python, which is the same on a machine however busy.
 """
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGUSR2
 
 import pytest
 
-from klamm.node.forwarding import CONTROLLER_APIS
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.zookeeper.server import ZooKeeperServer
+from tests.soak.figures import processes_of
+from tests.support import line_counts
 from tests.support.cluster import RealCluster
-from tests.support.large_requests import Existing, large_requests
-from tests.support.pings import ASK_CONTROLLER, Pings
+from tests.support.large_requests import Existing, LargeRequest, large_requests
 from tests.support.raw import Raw
+from tests.support.waiting import wait_until
 
-_BYTES = 200_000
-#: Only a request that is handled in one go takes as long, on a machine however busy.
-_STALL_MS = 2000
-#: An older epoch than any: these would have to be obeyed.
+_ITEMS = 10_000
+#: Whoever handles all items in one go needs more lines than that; a slice needs far fewer.
+_LINES_MAX = 5 * _ITEMS
+#: An older epoch than any: the requests of a controller would have to be obeyed.
 _NO_EPOCH = 0
 _WITHOUT_ARRAYS = 11
 
 
-def test_no_api_keeps_another_client_waiting(cluster: RealCluster, topic: str) -> None:
-    cluster.create(topic, assignment=[[1]])
-    port = cluster[1].port
-    with Raw(port) as raw:
-        existing = Existing(topic, raw.topic_id(topic), _NO_EPOCH)
-    waits: dict[str, float] = {}
-    for key in APIS:
-        request = next(large_requests(ApiKey(key), _BYTES, existing, items_max=20_000), None)
-        if request is None:
-            continue
-        with Pings(port) as pings, Raw(port, timeout_s=100) as raw:
+class CountedCluster:
+    """One broker that counts the lines which its event loops run without a turn for others."""
+
+    def __init__(self, cluster: RealCluster, folder: Path) -> None:
+        self.port = cluster[1].port
+        self._folder = folder
+        self._seen: dict[Path, int] = {}
+        for pid in processes_of(cluster[1].pid):
+            os.kill(pid, SIGUSR2)
+            wait_until((folder / str(pid)).exists, f"process {pid} counts lines")
+
+    def send(self, request: LargeRequest) -> bytes | None:
+        """The response; None if the connection is closed in place of one."""
+        with Raw(self.port, timeout_s=100) as raw:
             raw.socket.sendall(request.frame)
             try:
-                raw.receive()
+                return raw.receive()
             except ConnectionError:
-                assert key == ApiKey.SASL_HANDSHAKE, f"{request} is answered"
-        waits[str(request)] = max(pings.waits_ms)
-    assert len(waits) >= len(APIS) - _WITHOUT_ARRAYS
-    assert {name: wait for name, wait in waits.items() if wait > _STALL_MS} == {}
+                return None
+
+    def long_callbacks(self) -> list[str]:
+        """What has run for too many lines since the last call: functions, the innermost first."""
+        found = []
+        for file in self._folder.iterdir():
+            lines = file.read_text().splitlines()
+            found += lines[self._seen.get(file, 0) :]
+            self._seen[file] = len(lines)
+        return found
 
 
-def test_no_request_to_the_controller_keeps_another_waiting_for_it(
-    cluster: RealCluster, topic: str
-) -> None:
-    cluster.create(topic, assignment=[[1]])
-    controller = cluster.controller_id()
-    assert controller is not None
-    port = cluster[controller].port
-    with Raw(port) as raw:
-        existing = Existing(topic, raw.topic_id(topic), _NO_EPOCH)
-    waits: dict[str, float] = {}
-    for key in CONTROLLER_APIS:
-        requests = large_requests(key, _BYTES, existing, items_max=20_000)
-        request = next((each for each in requests if each.is_numbered), None)
-        if request is None:
-            continue
-        with Pings(port, ASK_CONTROLLER) as pings, Raw(port, timeout_s=100) as raw:
-            raw.socket.sendall(request.frame)
-            raw.receive()
-        waits[str(request)] = max(pings.waits_ms)
-    assert len(waits) == len(CONTROLLER_APIS) - 2
-    assert {name: wait for name, wait in waits.items() if wait > _STALL_MS} == {}
+@pytest.fixture(scope="module")
+def counted(
+    zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[CountedCluster, Existing]]:
+    folder = tmp_path_factory.mktemp("lines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(line_counts.__path__[0])), prepend=os.pathsep)
+        patch.setenv("KLAMM_TEST_LINE_COUNTS", f"{folder}|{_LINES_MAX}")
+        settings = {"zookeeper.session.timeout.ms": "60000"}
+        with RealCluster(
+            zookeeper_server, tmp_path_factory.mktemp("counted"), brokers=1, settings=settings
+        ) as cluster:
+            cluster.create("t", assignment=[[1]])
+            with Raw(cluster[1].port) as raw:
+                existing = Existing("t", raw.topic_id("t"), _NO_EPOCH)
+            yield CountedCluster(cluster, folder), existing
+
+
+def test_no_api_holds_an_event_loop(counted: tuple[CountedCluster, Existing]) -> None:
+    cluster, existing = counted
+    long: dict[str, list[str]] = {}
+    sent: set[ApiKey] = set()
+    for key in map(ApiKey, APIS):
+        for request in large_requests(key, 1 << 20, existing, items_max=_ITEMS):
+            if cluster.send(request) is None:
+                assert key is ApiKey.SASL_HANDSHAKE, f"{request} is answered"
+            sent.add(key)
+            if callbacks := cluster.long_callbacks():
+                long[str(request)] = callbacks
+    assert long == {}
+    assert len(sent) >= len(APIS) - _WITHOUT_ARRAYS
 
 
 @pytest.mark.parametrize("key", [ApiKey.DESCRIBE_GROUPS, ApiKey.FIND_COORDINATOR])

@@ -296,7 +296,8 @@ def descriptions_body(found: Iterable[DescribedTransaction]) -> Values:
 
 
 def list_request(body: Any) -> ListRequest:
-    states, unknown = set(), {}
+    states: set[TransactionState] = set()
+    unknown: dict[str, None] = {}
     for name in body.state_filters:
         if name in _STATES:
             states.add(_STATES[name])

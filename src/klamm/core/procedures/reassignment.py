@@ -154,7 +154,7 @@ def _unreachable(usable: Set[int], current: Assignment, replicas: Sequence[int])
     """Added replicas need brokers that are alive; replicas that exist already do not."""
     origin = set(current.origin)
     adding = [broker for broker in replicas if broker not in origin]
-    if usable.issuperset(adding):
+    if usable >= set(adding):
         return None
     text = (
         "Replica assignment has brokers that are not alive. "
