@@ -23,9 +23,10 @@ def completed(line: str, bootstrap_servers: str) -> list[str]:
         return [each.value for each in completion.get_completions(words, last)]
 
 
-#: Parameters that sound like a name in the cluster, and are a number, a pattern, a file, or of a
-#: snapshot that is on disk.
+#: Parameters that sound like a name in the cluster, and are a number, a pattern, a file, of a
+#: snapshot that is on disk, or of a cluster of which only ZooKeeper is named.
 _NOT_IN_THE_CLUSTER = {
+    "observe --history-topic",
     "up --brokers",
     "topics create --partitions",
     "topics alter --partitions",
