@@ -235,7 +235,7 @@ def test_the_latency_of_zookeeper_is_measured_with_each_response(
 ):
     async def scenario(node: Node) -> None:
         store = await open_store(zookeeper_server.address)
-        store.on_answer = node.metrics.zookeeper_responded
+        store.on_response = node.metrics.zookeeper_responded
         await store.exists("/")
         await store.exists("/nowhere")
         await store.close()

@@ -111,7 +111,7 @@ class SimulatedStore(MemoryStore):
         self.process = process
         self.silent_since: float | None = None
         #: Set by users of the connection that count responses; unused here.
-        self.on_answer: Any = None
+        self.on_response: Any = None
         self._ensemble = ensemble
         self._last_request_at = self._last_answer_at = 0.0
         super().__init__(ensemble, "", session_timeout_ms)

@@ -95,12 +95,12 @@ async def test_a_session_takes_one_thread_and_gives_it_back(zookeeper_server: Zo
 
 
 @pytest.mark.rule("ZK-23")
-async def test_no_more_requests_are_unanswered_than_allowed(zookeeper_server: ZooKeeperServer):
+async def test_no_more_requests_are_pending_than_allowed(zookeeper_server: ZooKeeperServer):
     store = await open_store(zookeeper_server.address, max_in_flight=2)
-    unanswered = store._connection._unanswered
+    pending = store._connection._pending
     reads = [asyncio.create_task(store.exists("/")) for _ in range(20)]
     while not all(read.done() for read in reads):
-        assert len(unanswered) <= 2
+        assert len(pending) <= 2
         await asyncio.sleep(0)
     await store.close()
 

@@ -161,11 +161,11 @@ class Admin:
         if self._second is None or (self._second.host, self._second.port) not in others:
             self._second = self._other_second(others)
         try:
-            answer = self._second.send(ApiKey.METADATA, _metadata_request([]), _SECOND_PATIENCE_S)
-        except KlammError:  # it does not answer, or not this question: it has no opinion
+            response = self._second.send(ApiKey.METADATA, _metadata_request([]), _SECOND_PATIENCE_S)
+        except KlammError:  # it does not respond, or not to this request: ignore it
             self._second = self._other_second(others)
             return False
-        live = frozenset((each.host, each.port) for each in answer.brokers)
+        live = frozenset((each.host, each.port) for each in response.brokers)
         self._outcasts -= live
         if first in live:
             return False
@@ -208,8 +208,8 @@ class Admin:
         """
 
         def controller() -> LiveBroker:
-            answer = self.metadata([])
-            return self._broker(answer.controller_id, "controller")
+            response = self.metadata([])
+            return self._broker(response.controller_id, "controller")
 
         return self._ask_until_right(controller, api, values, done_before)
 
@@ -227,9 +227,9 @@ class Admin:
         return self._ask_until_right(lambda: self._find_coordinator(key, key_type), api, values)
 
     def _find_coordinator(self, key: str, key_type: int) -> LiveBroker:
-        answer = self.ask_any(ApiKey.FIND_COORDINATOR, {"key": key, "key_type": key_type})
-        check(answer.error_code, answer.error_message)
-        return LiveBroker(answer.node_id, answer.host, answer.port, None)
+        response = self.ask_any(ApiKey.FIND_COORDINATOR, {"key": key, "key_type": key_type})
+        check(response.error_code, response.error_message)
+        return LiveBroker(response.node_id, response.host, response.port, None)
 
     def ask_broker(self, broker: int, api: ApiKey, values: Values) -> Any:
         """Send a request to this broker and no other."""
@@ -259,13 +259,13 @@ class Admin:
         """Request Metadata of many topics."""
         return self.ask_patiently(ApiKey.METADATA, _metadata_request(topics))
 
-    def _with_brokers(self, answer: Any) -> Any:
+    def _with_brokers(self, response: Any) -> Any:
         """A Metadata response, whose brokers are remembered."""
         self._brokers = {
             each.node_id: LiveBroker(each.node_id, each.host, each.port, each.rack)
-            for each in answer.brokers
+            for each in response.brokers
         }
-        return answer
+        return response
 
     def metadata_of(self, broker: int, topics: Iterable[str] | None) -> Any:
         """Request Metadata from one broker, since brokers learn of a change at different times."""
@@ -300,17 +300,17 @@ class Admin:
             nonlocal is_response_lost
             broker = find()
             try:
-                answer = self._send_while_right(broker, find, api, values)
+                response = self._send_while_right(broker, find, api, values)
             except UnavailableError:
                 is_response_lost = True
                 raise
-            if is_response_lost and done_before in set(error_codes(answer)):
+            if is_response_lost and done_before in set(error_codes(response)):
                 return None
             if time.monotonic() < deadline:
-                for code in error_codes(answer):
+                for code in error_codes(response):
                     if code in _ASK_AGAIN:
                         check(code)
-            return answer
+            return response
 
         return self.retry(attempt, "The broker in charge")
 

@@ -80,18 +80,19 @@ class NewTopic:
 
 def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterDescription:
     """The cluster with all topics, or with those that are named, each of which has to exist."""
-    answer = admin.metadata(names)
-    for topic in answer.topics:
+    response = admin.metadata(names)
+    for topic in response.topics:
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise unknown_topic(admin, topic.name)
         if not topic.partitions:
             check(topic.error_code, f"topic {topic.name}: {_sentence(topic.error_code)}")
     return ClusterDescription(
-        cluster_id=answer.cluster_id,
-        controller=answer.controller_id,
+        cluster_id=response.cluster_id,
+        controller=response.controller_id,
         brokers=tuple(
             sorted(
-                LiveBroker(each.node_id, each.host, each.port, each.rack) for each in answer.brokers
+                LiveBroker(each.node_id, each.host, each.port, each.rack)
+                for each in response.brokers
             )
         ),
         topics=tuple(
@@ -112,7 +113,7 @@ def describe(admin: Admin, names: Sequence[str] | None = None) -> ClusterDescrip
                     for each in sorted(topic.partitions, key=lambda each: each.partition_index)
                 ),
             )
-            for topic in sorted(answer.topics, key=lambda topic: topic.name)
+            for topic in sorted(response.topics, key=lambda topic: topic.name)
         ),
     )
 
@@ -128,7 +129,7 @@ def unknown_topic(admin: Admin, name: str) -> KafkaError:
 
 def create(admin: Admin, topic: NewTopic) -> int:
     """Create one topic; returns when the controller has done it, with the number of partitions."""
-    answer = admin.ask_controller(
+    response = admin.ask_controller(
         ApiKey.CREATE_TOPICS,
         {
             "topics": [
@@ -150,10 +151,10 @@ def create(admin: Admin, topic: NewTopic) -> int:
         },
         done_before=ErrorCode.TOPIC_ALREADY_EXISTS,
     )
-    if answer is None:
+    if response is None:
         (created,) = admin.metadata([topic.name]).topics
         return len(created.partitions)
-    for result in answer.topics:
+    for result in response.topics:
         message = result.error_message
         if result.error_code == ErrorCode.INVALID_CONFIG:
             for name in topic.config:
@@ -168,7 +169,7 @@ def add_partitions(
     admin: Admin, name: str, total: int, assignment: Sequence[Sequence[int]] = ()
 ) -> None:
     """Grow a topic to `total` partitions; `assignment` has the replicas of the new ones."""
-    answer = admin.ask_controller(
+    response = admin.ask_controller(
         ApiKey.CREATE_PARTITIONS,
         {
             "topics": [
@@ -183,16 +184,16 @@ def add_partitions(
             "validate_only": False,
         },
     )
-    for result in answer.results:
+    for result in response.results:
         _check_named(admin, result.error_code, name, result.error_message)
 
 
 def delete(admin: Admin, name: str) -> None:
     """Delete one topic; the brokers remove its data later."""
-    answer = admin.ask_controller(
+    response = admin.ask_controller(
         ApiKey.DELETE_TOPICS, {"topic_names": [name], "timeout": admin.timeout_ms}
     )
-    for result in answer.responses:
+    for result in response.responses:
         _check_named(admin, result.error_code, name, getattr(result, "error_message", None))
 
 

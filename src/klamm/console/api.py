@@ -74,7 +74,7 @@ def rates(session: Session, request: Request, _: Any) -> Any:
 
 
 def denials(session: Session, request: Request, _: Any) -> Any:
-    """What brokers have refused for want of a right, as their metrics say."""
+    """The requests that brokers refused for lack of permission, from their metrics."""
     _, watch = session.online()
     assert session.background.metrics is not None
     return session.background.metrics.denials(watch.moment().columns.live.tolist())

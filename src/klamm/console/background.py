@@ -1,6 +1,6 @@
 """What a console does behind its pages: follow the history, sample, run moves, hold lessons.
 
-It is begun after the first page, because most of what it imports the first page does not need.
+It starts after the first page, which does not need most of its imports.
 """
 
 import os
@@ -130,7 +130,7 @@ class Background:
         return self.metrics.sample_all({broker: columns.led_by(broker) for broker in ids})
 
     def client_settings(self) -> dict[str, Any]:
-        """What librdkafka has to know to reach the cluster."""
+        """The settings with which librdkafka reaches the cluster."""
         return {
             "bootstrap.servers": self._session.bootstrap_servers or "",
             **librdkafka_settings(self._session.settings.security),
@@ -172,7 +172,7 @@ class Background:
                 self._ending.wait(_RETRY_S)
 
     def _state_dir(self) -> Path:
-        """Where what is running is kept: one folder for each cluster."""
+        """The folder for the state of running moves: one for each cluster."""
         if self._session.settings.state_dir is not None:
             return self._session.settings.state_dir
         _, watch = self._session.online()

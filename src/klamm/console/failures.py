@@ -38,7 +38,7 @@ _ROWS_TOGETHER: Final = 20_000
 
 
 def partitions_of(columns: ClusterColumns, settings: Settings) -> PartitionColumns:
-    """What the kernels want to know."""
+    """The partitions as the kernels of `klamm whatif` take them."""
     known = [settings.get(topic, (1, False)) for topic in columns.topics]
     return PartitionColumns(
         replicas=columns.replicas,

@@ -74,7 +74,7 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def parse_denials(text: str) -> list[dict[str, Any]]:
-    """How often requests were refused for want of a right or a login, by request and error."""
+    """The number of requests refused for lack of permission or login, by request and error."""
     return [
         {"request": labels["request"], "error": labels["error"], "count": int(value)}
         for name, labels, value in _lines(text, (f"{_REQUESTS}ErrorsPerSec_total",))
@@ -157,7 +157,7 @@ class BrokerMetrics:
         return values
 
     def denials(self, ids: Iterable[int]) -> dict[str, Any]:
-        """What brokers have refused, and which of them do not say."""
+        """The refused requests by broker, and the brokers without metrics."""
         found: dict[str, Any] = {"brokers": [], "without": [], "denials": []}
         for broker in ids:
             try:

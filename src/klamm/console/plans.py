@@ -56,7 +56,7 @@ class Prepared:
 
 
 def parse_demands(body: Mapping[str, Any]) -> Demands:
-    """What the page asks for, in the words of `klamm plan`."""
+    """The options of `klamm plan` that the page sent."""
     known = {"add", "remove", "replication_factor", "topics", "pin"}
     if unknown := sorted(set(body) - known - {"wave_moves"}):
         raise ConfigError(f"A plan has no {unknown[0]!r}; it has {', '.join(sorted(known))}.")

@@ -43,7 +43,7 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecordScan:
-    """What is to be read: from where to where, which of it, and how much at most."""
+    """A request for records: the start and end, the filter, and the limits."""
 
     topic: str
     starts: dict[TopicPartition, int]

@@ -27,7 +27,7 @@ _FIRST_SERVED_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """What the command line says."""
+    """The options of the command line."""
 
     bootstrap_servers: str | None
     zookeeper: str | None

@@ -60,7 +60,7 @@ async def _events(
 
 
 def stream_changes(watch: ClusterWatch | None, stopping: asyncio.Event) -> StreamingResponse:
-    """What changes in the cluster: brokers, controller, health and rows of the map.
+    """The changes of the cluster: brokers, controller, health and rows of the map.
 
     A saved history (None) does not change.
     """

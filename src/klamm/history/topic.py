@@ -36,7 +36,7 @@ _PRODUCE_VERSION: Final = 8
 _REPLICATION_MAX: Final = 3
 _LEADER_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 _REQUEST_TIMEOUT_MS: Final = 30_000
-_ANSWER_TIMEOUT_S: Final = 35.0
+_RESPONSE_TIMEOUT_S: Final = 35.0
 _CONNECT_TIMEOUT_S: Final = 10.0
 #: How long a reader waits for the next message of a topic that is known to have one.
 _READ_TIMEOUT_S: Final = 30.0
@@ -52,10 +52,10 @@ class HistoryTopicWriter:
         self._bootstrap = (host, port)
         self._topic = topic
         self._asking = ClientConnection(
-            client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
+            client_id, _RESPONSE_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
         )
         self._producing = ClientConnection(
-            client_id, _ANSWER_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
+            client_id, _RESPONSE_TIMEOUT_S, _CONNECT_TIMEOUT_S, secure=secure
         )
         self._leader: tuple[str, int] | None = None
 

@@ -30,7 +30,7 @@ _REST_MAX_S: Final = 0.5
 
 
 class ChaosAction(StrEnum):
-    """What happens to a broker."""
+    """One kind of failure of a broker."""
 
     KILL = "kill"
     STOP = "stop"

@@ -52,7 +52,7 @@ class ConditionNotMetError(UnavailableError, TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What a cluster was asked to be."""
+    """The options that a cluster was created with."""
 
     ids: tuple[int, ...]
     racks: Sequence[str] | Mapping[int, str]

@@ -78,7 +78,7 @@ SECURITY_SETTINGS = frozenset(
 
 
 def security_from_librdkafka(settings: Mapping[str, str]) -> ClientSecurity | None:
-    """The same the other way round; None if it asks for something that klamm does not do."""
+    """klamm's security from librdkafka's settings; None if klamm does not support them."""
     protocol = settings.get("security.protocol", "plaintext").upper()
     tls = sasl = None
     if protocol.endswith("SSL"):

@@ -70,7 +70,7 @@ Dispatch: TypeAlias = Callable[
 ]
 
 
-#: What `hold` is set to for a connection that is closed once its answer has left.
+#: The value of `hold` for a connection that is closed after its response is sent.
 CLOSE: Final = -1.0
 
 
@@ -102,7 +102,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.frame_bytes_max = listener.frame_bytes_max
         #: The state of an authentication, which `broker/security` keeps here.
         self.authentication: Any = None
-        #: Seconds for which nothing is read after the next answer, or `CLOSE`.
+        #: Seconds for which nothing is read after the next response, or `CLOSE`.
         self.hold = 0.0
         self._dispatch = listener.dispatch
         self._means = listener
@@ -219,7 +219,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return not self.hold or self._keep_hold()
 
     def _keep_hold(self) -> bool:
-        """Close after the answer, or read nothing for a while; never handle the next at once."""
+        """Close after the response, or pause reading; the next request is never handled now."""
         hold, self.hold = self.hold, 0.0
         if hold == CLOSE:
             self.close()
@@ -414,7 +414,7 @@ def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
 
 
 class Acceptor(Protocol):
-    """What accepts connections of a listener, as asyncio's own servers do."""
+    """Accepts the connections of a listener; the interface of asyncio's servers."""
 
     @property
     def sockets(self) -> Sequence[socket.socket]: ...
@@ -427,7 +427,7 @@ class Acceptor(Protocol):
 
 
 class AdmissionDecision(Protocol):
-    """What becomes of a new connection."""
+    """The decision about a new connection: accept, delay or close it."""
 
     @property
     def is_refused(self) -> bool: ...
@@ -437,7 +437,7 @@ class AdmissionDecision(Protocol):
 
 
 class ConnectionAdmission(Protocol):
-    """Who counts connections and decides about new ones."""
+    """Counts connections and decides about new ones."""
 
     def has_room(self, listener: str) -> bool: ...
 

@@ -180,7 +180,7 @@ class TlsConnection(ServerConnection):
         self._writable()
 
     def close(self) -> None:
-        """Close now; an answer under way is lost."""
+        """Close now; a response that is being sent is lost."""
         if not self._is_lost:
             self._is_lost = True
             self._timeout.cancel()

@@ -19,7 +19,7 @@ from klamm.zookeeper.store import NoNodeError, Store
 
 log = logging.getLogger("klamm.broker.config")
 _KEPT_MS: Final = 15 * 60 * 1000
-#: A notification; anything else in its place is nothing to us.
+#: The name of a notification; other children are ignored.
 _NAME: Final = re.compile(r".*[0-9]{10}")
 
 #: Called with the path of an entity below `/config` and its settings as they are now.

@@ -146,9 +146,9 @@ class ControllerProcess:
     async def _on_message(self, kind: MessageKind, number: int, body: bytes) -> None:
         match kind:
             case MessageKind.KAFKA_REQUEST:
-                self._start(self._answer_kafka(number, body))
+                self._start(self._respond_to_kafka(number, body))
             case MessageKind.REQUEST:
-                self._start(self._answer_broker(number, orjson.loads(body)))
+                self._start(self._respond_to_broker(number, orjson.loads(body)))
             case MessageKind.REGISTERED:
                 (self._tied_to,) = _EPOCH.unpack(body)
                 self._start(self.controller.enter_election())
@@ -169,7 +169,7 @@ class ControllerProcess:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer_kafka(self, number: int, frame: bytes) -> None:
+    async def _respond_to_kafka(self, number: int, frame: bytes) -> None:
         response = b""
         (size,) = REQUESTER_SIZE.unpack_from(frame)
         start = REQUESTER_SIZE.size + size
@@ -183,7 +183,7 @@ class ControllerProcess:
             log.exception("a request for the controller failed")
         self._link.tell(MessageKind.RESPONSE, response, number)
 
-    async def _answer_broker(self, number: int, request: Any) -> None:
+    async def _respond_to_broker(self, number: int, request: Any) -> None:
         response: Any = None
         try:
             match request:
@@ -237,7 +237,7 @@ async def run_candidate(link: ProcessLink) -> None:
         access=zookeeper_access(config),
     )
     candidate = ControllerProcess(link, config, store, settings["cluster_id"])
-    store.on_answer = candidate.metrics.zookeeper_responded
+    store.on_response = candidate.metrics.zookeeper_responded
     await candidate.run()
 
 

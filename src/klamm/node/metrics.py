@@ -137,7 +137,7 @@ def render_broker(page: Page, broker: BrokerServer, errors: Mapping[tuple[str, i
 
 
 async def render_data(page: Page, data: DataPlane) -> None:
-    """What a node has that holds data."""
+    """The metrics of a node with log directories."""
     replicas = list(data.replicas)
     _render_replicas(page, data, replicas)
     _render_fetchers(page, data.replicas.fetchers)

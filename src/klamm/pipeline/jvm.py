@@ -104,7 +104,7 @@ def log_options() -> str:
 
 
 def run_last(process: int) -> None:
-    """Let all threads of a process wait for those of others: what it still does is for later."""
+    """Give all threads of a process the lowest priority: nobody waits for the rest of its work."""
     with contextlib.suppress(OSError, AttributeError):
         for thread in Path(f"/proc/{process}/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST_PRIORITY)

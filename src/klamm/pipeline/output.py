@@ -177,7 +177,7 @@ def _check_shared(spark: SparkSession, folder: OutputFolder, text: str) -> None:
 
 
 def object_store_settings(spark: SparkSession, uri: str) -> tuple[tuple[str, str | bool], ...]:
-    """What Spark was told of S3 (`fs.s3a.*`), in the words of Arrow's client.
+    """Spark's settings of S3 (`fs.s3a.*`), translated for Arrow's client.
 
     What is set for the bucket (`fs.s3a.bucket.NAME.*`) goes before what is set for all.
     What Spark was not told is left to the environment, as Hadoop leaves it.

@@ -289,7 +289,7 @@ def default_tasks(spark: SparkSession) -> int:
 
 
 def cancel_jobs(spark: SparkSession) -> None:
-    """End all jobs that the session has under way."""
+    """Cancel all running jobs of the session."""
     if is_connected(spark):
         spark.interruptAll()
     else:
@@ -302,7 +302,7 @@ def is_connected(spark: SparkSession) -> bool:
 
 
 def told_by_task(error: PySparkException) -> KlammError:
-    """What a task raised, without Spark's and Python's ways to it."""
+    """The error that a task raised, without the tracebacks of Spark and Python around it."""
     raised = _RAISED.findall(str(error).partition("\n\tat ")[0])
     if not raised:
         return TaskFailedError(str(error).strip().splitlines()[0])

@@ -72,7 +72,7 @@ class ZooKeeperConnection:
     """One session from its first connection to its end; it cannot be opened again.
 
     `on_event` is called on the event loop. The last event of a session that was not closed by us
-    is `SessionExpired`. `on_answer` is called with the seconds that each request took.
+    is `SessionExpired`. `on_response` is called with the seconds that each request took.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ZooKeeperConnection:
         session_timeout_ms: int,
         max_in_flight: int,
         on_event: Callable[[StoreEvent], None],
-        on_answer: Callable[[float], None],
+        on_response: Callable[[float], None],
         tls: ssl.SSLContext | None = None,
         login: DigestLogin | None = None,
     ) -> None:
@@ -90,14 +90,14 @@ class ZooKeeperConnection:
         self.session_id = 0
         self._loop = asyncio.get_running_loop()
         self._on_event = on_event
-        self._on_answer = on_answer
+        self._on_response = on_response
         self._watches = _Watches()
         #: Set while requests can be sent, and when none ever can be again.
         self._usable = asyncio.Event()
         self._started = False
         self._ended = False
         self._in_flight = asyncio.Semaphore(max_in_flight)
-        self._unanswered: set[asyncio.Future[bytes | None]] = set()
+        self._pending: set[asyncio.Future[bytes | None]] = set()
         self._loop_turned = True
         self._client = _Client(
             hosts, session_timeout_ms, self._watch_fired, self._may_ping, tls, login
@@ -143,12 +143,12 @@ class ZooKeeperConnection:
                 if self._ended:
                     raise self._lost()
                 reply: asyncio.Future[bytes | None] = self._loop.create_future()
-                self._unanswered.add(reply)
+                self._pending.add(reply)
                 sent_at = self._loop.time()
                 try:
                     self._client.send(_Request(opcode, payload), _Reply(self, reply, path, watch))
                     response = await reply
-                    self._on_answer(self._loop.time() - sent_at)
+                    self._on_response(self._loop.time() - sent_at)
                     return response
                 except ConnectionLoss:
                     continue
@@ -159,7 +159,7 @@ class ZooKeeperConnection:
                         ZooKeeperCode(getattr(error, "code", ZooKeeperCode.SYSTEM_ERROR)), path
                     ) from None
                 finally:
-                    self._unanswered.discard(reply)
+                    self._pending.discard(reply)
 
     async def watch_data(self, paths: Sequence[str], since_zxid: int) -> None:
         """Arm data watches with as few requests as the size limit allows."""
@@ -174,7 +174,7 @@ class ZooKeeperConnection:
     def _end(self) -> None:
         self._ended = True
         self._usable.set()
-        for reply in self._unanswered:
+        for reply in self._pending:
             if not reply.done():
                 reply.set_exception(self._lost())
 

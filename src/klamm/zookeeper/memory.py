@@ -382,7 +382,7 @@ class MemoryStore:
         node = await self._find(path)
         if watch:
             self._watches.data[self._full(path)] = None
-        return await self._answer(Znode(node.data, node.stat()))
+        return await self._respond(Znode(node.data, node.stat()))
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
         await self._turn()
@@ -390,13 +390,13 @@ class MemoryStore:
         if watch:
             watches = self._watches.exist if node is None else self._watches.data
             watches[self._full(path)] = None
-        return await self._answer(None if node is None else node.stat())
+        return await self._respond(None if node is None else node.stat())
 
     async def children(self, path: str, *, watch: bool = False) -> list[str]:
         node = await self._find(path)
         if watch:
             self._watches.children[self._full(path)] = None
-        return await self._answer(list(node.children))
+        return await self._respond(list(node.children))
 
     async def create(
         self,
@@ -412,7 +412,7 @@ class MemoryStore:
             raise node_error(result.code, path)
         created = result.results[0].path
         assert created is not None
-        return await self._answer(
+        return await self._respond(
             Created(created, self._zookeeper._nodes[self._full(created)].stat())
         )
 
@@ -432,7 +432,7 @@ class MemoryStore:
 
     async def multi(self, ops: Sequence[Op]) -> TransactionResult:
         await self._turn()
-        return await self._answer(self._transact(ops))
+        return await self._respond(self._transact(ops))
 
     def _transact(self, ops: Sequence[Op]) -> TransactionResult:
         full = [op._replace(path=self._full(op.path)) for op in ops]
@@ -453,12 +453,12 @@ class MemoryStore:
         async for batch, nodes in self._in_chunks(paths):
             data = [None if node is None else node.data for node in nodes]
             version = [NO_VERSION if node is None else node.version for node in nodes]
-            yield await self._answer(Chunk(batch, data, version, self._zookeeper.zxid))
+            yield await self._respond(Chunk(batch, data, version, self._zookeeper.zxid))
 
     async def children_many(self, paths: Iterable[str]) -> AsyncIterator[ChildrenChunk]:
         async for batch, nodes in self._in_chunks(paths):
             children = [None if node is None else list(node.children) for node in nodes]
-            yield await self._answer(ChildrenChunk(batch, children, self._zookeeper.zxid))
+            yield await self._respond(ChildrenChunk(batch, children, self._zookeeper.zxid))
 
     async def _in_chunks(
         self, paths: Iterable[str]
@@ -502,7 +502,7 @@ class MemoryStore:
         if self._ended:
             raise SessionLostError(f"ZooKeeper session {self._session_id:#x} is gone.")
 
-    async def _answer(self, value: _T) -> _T:
+    async def _respond(self, value: _T) -> _T:
         """Delay a response, so that it does not overtake events that were sent before it."""
         await asyncio.sleep(0)
         return value

@@ -123,7 +123,7 @@ class ZooKeeperStore:
     ) -> None:
         self._sets_acls = access.sets_acls
         #: Called with the seconds that each response took.
-        self.on_answer: Callable[[float], None] | None = None
+        self.on_response: Callable[[float], None] | None = None
         self._events: asyncio.Queue[StoreEvent | None] = asyncio.Queue()
         self._chroot = chroot
         self._session_timeout_ms = session_timeout_ms
@@ -133,7 +133,7 @@ class ZooKeeperStore:
             session_timeout_ms,
             max_in_flight,
             self._events.put_nowait,
-            self._answered,
+            self._responded,
             access.tls,
             access.login,
         )
@@ -298,9 +298,9 @@ class ZooKeeperStore:
 
     # --- requests ---
 
-    def _answered(self, seconds: float) -> None:
-        if self.on_answer is not None:
-            self.on_answer(seconds)
+    def _responded(self, seconds: float) -> None:
+        if self.on_response is not None:
+            self.on_response(seconds)
 
     def _full(self, path: str) -> str:
         return wire.full_path(self._connection.chroot, path)

@@ -217,8 +217,8 @@ def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
         # Lazily counted codes stay in memory until they are counted.
         meter.count_errors(codes)
         codes = ()
-    answered = perf_counter_ns()
-    return parts, meter, (header.api_version, len(frame), codes, arrived, begun, handled, answered)
+    encoded = perf_counter_ns()
+    return parts, meter, (header.api_version, len(frame), codes, arrived, begun, handled, encoded)
 
 
 def _encode(header: RequestHeader, body: Body) -> EncodedResponse:

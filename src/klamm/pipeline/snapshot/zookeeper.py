@@ -241,8 +241,8 @@ def _read_sizes(
     """
     sizes: dict[tuple[str, int], int] = {}
     with ThreadPoolExecutor(_BROKERS_AT_A_TIME) as pool:
-        for answer in pool.map(partial(_describe_log_dirs, SecureClient(security)), addresses):
-            for directory in () if answer is None else answer.results:
+        for response in pool.map(partial(_describe_log_dirs, SecureClient(security)), addresses):
+            for directory in () if response is None else response.results:
                 for topic in directory.topics:
                     for each in topic.partitions:
                         # A future replica is being copied between two log directories.

@@ -99,7 +99,7 @@ class SourceCluster:
         self._made: AdminClient | None = None
 
     def topics(self, selection: Selection, *, unknown_for_s: float = _UNKNOWN_FOR_S) -> Topics:
-        """What the selection means now; a topic that is named has to exist."""
+        """The partitions of the selection as of now; a topic that the options name has to exist."""
         deadline = time.monotonic() + unknown_for_s
         while True:
             found = self._select(selection)
@@ -112,7 +112,7 @@ class SourceCluster:
         return found
 
     def topics_after(self, selection: Selection, known: Position) -> Topics:
-        """What the selection means now, for a stream that stands at `known`.
+        """The partitions of the selection as of now, for a stream that has read up to `known`.
 
         A broker that was just started responds that there is no topic until the controller has told
         it, and one that the controller does not reach may know a topic's former id. So what a
@@ -131,7 +131,7 @@ class SourceCluster:
             self._pause()
 
     def latest_after(self, selection: Selection, known: Position) -> Position:
-        """The ends of the topics, for a stream that stands at `known`."""
+        """The ends of the topics, for a stream that has read up to `known`."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             topics = self.topics_after(selection, known)
@@ -148,7 +148,7 @@ class SourceCluster:
                     raise
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition that there still is."""
+        """The first offset that each partition still has."""
         return self._offsets(dict.fromkeys(partitions, _EARLIEST))
 
     def latest(
@@ -257,7 +257,7 @@ class SourceCluster:
         return self._made
 
     def _pause(self) -> None:
-        """Wait, and ask anew: an old client goes on with the leader epochs that it once heard of.
+        """Wait, then use a new client: an old one keeps the leader epochs that it has learned.
 
         A new client may also ask another broker than the last one.
         """
@@ -265,7 +265,7 @@ class SourceCluster:
         self._made = None
 
     def _retried(self, ask: Callable[[], _T], *, patience_s: float = _PATIENCE_S) -> _T:
-        """The response; errors that pass are waited for, and others retried a few times."""
+        """Retry a request: wait while its errors are transient, retry others a few times."""
         began_at = time.monotonic()
         attempts_left = self._retries
         if not self._has_answered:
@@ -299,12 +299,12 @@ class SourceCluster:
 
 
 def is_other(before: Mapping[str, str], after: Mapping[str, str], topic: str) -> bool:
-    """Whether both are known and the topic is not the same one any more."""
+    """Whether both ids are known and differ: the topic was deleted and created again."""
     return topic in before and topic in after and before[topic] != after[topic]
 
 
 def _absence(selection: Selection, found: Topics) -> str | None:
-    """What of the selection does not exist."""
+    """The topics and partitions of the selection that do not exist, as a message."""
     if selection.pattern is not None:
         return None if found.partitions else f"there is no topic like {selection.pattern}"
     existing = {each.topic for each in found.partitions}

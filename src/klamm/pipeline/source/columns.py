@@ -69,7 +69,7 @@ def is_old_format(records: memoryview) -> bool:
 
 
 def offset_after(records: memoryview, start: int) -> int:
-    """Where to read on: after the last offset that a response covers, be there a record or not."""
+    """The next offset to read: after the last one that a response covers, with a record or not."""
     position, at = start, 0
     while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == MAGIC:
         header = decode_batch_header(records, at)
@@ -81,7 +81,7 @@ def offset_after(records: memoryview, start: int) -> int:
 
 
 class FetchedRecords(NamedTuple):
-    """What a leader sent of one partition, and the offsets that are wanted of it.
+    """The bytes that a leader sent for one partition, and the range of offsets to decode.
 
     It may begin before `start`, in the middle of a batch, and may end in a batch that is cut short
     or in messages of an old format; those are left alone.

@@ -1,6 +1,6 @@
 """Reading a range of offsets with librdkafka: every way of reaching a cluster, and old formats.
 
-This is what reads where klamm's own way of fetching would not do justice to the options.
+It is used for options that klamm's own client does not know.
 """
 
 import time
@@ -33,7 +33,7 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class KeptConsumer:
-    """A consumer, and what else is asked of the cluster on the way."""
+    """A consumer, with the metadata client that belongs to it."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self.last_error = LastError()
@@ -112,7 +112,7 @@ def _consume(
 def _is_there(
     cluster: SourceCluster, wanted: OffsetRange, options: ReadOptions, position: int
 ) -> bool:
-    """Whether there is the topic, and it is the one that was planned with; otherwise say so."""
+    """Whether the topic exists with the id that was planned; report the loss if not."""
     ids = {} if wanted.topic_id is None else {wanted.topic: wanted.topic_id}
     place = TopicPartition(wanted.topic, wanted.partition)
     found = cluster.topics_after(Selection(topics=(wanted.topic,)), Position({place: 0}, ids))

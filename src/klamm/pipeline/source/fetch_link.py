@@ -58,7 +58,7 @@ class FetchLink:
 
     @property
     def goes_by_ids(self) -> bool:
-        """Whether the broker notices that a topic was replaced by another of the same name."""
+        """Whether Fetch requests name topics by id, so that a recreated topic is noticed."""
         return self._version > _LAST_BY_NAME
 
     def send(self, wishes: Sequence[Wish]) -> None:

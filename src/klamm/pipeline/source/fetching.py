@@ -56,7 +56,7 @@ class Progress:
         self.position, self.moved_at = position, time.monotonic()
 
     def is_topic(self, found: TopicLeaders) -> bool:
-        """Whether this is the topic that was planned with, and not another one of its name."""
+        """Whether the topic has the id that was planned with, rather than being a recreated one."""
         return not (found.topic_id and self.topic_id) or found.topic_id == self.topic_id
 
 
@@ -87,7 +87,7 @@ class RangesReader:
         )
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """The records; ends early only where data is gone and that is allowed."""
+        """The records of all ranges; a range ends early only if lost data is allowed."""
         self._leaders.begin()
         try:
             while self._left:
@@ -111,7 +111,7 @@ class RangesReader:
                 self._leaders.drop(address)
 
     def _place(self) -> None:
-        """Find a leader for what has none, and ask each broker that is not being asked."""
+        """Find leaders for ranges without one, and send a request to each idle broker."""
         now = time.monotonic()
         lost = [
             each for each in self._left if each.leader is None and now - each.looked_at >= _PAUSE_S
@@ -177,7 +177,7 @@ class RangesReader:
     def _hear(
         self, address: Address, group: list[Progress]
     ) -> tuple[list[FetchedRecords], set[Progress]]:
-        """Read a response: the records to decode, and the ranges that they belong to."""
+        """Receive a response; return the records to decode and their ranges."""
         try:
             responses = self._leaders.link(address).receive()
         except UnavailableError as error:
@@ -242,7 +242,7 @@ class RangesReader:
             self._lose(each, f"the partition begins at {first_left}", first_left=first_left)
 
     def _lose(self, each: Progress, why: str, *, first_left: int) -> None:
-        """Go on with what is left, unless that is not allowed."""
+        """Skip lost offsets, or raise if the options forbid data loss."""
         report_loss(
             cannot_read(each.wanted, each.position, why), fail=self._options.fail_on_data_loss
         )

@@ -20,7 +20,7 @@ from klamm.errors import ConfigError
 from klamm.net.librdkafka import SECURITY_SETTINGS, security_from_librdkafka
 from klamm.pipeline.source.messages import tell
 
-#: What klamm's own way does justice to, besides security of the usual kinds.
+#: Settings that klamm's own client knows, besides those of security.
 HONOURED: Final = frozenset(
     {"bootstrap.servers", "check.crcs", "client.id", "fetch.max.bytes", "fetch.wait.max.ms"}
     | {"fetch.min.bytes", "isolation.level", "max.partition.fetch.bytes", "socket.timeout.ms"}
@@ -106,7 +106,7 @@ _NO_SUCH_PROPERTY: Final = re.compile(r"No such configuration property: \"(.*)\"
 
 
 def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) -> dict[str, str]:
-    """For a consumer; `given` has lost its prefix `kafka.`."""
+    """librdkafka's settings of a consumer; the keys of `given` are without the prefix `kafka.`."""
     _require_bootstrap(given, "consumer")
     config = _translate(given, _RENAMED | _RENAMED_CONSUMER, _REFUSED | _REFUSED_CONSUMER)
     prefix = group_id_prefix or "spark-kafka-source"
@@ -124,7 +124,7 @@ def consumer_config(given: Mapping[str, str], *, group_id_prefix: str | None) ->
 
 
 def producer_config(given: Mapping[str, str]) -> dict[str, str]:
-    """For a producer; `given` has lost its prefix `kafka.`."""
+    """librdkafka's settings of a producer; the keys of `given` are without the prefix `kafka.`."""
     _require_bootstrap(given, "producer")
     config = _translate(given, _RENAMED | _RENAMED_PRODUCER, _REFUSED | _REFUSED_PRODUCER)
     buffer_bytes = _number("buffer.memory", config.pop("buffer.memory", str(_BUFFER_BYTES)))
@@ -242,7 +242,7 @@ def _partitioner(java_class: str) -> dict[str, str]:
 
 
 def _may_be_idempotent(config: Mapping[str, str]) -> bool:
-    """Whether nothing that was asked for rules it out; Java's producer decides the same way."""
+    """Whether the settings allow an idempotent producer, by the rule of Java's producer."""
     return (
         config.get("acks", "all") in ("all", "-1")
         and config.get("retries", "1") != "0"
@@ -261,7 +261,7 @@ def _number(key: str, value: str) -> int:
 
 
 def _check(config: Mapping[str, str], client: type[Any], callback: str) -> None:
-    """Let librdkafka refuse what it does not know, and put it in the user's words."""
+    """Check the settings with librdkafka; its refusal names the option as the user wrote it."""
     reason = _refusal(config, client, callback)
     if reason is None:
         return
@@ -305,7 +305,7 @@ _COMMON: Final = (
 
 
 def beyond_own_client(kafka: Mapping[str, str]) -> list[str]:
-    """The settings that klamm's own client does not do justice to."""
+    """The settings that klamm's own client does not know."""
     beyond = set(kafka) - HONOURED - _WITHOUT_EFFECT
     if not beyond - SECURITY_SETTINGS and security_from_librdkafka(kafka) is not None:
         return []
@@ -313,19 +313,19 @@ def beyond_own_client(kafka: Mapping[str, str]) -> list[str]:
 
 
 def own_settings(kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings that klamm's own client looks at."""
+    """The settings that klamm's own client uses."""
     return {
         key: value for key, value in kafka.items() if key in HONOURED or key in SECURITY_SETTINGS
     }
 
 
 def can_fetch(kafka: Mapping[str, str]) -> bool:
-    """Whether klamm's own client does everything that the options ask for."""
+    """Whether klamm's own client knows all of these settings."""
     return not beyond_own_client(kafka)
 
 
 def tell_path(kafka: Mapping[str, str]) -> None:
-    """Say which way reads, and why it is not the quicker one."""
+    """Log which client reads, and which settings rule out klamm's own, faster one."""
     reasons = beyond_own_client(kafka)
     if reasons:
         names = ", ".join(f"kafka.{name}" for name in reasons)

@@ -15,7 +15,7 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.pipeline.source.ranges import OffsetRange
 
-#: Spark's workers look at this when they tell of an error, after which they end.
+#: Spark's workers read this variable when they report an error.
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 
 _LOG: Final = logging.getLogger("klamm.spark")
@@ -48,7 +48,7 @@ def plainly() -> Iterator[None]:
 
 
 def tell(message: str, *arguments: object) -> None:
-    """One line on stderr, whatever the level of logging; or where the user's handlers put it."""
+    """Log one line at any log level: to the user's handlers, or to stderr without any."""
     if not _LOG.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("klamm: %(message)s"))
@@ -74,5 +74,5 @@ def report_loss(what: str, *, fail: bool) -> None:
 
 
 def cannot_read(wanted: OffsetRange, position: int, why: str) -> str:
-    """That a task misses a part of its range."""
+    """The message about a part of a range that a task cannot read."""
     return f"Cannot fetch records in {wanted} from offset {position} on: {why}"

@@ -44,7 +44,7 @@ class Pool(Generic[_T]):
 
     @contextmanager
     def borrowed(self, settings: Mapping[str, str]) -> Iterator[_T]:
-        """One with these settings, kept afterwards unless the block ends with an error."""
+        """Borrow a client with these settings; it is kept unless the block ends with an error."""
         key = frozenset(settings.items())
         client = self._take(key) or self._make(settings)
         try:

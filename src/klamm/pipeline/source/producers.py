@@ -41,12 +41,12 @@ class KeptProducer:
         return self.failure is None and len(self.producer) == 0
 
     def close(self) -> None:
-        """Drop what is under way; librdkafka closes a producer with its last reference."""
+        """Drop unsent records; librdkafka closes a producer with its last reference."""
         self.producer.purge()
 
 
 class _Failures:
-    """Apart from the producer, so that it does not keep itself alive through its callbacks."""
+    """The failures of a producer; a separate object, so that callbacks do not keep it alive."""
 
     def __init__(self) -> None:
         self.first: KafkaError | None = None

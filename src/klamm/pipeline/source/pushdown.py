@@ -37,7 +37,7 @@ _END_OF_TIME: Final = (1 << 63) - 1
 
 
 class Narrowing:
-    """What is left to read."""
+    """The topics, partitions, offsets and timestamps that filters leave to be read."""
 
     def __init__(self) -> None:
         self._tests: list[Callable[[TopicPartition], bool]] = []
@@ -46,7 +46,7 @@ class Narrowing:
         self._since_ms: int | None = None
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take what can be taken; returned is what Spark still has to apply."""
+        """Take the filters that can be pushed down; return those that Spark still has to apply."""
         return [each for each in filters if not self._takes(each)]
 
     def keeps(self, partition: TopicPartition) -> bool:
@@ -59,7 +59,7 @@ class Narrowing:
         start: dict[TopicPartition, int],
         end: dict[TopicPartition, int],
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Ranges without what the filters leave out."""
+        """The ranges, cut by the filters on offsets and timestamps."""
         kept = [each for each in end if self.keeps(each)]
         since: dict[TopicPartition, int | None] = dict.fromkeys(kept, 0)
         if self._since_ms is not None:

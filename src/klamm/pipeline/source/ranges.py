@@ -1,4 +1,4 @@
-"""Ranges of offsets: how much of what is there is read now, and by how many tasks."""
+"""Ranges of offsets: how much a batch reads, and how ranges are divided among tasks."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ _TASKS_MIN: Final = 16
 def bundle(
     ranges: Sequence[OffsetRange], *, min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange | RangeBundle]:
-    """Let small ranges share tasks, as far as there stay enough of them.
+    """Let small ranges share tasks, but keep enough tasks for all cores.
 
     A task costs several milliseconds, and a request for one partition as much as one for hundreds.
     """

@@ -1,4 +1,4 @@
-"""Reading, once or as a stream: what is there, what of it is read next, and by which tasks."""
+"""The readers of Spark's batches and streams: they plan the offsets and tasks of each batch."""
 
 import logging
 import time
@@ -36,7 +36,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class TopicReader(DataSourceReader):
-    """Reads what is between two ends once."""
+    """Reads the offsets between a start and an end once, as a batch."""
 
     #: What Spark's filters leave to read.
     _narrowing: "Narrowing | None" = None
@@ -46,7 +46,7 @@ class TopicReader(DataSourceReader):
 
     @plainly()
     def partitions(self) -> list[InputPartition]:
-        """Look at the cluster once, so that all tasks are about the same moment."""
+        """The tasks; offsets are read once, so that all tasks agree on the end."""
         options = self._options
         tell_path(options.kafka)
         cluster = SourceCluster(options)
@@ -71,7 +71,7 @@ class TopicReader(DataSourceReader):
 
 
 class FilteringTopicReader(TopicReader):
-    """Takes Spark's filters too; only for sessions that allow it, as Spark wants it."""
+    """A reader that takes Spark's filters; Spark accepts it only if the session allows it."""
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":
         from klamm.pipeline.source.pushdown import Narrowing
@@ -110,7 +110,7 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on and on; where it stands is kept by Spark."""
+    """Plans the batches of a stream; Spark stores its position in the checkpoint."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -129,7 +129,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly()
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins; one that is restarted goes on where it was."""
+        """The start of a new query; a restarted query resumes from its checkpoint."""
         topics = self._reached.topics(self._options.selection)
         offsets = starting_offsets(self._reached, topics.partitions, self._options)
         # Spark logs this as the end of the first batch if there is nothing to read yet.
@@ -143,12 +143,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read up to here and no further, whatever comes in the meantime."""
+        """Fix the end of the query at the present end of the topics."""
         self._target = self._reached.latest_after(self._options.selection, Position({}))
 
     @plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; as far as `start` if there is to be none yet."""
+        """The end of the next batch; `start` if the batch has to wait for more records."""
         position = self._position = Position.from_json(start)
         if self._target is None:
             latest = self._look(position)
@@ -220,7 +220,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note for tools that show lag how far the stream has come; Spark keeps its own account."""
+        """Commit offsets for tools that show lag; Spark resumes from its own checkpoint."""
         group = self._options.commit_group
         if group is None:
             return
@@ -284,7 +284,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         report_loss(what, fail=self._options.fail_on_data_loss)
 
     def _is_too_early(self, count: int, limit: ReadLimit) -> bool:
-        """Whether there is less to read than a batch should have, and time to wait for more."""
+        """Whether fewer offsets than the minimum are available and the maximum delay still runs."""
         least = self._options.min_offsets_per_trigger
         if least is None or count >= least or self._target or isinstance(limit, ReadAllAvailable):
             return False
@@ -327,12 +327,12 @@ class _RefusedUnlimited(RefusedStreamReader):
 
 
 def stream_reader(options: ReadOptions) -> TopicStreamReader:
-    """The reader that this version of Spark knows how to ask."""
+    """The stream reader with the interface of this version of Spark."""
     return TopicStreamReader(options) if HAS_LIMITS else UnlimitedStreamReader(options)
 
 
 def refused_stream_reader(error: KlammError) -> RefusedStreamReader:
-    """The same for options that are wrong."""
+    """The same for invalid options: a reader that raises `error` when it is used."""
     return RefusedStreamReader(error) if HAS_LIMITS else _RefusedUnlimited(error)
 
 
@@ -343,7 +343,7 @@ def _limited(begins: Offsets, latest: Offsets, most: ReadLimit) -> dict[TopicPar
 
 
 def _reaches(target: Position, position: Position) -> bool:
-    """Whether everything that was read is still there, as far as it was read."""
+    """Whether the topics still have all partitions and offsets that the stream has read."""
     return all(
         target.offsets.get(each, -1) >= offset
         and not is_other(position.topic_ids, target.topic_ids, each.topic)

@@ -90,7 +90,7 @@ def _is_table(options: Mapping[str, str]) -> bool:
 
 
 def checked_columns(schema: StructType, types: Mapping[str, str]) -> list[str]:
-    """The names of the columns that a read is to have, which may be some of those that it has."""
+    """The names of the columns that Spark wants, checked against those of the format."""
     for field in schema:
         kind = types.get(field.name)
         if kind is None:
@@ -106,7 +106,7 @@ def checked_columns(schema: StructType, types: Mapping[str, str]) -> list[str]:
 
 
 def _check_for_any_read(options: Mapping[str, str]) -> None:
-    """Refuse what is wrong for a batch and for a stream; which of them it is, is not known yet."""
+    """Refuse options that are invalid for batches and for streams alike."""
     try:
         read_options(options, streaming=True)
     except ConfigError:

@@ -39,7 +39,7 @@ else:
 
     @dataclass
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """All there is."""
+        """No limit: all available offsets."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]

@@ -1,4 +1,4 @@
-"""What a task of a read does; the only part that a driver does not import."""
+"""The work of a read task. Drivers do not import it, because it doubles the time of an import."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The sink, exactly once: each task of a batch writes one transaction that also says so.
+"""The sink, exactly once: each task of a batch writes one transaction and its proof.
 
 In the same transaction as its rows, a task commits an offset of a consumer group of its own: the
 number of the batch, with a fingerprint of the rows as metadata. A task that runs again, be it after
@@ -66,7 +66,7 @@ class MappingChangedError(KlammError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which task of which batch of which query."""
+    """The identity of a task: query, batch and task number."""
 
     query: str
     batch: int
@@ -75,7 +75,7 @@ class Place:
 
 @dataclass
 class WrittenOnce(Written):
-    """How much one task has written, and where the proof of it is."""
+    """The number of rows that one task has written, its identity, and the topic of the proof."""
 
     place: Place | None = None
     topic: str | None = None
@@ -83,7 +83,7 @@ class WrittenOnce(Written):
 
 
 class Fingerprint:
-    """What rows amount to, in any order: their number, and a sum over their bytes."""
+    """A fingerprint of rows in any order: their number, and a sum over their bytes."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -150,7 +150,7 @@ def transactional_config(kafka: dict[str, str]) -> dict[str, str]:
 def write_once(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, place: Place
 ) -> WrittenOnce:
-    """What a task does: its rows are committed when it returns, by it or by another attempt."""
+    """Write the rows of a task; when it returns, this or another attempt has committed them."""
     first = next((each for each in batches if each.num_rows), None)
     if first is None:
         return WrittenOnce(0)
@@ -216,7 +216,7 @@ def _skip(
     place: Place,
     ledger: "BatchLedger",
 ) -> WrittenOnce:
-    """The batch has this task's rows already, if they are these rows."""
+    """Skip a task that has committed before; raise if it had other rows then."""
     for batch in batches:
         fingerprint.add(batch)
     if recorded != fingerprint.to_json():
@@ -315,7 +315,7 @@ def _sender(options: WriteOptions, name: str) -> Sender:
 
 
 def _key(options: WriteOptions, name: str) -> str:
-    """What a producer is kept under: the cluster, and its transactional id."""
+    """The key of a producer in the pool: the cluster and the transactional id."""
     return f"{options.kafka['bootstrap.servers']} {name}"
 
 
@@ -344,7 +344,7 @@ def _forget(options: WriteOptions, name: str, sender: Sender | None) -> None:
 
 
 def _retried(ask: Any) -> None:
-    """Ask again for what librdkafka says may be asked again; it goes on where it was."""
+    """Retry an operation while librdkafka calls its error retriable."""
     deadline = time.monotonic() + _REQUEST_S * 4
     while True:
         try:
@@ -357,7 +357,7 @@ def _retried(ask: Any) -> None:
 
 
 def _is_fencing(reason: KafkaError | None) -> bool:
-    """Whether a producer that failed so was fenced by another attempt."""
+    """Whether this error means that another attempt has fenced the producer."""
     return reason is not None and (reason.fatal() or reason.code() in _FENCING)
 
 
@@ -376,7 +376,7 @@ def _told(reason: KafkaError | None, error: Exception) -> str:
 
 
 def _client_config(kafka: Any) -> dict[str, str]:
-    """What a consumer shares with the producer: how the cluster is reached."""
+    """The settings of the producer that a consumer needs to reach the cluster."""
     shared = (
         "bootstrap.servers",
         "client.id",

@@ -80,7 +80,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 
 def _is_same(found: DataType, wanted: DataType) -> bool:
-    """Whether they are the same apart from what may be null."""
+    """Whether two types are equal apart from nullability."""
     return found.simpleString() == wanted.simpleString()
 
 
@@ -107,18 +107,18 @@ class TopicStreamWriter(StreamWriter):  # type: ignore[misc]  # which of two dep
 
 
 def arrow_batches(iterator: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-    """What Spark gives to the writer of a stream, as Arrow in every version."""
+    """The input of a stream's writer as Arrow batches, in every version of Spark."""
     return iterator if HAS_ARROW_STREAM_WRITER else _as_batches(iterator)
 
 
 def _as_batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
-    """For Spark 4.0, which gives rows to the writer of a stream."""
+    """Rows as Arrow batches, for Spark 4.0, which passes rows to a stream's writer."""
     while portion := list(itertools.islice(rows, _ROWS)):
         yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in portion])
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
-    """What a task does: returns once brokers have acknowledged every row."""
+    """Write the rows of a task; return when brokers have acknowledged every row."""
     rows = 0
     with PRODUCERS.borrowed(options.kafka) as kept:
         sender = Sender(options.topic, kept)
@@ -134,7 +134,7 @@ def _listed(columns: dict[str, Any], name: str, count: int) -> list[Any]:
 
 
 class Sender:
-    """Hands rows to a producer, and raises what went wrong with any of them."""
+    """Hands rows to a producer, and raises the first delivery error."""
 
     def __init__(self, topic: str | None, kept: KeptProducer) -> None:
         self._topic = topic
@@ -143,7 +143,7 @@ class Sender:
 
     @property
     def failure(self) -> KafkaError | None:
-        """The first failure that librdkafka told of."""
+        """The first failure that librdkafka reported."""
         return self._kept.failure
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
@@ -185,13 +185,13 @@ class Sender:
         self._raise_failure()
 
     def finish(self) -> None:
-        """Wait for what is under way; each record is delivered or fails in its time."""
+        """Wait until each record is delivered or has failed."""
         while self.producer.flush(_POLL_S * 10):
             self._raise_failure()
         self._raise_failure()
 
     def give_up(self, error: KafkaError) -> NoReturn:
-        """End the task, and drop what is under way, so that nothing is waited for."""
+        """End the task without waiting: drop the unsent records."""
         self.producer.purge()
         raise DeliveryError(f"{error.name()}: {error.str()}", error)
 

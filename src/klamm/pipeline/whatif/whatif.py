@@ -153,7 +153,7 @@ class Judgement:
 def judge(partitions: PartitionColumns, online: Mask) -> Judgement:
     """What the controller does about partitions of whose replicas only those are `online`.
 
-    A leader that stays keeps what is left of its ISR. Who has lost the leader gets an election;
+    A leader that stays keeps the live members of its ISR. A partition without one gets an election;
     without a candidate, the controller still takes the failed members out of the ISR one by
     one, all but the last.
     """

@@ -47,19 +47,19 @@ def error_codes(values: Values) -> Iterator[int]:
 
 
 def _each_partition(
-    topics_name: str, topic_name: str, partition_name: str, answer_name: str, answer_index: str
+    topics_name: str, topic_name: str, partition_name: str, response_name: str, response_index: str
 ) -> Callable[[Any, ErrorCode], Values]:
     """A response with an error for each partition of the request."""
 
     def make(body: Any, code: ErrorCode) -> Values:
         return {
-            answer_name: [
+            response_name: [
                 {
                     "name": getattr(topic, topic_name),
                     "topic": getattr(topic, topic_name),
                     "partitions": [
                         {
-                            answer_index: getattr(each, partition_name),
+                            response_index: getattr(each, partition_name),
                             "error_code": code,
                             **_NO_OFFSETS,
                         }
@@ -292,10 +292,10 @@ def _describe_producers(body: Any, code: ErrorCode) -> Values:
     }
 
 
-def _resources(answer_name: str) -> Callable[[Any, ErrorCode], Values]:
+def _resources(response_name: str) -> Callable[[Any, ErrorCode], Values]:
     def make(body: Any, code: ErrorCode) -> Values:
         return {
-            answer_name: [
+            response_name: [
                 {
                     "error_code": code,
                     "error_message": code.message,

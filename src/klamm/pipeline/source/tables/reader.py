@@ -48,7 +48,7 @@ class TopicShare(InputPartition):
 
 @dataclass(frozen=True)
 class BrokerShare(InputPartition):
-    """What one broker knows, for one task; None stands for whichever answers."""
+    """The rows that one broker has, for one task; None stands for any broker that responds."""
 
     broker: int | None
 
@@ -85,7 +85,7 @@ def table_options(options: Mapping[str, str], columns: Sequence[str] | None = No
 
 
 def _with_tokens(kafka: Mapping[str, str]) -> tuple[ClientSecurity | None, dict[str, str]]:
-    """Security by OAUTHBEARER, in Java's names, and the other settings; None if it is another."""
+    """The settings of OAUTHBEARER in Java's names, and the others; None for other security."""
     if kafka.get("sasl.mechanism", "").strip() != OAUTHBEARER:
         return None, dict(kafka)
     rest = {
@@ -97,7 +97,7 @@ def _with_tokens(kafka: Mapping[str, str]) -> tuple[ClientSecurity | None, dict[
 
 
 def open_admin(options: TableOptions) -> "Admin":
-    """A client of the cluster; drivers start a process for each query, and few read a table."""
+    """A client of the cluster, imported late because few queries read a table."""
     from klamm.client.admin import Admin
 
     kafka = options.kafka

@@ -129,10 +129,10 @@ def _settings_by_topic(
 def _configs(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     if isinstance(share, BrokerShare):
         name = str(share.broker)
-        answer = admin.ask_broker(
+        response = admin.ask_broker(
             _asked(share), ApiKey.DESCRIBE_CONFIGS, _config_request(_BROKER, [name])
         )
-        yield from _settings("broker", answer)
+        yield from _settings("broker", response)
         return
     assert isinstance(share, TopicShare)
     for at in range(0, len(share.topics), _TOPICS_AT_A_TIME):
@@ -151,8 +151,8 @@ def _config_request(kind: int, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _settings(resource: str, answer: Any) -> Rows:
-    for result in answer.results:
+def _settings(resource: str, response: Any) -> Rows:
+    for result in response.results:
         if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             continue
         check(result.error_code, result.error_message)
@@ -171,14 +171,14 @@ def _settings(resource: str, answer: Any) -> Rows:
 def _logdirs(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
     broker = _asked(share)
     try:
-        answer = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
-        check(getattr(answer, "error_code", ErrorCode.NONE))
+        response = admin.ask_broker(broker, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+        check(getattr(response, "error_code", ErrorCode.NONE))
     except (KafkaError, UnavailableError) as refusal:
         # The rest of the table is useful without this broker.
         code = refusal.code if isinstance(refusal, KafkaError) else ErrorCode.NETWORK_EXCEPTION
         yield (broker, None, code.name, *[None] * 7)
         return
-    for directory in answer.results:
+    for directory in response.results:
         error = ErrorCode.of(directory.error_code).name if directory.error_code else None
         sizes = [_known(getattr(directory, name, None)) for name in ("total_bytes", "usable_bytes")]
         place = (broker, directory.log_dir, error, *sizes)
@@ -240,9 +240,9 @@ def _lag(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
 def _coordinated(admin: Admin, broker: int) -> list[str]:
     """The groups that a broker coordinates."""
     asked: dict[str, Any] = {"states_filter": [], "types_filter": []}
-    answer = admin.ask_broker(broker, ApiKey.LIST_GROUPS, asked)
-    check(answer.error_code)
-    return sorted(each.group_id for each in answer.groups)
+    response = admin.ask_broker(broker, ApiKey.LIST_GROUPS, asked)
+    check(response.error_code)
+    return sorted(each.group_id for each in response.groups)
 
 
 def _asked(share: InputPartition) -> int:
