@@ -16,7 +16,7 @@ from klamm.pipeline import session
 from klamm.pipeline.ingest import run
 from klamm.pipeline.ingest.metrics import prometheus_text
 from klamm.pipeline.ingest.run import Summary
-from klamm.pipeline.source.loss import report_loss
+from klamm.pipeline.source.messages import report_loss
 from tests.pipeline.ingest.records import Place
 from tests.pipeline.ingest.test_run import produce
 

@@ -111,7 +111,7 @@ class Registry:
             found[each["name"]] = referred["schema"]
 
     def _get(self, path: str) -> Any:
-        """A response; None for what there is not. What passes is tried again."""
+        """The response, None for status 404; transient failures are retried."""
         request = urllib.request.Request(self.url + path, headers=self._headers)
         reason = ""
         for attempt in range(_ATTEMPTS):
