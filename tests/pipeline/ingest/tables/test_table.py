@@ -166,6 +166,21 @@ def test_partitions_by_column_and_by_day(place):
     assert len(table.files()) == 2
 
 
+@pytest.mark.parametrize("name", ["a/b c=ü%20", "..", None])
+def test_files_of_partitions_with_any_name_can_be_replaced(place, name):
+    by = (PartitionBy("name"),)
+    table = made(place, partition_by=by)
+    for number in range(3):
+        writer = FileWriter(table.layout(SCHEMA, by))
+        writer.write(rows(number).set_column(1, "name", pa.array([name], pa.string())))
+        table.commit(Commit(writer.finish(), batch=number))
+    (group,) = groups_to_compact(table.files(), 1 << 20)
+    table.commit(Commit(compact(group, table.layout(SCHEMA, by)), group))
+    assert len(table.files()) == 1
+    table.expire(0)
+    assert [(each["id"], each["name"]) for each in place.rows()] == [(n, name) for n in range(3)]
+
+
 def test_a_partition_that_is_no_column_is_refused(place):
     with pytest.raises(ConfigError, match="no column nope to partition by"):
         made(place, partition_by=(PartitionBy("nope"),))

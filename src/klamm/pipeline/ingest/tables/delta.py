@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -96,7 +97,7 @@ class DeltaFiles:
         listing = pa.table(self._table.get_add_actions(flatten=False)).to_pylist()
         return [
             DataFile(
-                each["path"],
+                unquote(each["path"]),  # as the log has it: a URI
                 each["size_bytes"],
                 each["num_records"] or 0,
                 {
