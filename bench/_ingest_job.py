@@ -8,15 +8,12 @@ one line of JSON: the seconds and the CPU seconds of the last round.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from _spark_job import cpu_s
+from _spark_job import cpu_s, session
 
 #: In front of the values of format avro: the frame of a registry.
 FRAME = 5
@@ -24,19 +21,7 @@ FRAME = 5
 
 def main():
     side, bootstrap, topic, form, folder, rounds, schema, *jars = sys.argv[1:]
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.parquet.compression.codec", "zstd")
-    )
-    if jars:
-        builder = builder.config("spark.jars", jars[0])
-    spark = builder.getOrCreate()
+    spark = session(jars, **{"spark.sql.parquet.compression.codec": "zstd"})
     ingest = with_klamm if side == "klamm" else with_connector
     figure = {}
     for number in range(int(rounds)):

@@ -21,8 +21,8 @@ LATENCY_S = 40
 LATENCY_RATE = 500
 
 
-def main():
-    form, bootstrap, source, target, records, rounds, what, *jars = sys.argv[1:]
+def session(jars, **settings):
+    """A session on two cores of this machine, with these jars and settings."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (
         SparkSession.builder.master("local[2]")
@@ -34,7 +34,14 @@ def main():
     )
     if jars:
         builder = builder.config("spark.jars", jars[0])
-    spark = builder.getOrCreate()
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def main():
+    form, bootstrap, source, target, records, rounds, what, *jars = sys.argv[1:]
+    spark = session(jars)
     more = json.loads(os.environ.get("KAFKA_OPTIONS", "{}"))
     servers = {"kafka.bootstrap.servers": bootstrap, **more}
 

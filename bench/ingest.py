@@ -23,7 +23,18 @@ from pathlib import Path
 import fastavro
 from confluent_kafka import Producer
 
-from bench.spark import HOME, PARTITIONS, ROOT, SPARK, connector, create, delete, one_broker
+from bench.spark import (
+    HOME,
+    PARTITIONS,
+    ROOT,
+    SPARK,
+    connector,
+    create,
+    delete,
+    flush,
+    one_broker,
+    produce,
+)
 
 FORMATS = ("raw", "json", "avro")
 SIZES = (200, 1000)
@@ -130,14 +141,8 @@ def fill(bootstrap, size, records, form):
             value = b"\0\0\0\0\1" + out.getvalue()
         else:
             value = json.dumps(order).encode()
-        while True:
-            try:
-                producer.produce(topic, value, partition=number % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.1)
-    if producer.flush(120):
-        sys.exit("The topic could not be filled.")
+        produce(producer, topic, value, number % PARTITIONS)
+    flush(producer)
     return topic
 
 

@@ -137,15 +137,25 @@ def fill(bootstrap, size, records, codec, partitions=PARTITIONS):
     note = b"lorem ipsum dolor " * (size // 18)
     for number in range(records):
         value = (words % (number, number * 7919 % 99991, note))[:size]
-        while True:
-            try:
-                producer.produce(topic, value, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(0.1)
+        produce(producer, topic, value, number % partitions)
+    flush(producer)
+    return topic
+
+
+def produce(producer, topic, value, partition):
+    """Hand a record to librdkafka, waiting while its queue is full."""
+    while True:
+        try:
+            producer.produce(topic, value, partition=partition)
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
+def flush(producer):
+    """Wait until all records are delivered."""
     if producer.flush(120):
         sys.exit("The topic could not be filled.")
-    return topic
 
 
 def create(bootstrap, topic, partitions=PARTITIONS):

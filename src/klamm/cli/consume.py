@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import sys
@@ -19,7 +18,7 @@ from klamm.client.admin import DEFAULT_BOOTSTRAP, Admin
 from klamm.config.client_properties import ClientSecurity
 from klamm.errors import KlammError
 from klamm.names import EARLIEST, LATEST, TopicPartition
-from klamm.net.librdkafka import librdkafka_settings
+from klamm.net.librdkafka import librdkafka_settings, record_as_json
 
 _POLL_S: Final = 0.5
 _ISOLATION_LEVELS: Final = ("read_committed", "read_uncommitted")
@@ -219,7 +218,7 @@ def _writer(form: str | None, as_json: bool) -> Callable[[Any], int]:
     if as_json:
 
         def render(record: Any) -> bytes:
-            return json.dumps(_as_object(record), ensure_ascii=False).encode() + b"\n"
+            return json.dumps(record_as_json(record), ensure_ascii=False).encode() + b"\n"
     else:
         pieces = _pieces(form if form is not None else r"%s\n")
 
@@ -249,31 +248,8 @@ def _pieces(form: str) -> list[bytes | Callable[[Any], bytes]]:
     return [tokens[part] if at % 2 else part.encode() for at, part in enumerate(parts)]
 
 
-def _as_object(record: Any) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "topic": record.topic(),
-        "partition": record.partition(),
-        "offset": record.offset(),
-        "timestamp": record.timestamp()[1],
-        "key": _text(record.key()),
-        "value": _text(record.value()),
-        "headers": [[name, _text(value)] for name, value in _headers(record)],
-    }
-    return shown
-
-
 def _headers(record: Any) -> list[tuple[str, bytes | None]]:
     return record.headers() or []
-
-
-def _text(data: bytes | None) -> str | None:
-    """Bytes as text if they are UTF-8, else as base64 with a mark."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(data).decode()
 
 
 def _number(value: int) -> bytes:

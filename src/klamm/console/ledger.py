@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from klamm.console.columns import ClusterColumns, ShownBroker, with_named_brokers
 from klamm.console.history import SCHEMA, event_sentence, story_rows
+from klamm.console.watch import ChangeListeners
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, widen
 from klamm.errors import KlammError
 from klamm.pipeline.arrow import rows_from_arrow
 
 Key = tuple[int, int]
-Listener = Callable[[list["HistoryEvent"]], None]
 
 _HEADER: Final = [name for name in SCHEMA.names if name not in ("decisions", "topics", "parts")]
 _DECISIONS_KEPT: Final = 3
@@ -128,23 +128,15 @@ class Ledger:
         self._order: list[Key] = []
         self._is_sorted = True
         self._index: Index | None = None
-        self._listeners: list[Listener] = []
+        self._listeners: ChangeListeners[list[HistoryEvent]] = ChangeListeners()
         self.caught_up = threading.Event()
 
     def __len__(self) -> int:
         return len(self._events)
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Callable[[list[HistoryEvent]], None]) -> Callable[[], None]:
         """Call a listener with new events, in order; return a function that ends this."""
-        with self._lock:
-            self._listeners.append(listener)
-
-        def end() -> None:
-            with self._lock:
-                if listener in self._listeners:
-                    self._listeners.remove(listener)
-
-        return end
+        return self._listeners.add(listener)
 
     def add(self, batches: Sequence[pa.RecordBatch], is_all: bool = True) -> list[HistoryEvent]:
         """Take batches; returns the events that are new, and tells them to listeners."""
@@ -154,11 +146,9 @@ class Ledger:
                 fresh += self._add(batch)
             if fresh:
                 self._index = None
-            listeners = list(self._listeners)
         fresh.sort(key=lambda event: event.key)
         if fresh:
-            for listener in listeners:
-                listener(fresh)
+            self._listeners.tell(fresh)
         if is_all:
             self.caught_up.set()
         return fresh

@@ -1,7 +1,6 @@
 """The records of a topic: a bounded scan with a filter, a live tail, export, and producing one."""
 
 import asyncio
-import base64
 import csv
 import io
 import threading
@@ -23,6 +22,7 @@ from klamm.console.requests import failure, parse_number, route
 from klamm.console.session import Session
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.names import EARLIEST, LATEST, TopicPartition
+from klamm.net.librdkafka import record_as_json
 
 _SCANNED_MAX: Final = 1_000_000
 _FOUND_MAX: Final = 100_000
@@ -144,7 +144,7 @@ def read_records(
                     if offset >= scan.ends[name]:
                         continue  # written since
                 scanned += 1
-                record = as_record(message)
+                record = record_as_json(message)
                 if found < scan.limit and scan.wanted(record):
                     found += 1
                     portion.append(record)
@@ -157,28 +157,6 @@ def read_records(
         yield portion, scanned
     finally:
         consumer.close()
-
-
-def as_record(message: Any) -> dict[str, Any]:
-    """A record as `klamm consume --json` prints it."""
-    return {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": message.timestamp()[1],
-        "key": _text(message.key()),
-        "value": _text(message.value()),
-        "headers": [[name, _text(value)] for name, value in message.headers() or []],
-    }
-
-
-def _text(data: bytes | None) -> str | None:
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(data).decode()
 
 
 # Endpoints

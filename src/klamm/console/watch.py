@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,35 @@ _ROWS_TOLD_MAX: Final = 5000
 #: A cluster of more partitions is not read for every question.
 _DEAR_PARTITIONS: Final = 20_000
 
-Listener = Callable[[dict[str, Any]], None]
+
+T = TypeVar("T")
+
+
+class ChangeListeners(Generic[T]):
+    """Functions that are called with each change, in the thread that made it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[T], None]] = []
+
+    def add(self, listener: Callable[[T], None]) -> Callable[[], None]:
+        """Add a listener; return a function that removes it."""
+        with self._lock:
+            self._listeners.append(listener)
+
+        def remove() -> None:
+            with self._lock:
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
+
+        return remove
+
+    def tell(self, change: T) -> None:
+        """Call every listener with a change."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(change)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,14 +86,13 @@ class ClusterWatch:
 
     def __init__(self, admin: Admin) -> None:
         self.admin = admin
-        self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._moment: Moment | None = None
         self._problem: str | None = None
         self._first = threading.Event()
         self._stopping = threading.Event()
         self._wanted = threading.Event()
-        self._listeners: list[Listener] = []
+        self._listeners: ChangeListeners[dict[str, Any]] = ChangeListeners()
         self._known: dict[int, ShownBroker] = {}
         self._down_since: dict[int, datetime] = {}
         self._last_cost_s = 0.0
@@ -81,17 +108,9 @@ class ClusterWatch:
         self._wanted.set()
         self._thread.join(timeout=5)
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
         """Call a listener with each change, in the watching thread; the result ends this."""
-        with self._lock:
-            self._listeners.append(listener)
-
-        def end() -> None:
-            with self._lock:
-                if listener in self._listeners:
-                    self._listeners.remove(listener)
-
-        return end
+        return self._listeners.add(listener)
 
     def moment(self, timeout_s: float = 10.0) -> Moment:
         """The newest moment; waits for the first."""
@@ -233,7 +252,7 @@ class ClusterWatch:
         layout = before.layout if same_rows else before.layout + 1
         moment = Moment(before.version + 1, layout, columns, health, at)
         self._moment = moment
-        self._tell(_difference(before, moment))
+        self._listeners.tell(_difference(before, moment))
 
     def _on_problem(self, text: str) -> None:
         self._problem = text
@@ -245,13 +264,7 @@ class ClusterWatch:
         health = replace(judge_health(columns, self._down_since), text=f"No broker answers: {text}")
         moment = Moment(before.version + 1, before.layout, columns, health, before.read_at, text)
         self._moment = moment
-        self._tell(_difference(before, moment))
-
-    def _tell(self, change: dict[str, Any]) -> None:
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener(change)
+        self._listeners.tell(_difference(before, moment))
 
 
 def _who(brokers: Sequence[int], controller: int) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A client's security in the spelling of librdkafka, for what klamm reads and writes through it."""
+"""librdkafka's clients: a client's security in its spelling, and its records as JSON."""
 
 from __future__ import annotations
 
@@ -122,3 +122,25 @@ def _text_of(settings: Mapping[str, str], key: str) -> str | None:
         return Path(location).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{key}.location: {location} cannot be read: {error.strerror}") from error
+
+
+def record_as_json(message: Any) -> dict[str, Any]:
+    """A record as `klamm consume --json` prints it; bytes that are not UTF-8 are in base64."""
+    return {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": message.timestamp()[1],
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+        "headers": [[name, _text(value)] for name, value in message.headers() or []],
+    }
+
+
+def _text(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()

@@ -9,6 +9,7 @@ from klamm.broker.groups.records import GroupKey, OffsetKey, decode_key
 from klamm.errors import IllegalTransitionError
 from klamm.protocol.codes import ErrorCode
 from tests.broker.groups.driver import GROUP, INITIAL_DELAY_MS, Driver, protocols, subscription
+from tests.support.event_loop import result_of
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_metadata_and_assignment_are_shown_in_a_stable_group_only(driver):
 def test_groups_are_listed_with_their_states(driver):
     driver.form_group(group="stable")
     driver.commit({("t", 0): 1}, group="offsets only")
-    listed = driver.coordinator.list_groups()
+    listed = result_of(driver.coordinator.list_groups())
     assert listed.error is ErrorCode.NONE
     assert set(listed.groups) == {
         ListedGroup("stable", "consumer", "Stable"),
@@ -77,7 +78,7 @@ def test_groups_are_listed_with_their_states(driver):
 def test_list_can_be_narrowed(driver, states, types, expected):
     driver.form_group(group="s")
     driver.commit({("t", 0): 1}, group="e")
-    listed = driver.coordinator.list_groups(states, types)
+    listed = result_of(driver.coordinator.list_groups(states, types))
     assert sorted(group.group_id for group in listed.groups) == expected
 
 
@@ -85,7 +86,9 @@ def test_list_can_be_narrowed(driver, states, types, expected):
 def test_list_says_if_it_may_be_incomplete():
     driver = Driver(owned=[0, 1, 2])
     driver.coordinator.begin_load(3, 0)
-    assert driver.coordinator.list_groups().error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert (
+        result_of(driver.coordinator.list_groups()).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    )
 
 
 @pytest.mark.rule("GRP-22")
@@ -102,9 +105,12 @@ def test_only_empty_groups_are_deleted(driver):
         "offsets": ErrorCode.NONE,
         "x": ErrorCode.GROUP_ID_NOT_FOUND,
     }
-    assert {g.group_id for g in driver.coordinator.list_groups().groups} == {"busy", "joining"}
+    assert {g.group_id for g in result_of(driver.coordinator.list_groups()).groups} == {
+        "busy",
+        "joining",
+    }
     driver.fail_over()
-    assert {g.group_id for g in driver.coordinator.list_groups().groups} == {"busy"}
+    assert {g.group_id for g in result_of(driver.coordinator.list_groups()).groups} == {"busy"}
 
 
 @pytest.mark.rule("GRP-22", "OFF-7")

@@ -22,6 +22,7 @@ from tests.broker.groups.driver import (
     partition_of,
     protocols,
 )
+from tests.support.coordinators import TOLD_BY_EVERY_COORDINATOR
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -163,11 +164,7 @@ def test_commit_is_answered_and_seen_once_it_is_in_the_log(driver):
 @pytest.mark.parametrize(
     ("log_error", "told"),
     [
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
-        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
+        *TOLD_BY_EVERY_COORDINATOR,
         (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.REQUEST_TIMED_OUT),
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE),
         (ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE),

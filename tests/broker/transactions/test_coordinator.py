@@ -8,6 +8,7 @@ from klamm.broker.transactions.records import TransactionRecord, TransactionStat
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 from tests.broker.transactions.driver import ID, ORDERS, PARTITIONS, TIMEOUT_MS, Driver
+from tests.support.coordinators import TOLD_BY_EVERY_COORDINATOR
 
 S = TransactionState
 HOME = transaction_partition(ID, PARTITIONS)
@@ -327,12 +328,8 @@ class TestEndTransaction:
 @pytest.mark.parametrize(
     ("refusal", "told"),
     [
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        *TOLD_BY_EVERY_COORDINATOR,
         (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
-        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
         (ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],

@@ -1,9 +1,7 @@
 """One broker for all tests that leave it as they found it."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,19 +17,6 @@ def cluster(
 ) -> Iterator[RealCluster]:
     with RealCluster(zookeeper_server, tmp_path_factory.mktemp("topics"), brokers=1) as started:
         yield started
-
-
-@pytest.fixture
-def start_cluster(
-    zookeeper_server: ZooKeeperServer, tmp_path: Path
-) -> Iterator[Callable[..., RealCluster]]:
-    """Starts a cluster that a test may do anything to."""
-    with ExitStack() as stack:
-
-        def start(**arguments: Any) -> RealCluster:
-            return stack.enter_context(RealCluster(zookeeper_server, tmp_path, **arguments))
-
-        yield start
 
 
 @pytest.fixture

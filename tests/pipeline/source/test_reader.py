@@ -268,14 +268,8 @@ def test_what_compaction_removed_is_passed_over(cluster, topic):
         assert last == {number: 900 + number for number in range(100)}
 
 
-def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypatch):
-    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
-    cluster.create(topic, factor=1)
-    produce(cluster, topic, range(3))
-    options = given(cluster, {"subscribe": topic})
-    (task,) = TopicReader(read_options(options, streaming=False)).partitions()
-    cluster.admin.delete_topics([topic])[topic].result(PATIENCE_S)
-    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, f"{topic} is deleted")
+def check_deleted_topic(options, task):
+    """Both clients notice that the topic of a task is gone: an error, or no rows."""
     for more in ({}, {"kafka.client.rack": "a"}):
         reader = TopicReader(read_options(options | more, streaming=False))
         with pytest.raises(DataLossError, match="the topic was deleted"):
@@ -284,6 +278,17 @@ def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypat
             read_options(options | more | {"failOnDataLoss": "false"}, streaming=False)
         )
         assert list(lenient.read(task)) == []
+
+
+def test_a_topic_that_goes_away_under_a_task_is_missed(cluster, topic, monkeypatch):
+    monkeypatch.setattr(reaching, "GONE_AFTER_S", 0.5)
+    cluster.create(topic, factor=1)
+    produce(cluster, topic, range(3))
+    options = given(cluster, {"subscribe": topic})
+    (task,) = TopicReader(read_options(options, streaming=False)).partitions()
+    cluster.admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    wait_until(lambda: cluster.znode(f"/brokers/topics/{topic}") is None, f"{topic} is deleted")
+    check_deleted_topic(options, task)
 
 
 def test_a_topic_that_is_created_again_under_a_task_is_another_one(cluster, topic, monkeypatch):
@@ -294,14 +299,7 @@ def test_a_topic_that_is_created_again_under_a_task_is_another_one(cluster, topi
     (task,) = TopicReader(read_options(options, streaming=False)).partitions()
     recreate(cluster, topic)
     produce(cluster, topic, range(100, 103))
-    for more in ({}, {"kafka.client.rack": "a"}):
-        reader = TopicReader(read_options(options | more, streaming=False))
-        with pytest.raises(DataLossError, match="the topic was deleted"):
-            list(reader.read(task))
-        lenient = TopicReader(
-            read_options(options | more | {"failOnDataLoss": "false"}, streaming=False)
-        )
-        assert list(lenient.read(task)) == []
+    check_deleted_topic(options, task)
 
 
 def test_an_address_where_nobody_answers_is_said_in_seconds_and_once(capfd):
