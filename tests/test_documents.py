@@ -144,6 +144,12 @@ def test_the_files_that_architecture_names_exist():
     assert not [name for name in missing if not (ROOT / name).exists()]
 
 
+def test_every_file_of_the_interoperation_tests_is_described():
+    text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "tests" / "interop").glob("test_*.py")}
+    assert set(re.findall(r"^\| `(test_\w+\.py)` \|", text, re.MULTILINE)) == files
+
+
 def test_the_compatibility_tables_are_what_the_code_has():
     assert compatibility.PAGE.read_text(encoding="utf-8").splitlines() == list(
         compatibility.lines()
