@@ -23,6 +23,7 @@ from klamm.protocol.records import (
     MAGIC,
     Batch,
     Record,
+    Scan,
     build_batch,
     decode_batch_header,
     encode_assigned,
@@ -171,6 +172,64 @@ def test_scanning_finds_what_reading_finds(given_records):
     assert base + scan.min_timestamp_delta == min(timestamps)
     assert scan.null_key_index == (without_key[0] if without_key else -1)
     assert scan.is_dense
+
+
+def scanned_one_by_one(batch: Batch) -> Scan:
+    """What `scan_records` has to find, from records that are read one after the other."""
+    found = list(iterate_records(batch))
+    deltas = [each.timestamp - batch.header.base_timestamp for each in found]
+    without_key = (index for index, each in enumerate(found) if each.key is None)
+    is_dense = [each.offset - batch.header.base_offset for each in found] == [*range(len(found))]
+    return Scan(min(deltas), max(deltas), is_dense, next(without_key, -1))
+
+
+#: Some records of one shape: how many, the sizes of key and value, and their timestamps in turn.
+one_shape = st.tuples(
+    st.integers(1, 200),
+    st.none() | st.integers(0, 70),
+    st.none() | st.integers(0, 70),
+    st.lists(st.sampled_from([-9000, -1, 0, 1, 63, 64, 70, 9000]), min_size=1, max_size=2),
+)
+
+
+@given(data=st.data(), shapes=st.lists(one_shape, min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+@pytest.mark.rule("LOG-6")
+def test_records_of_one_shape_are_scanned_as_if_one_by_one(data, shapes):
+    given_records = [
+        Record(
+            None if key is None else b"k" * key,
+            None if value is None else b"v" * value,
+            NOW + times[number % len(times)],
+        )
+        for count, key, value, times in shapes
+        for number in range(count)
+    ]
+    batch = build_batch(given_records)
+    count, body = len(given_records), bytearray(batch.data[HEADER_SIZE:])
+    assert scan_records(body, count, find_null_key=True) == scanned_one_by_one(batch)
+    body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        changed = scan_records(body, count, find_null_key=True)
+    except RemoteProtocolError:
+        changed = None
+    tampered = Batch(batch.header, memoryview(bytes(batch.data[:HEADER_SIZE]) + body))
+    try:
+        expected = scanned_one_by_one(tampered)
+    except RemoteProtocolError:
+        expected = None
+    assert changed == expected
+
+
+@pytest.mark.rule("LOG-9")
+def test_one_wrong_offset_among_records_of_one_shape_is_noticed():
+    batch = build_batch([Record(b"key", b"value", NOW)] * 300)
+    body = bytearray(batch.data[HEADER_SIZE:])
+    assert scan_records(body, 300).is_dense
+    at = body.rindex(b"key") - 3  # the first byte of the last record's offset delta
+    assert body[at : at + 2] == encode_varint(299)
+    body[at] ^= 2
+    assert not scan_records(body, 300).is_dense
 
 
 @pytest.mark.rule("LOG-9")

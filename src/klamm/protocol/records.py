@@ -5,7 +5,7 @@ What a broker must refuse raises RemoteProtocolError; which Kafka error that is,
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -33,6 +33,14 @@ _DELETE_HORIZON: Final = 0x40
 
 #: Below every timestamp delta.
 _NO_TIMESTAMP_DELTA: Final = -(1 << 64)
+
+#: Records of one shape are checked together from this many on.
+_ALIKE_MIN: Final = 8
+#: The bytes of the offset deltas 0, 1, 2, ... as they are coded, in columns: of one byte, of two.
+_OFFSET_COLUMNS: Final[Mapping[int, Sequence[bytes]]] = {
+    1: (bytes(range(0, 0x80, 2)),),
+    2: (bytes(range(0x80, 0x100, 2)) * 0x80, bytes(each >> 6 for each in range(0x2000))),
+}
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _ASSIGNED: Final = struct.Struct(">qii")
@@ -248,16 +256,20 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
     bytes came as they were sent, and a record that cannot be read would stop the log cleaner and
     every consumer. This runs for every record that is produced, hence the short cuts for numbers
     of one and two bytes, and hence comparing them as they are coded: twice the number, and odd if
-    it is negative.
+    it is negative. Records of one shape are checked together (`_count_alike`).
     """
     if count < 1:
         raise RemoteProtocolError(f"a batch announces {count} records")
+    data = memoryview(data)
     at, end = 0, len(data)
     is_dense, null_key_index = True, -1
     highest, lowest = _NO_TIMESTAMP_DELTA, -_NO_TIMESTAMP_DELTA
     last_timestamp, lengths = -1, 0
+    index = look_at = 0
+    pause = _ALIKE_MIN
     try:
-        for index in range(count):
+        while index < count:
+            start = at
             coded = data[at]
             at += 1
             if coded >= 0x80:
@@ -321,8 +333,18 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
             if not coded & 1:
                 at += coded >> 1
 
+            index += 1
             if at + 1 != next_at or data[at]:  # anything but: no headers, and the end
                 _check_headers(data, at, next_at)
+            elif index >= look_at and count - index >= _ALIKE_MIN:
+                alike, deltas = _count_alike(data, start, next_at, index, count)
+                if alike:
+                    pause = _ALIKE_MIN
+                    index += alike
+                    next_at += alike * (next_at - start)
+                    lowest, highest = min(lowest, *deltas), max(highest, *deltas)
+                else:
+                    look_at, pause = index + pause, 2 * pause
             at = next_at
     except IndexError:
         raise RemoteProtocolError(f"the data ends before record {count}") from None
@@ -331,6 +353,78 @@ def scan_records(data: Buffer, count: int, *, find_null_key: bool = False) -> Sc
     if lengths & 1:
         raise RemoteProtocolError("a record has a negative length")
     return Scan(lowest, highest, is_dense, null_key_index)
+
+
+def _count_alike(
+    data: memoryview, start: int, end: int, index: int, count: int
+) -> tuple[int, list[int]]:
+    """Count the records that follow the one from `start` to `end`, and have the same shape.
+
+    Return their timestamp deltas as well, each once. The record has no headers; the next one is
+    the one with this `index` of `count`.
+
+    Records of one shape have the same lengths, and numbers of as many bytes, so they are a table:
+    a byte of a field is a column, every `size`-th byte of the data, which is compared in one step.
+    Timestamps may differ; offset deltas have to be those that belong there. If not all records are
+    alike, half as many are tried.
+    """
+    size = end - start
+    distant = start + size * _ALIKE_MIN
+    if data[start : start + 2] != data[distant : distant + 2]:
+        return 0, []  # they have other lengths: most data is like that
+    timestamp_at = _varint_end(data, start) + 1
+    offset_at = _varint_end(data, timestamp_at)
+    key_at = _varint_end(data, offset_at)
+    key_size, key_start = decode_varint(data, key_at)
+    value_at = key_start + max(key_size, 0)
+    offset_columns = _OFFSET_COLUMNS.get(key_at - offset_at)
+    if offset_columns is None or offset_at - timestamp_at > 2:
+        return 0, []
+    equal_at = [*range(start, timestamp_at - 1), *range(key_at, key_start)]
+    equal_at += (*range(value_at, _varint_end(data, value_at)), end - 1)
+    alike = min(count - index, len(offset_columns[0]) - index, (len(data) - end) // size)
+    while alike >= _ALIKE_MIN:
+        after = size + alike * size
+        for at in equal_at:
+            if data[at + size : at + after : size] != data[at : at + 1].tobytes() * alike:
+                break
+        else:
+            for at, expected in enumerate(offset_columns, offset_at):
+                if data[at + size : at + after : size] != expected[index : index + alike]:
+                    break
+            else:
+                deltas = _decode_columns(
+                    [
+                        data[at + size : at + after : size].tobytes()
+                        for at in range(timestamp_at, offset_at)
+                    ]
+                )
+                if deltas:
+                    return alike, deltas
+        alike //= 2
+    return 0, []
+
+
+def _decode_columns(columns: Sequence[bytes]) -> list[int]:
+    """The numbers whose coded bytes are in these columns, one or two, each number once.
+
+    The list is empty if some number has fewer bytes than there are columns, or more.
+    """
+    *others, last = columns
+    if not last.isascii() or any(min(column) < 0x80 for column in others):
+        return []
+    coded = (
+        {low & 0x7F | high << 7 for low, high in set(zip(*columns, strict=True))}
+        if others
+        else set(last)
+    )
+    return [-(each >> 1) - 1 if each & 1 else each >> 1 for each in coded]
+
+
+def _varint_end(data: memoryview, at: int) -> int:
+    while data[at] >= 0x80:
+        at += 1
+    return at + 1
 
 
 def _check_headers(data: Buffer, at: int, end: int) -> None:
