@@ -1,58 +1,183 @@
-"""Throughput and latency of any cluster, as one JSON object on stdout.
+"""Loads for any cluster: producing, consuming, records one at a time, many connections at once.
 
-  python -m bench.side_by_side.load --bootstrap HOST:PORT[,...]       a cluster that is running (3 brokers for the RF 3 rows)
-  python -m bench.side_by_side.load --implementation kafka|klamm      start three brokers, measure, stop them
-  python -m bench.side_by_side.load --both                            both, one after the other, and the ratios klamm : kafka
-
-(a) produce, 1 KB records, default batching, acks=1 and all, RF 1 and 3, 6 partitions: librdkafka and Java's
-ProducerPerformance; (b) one record at a time, acks=all, RF 3: latency; (c) consume: librdkafka and Java's
-ConsumerPerformance; (d) 100 idle connections and 10 active producers. Figures are for comparing two implementations on
-one machine in one run; client, brokers and ZooKeeper share its cores.
+Records have 1 KB, topics six partitions, and clients their defaults: librdkafka, Java's
+ProducerPerformance and ConsumerPerformance. `raw_produce` and `raw_consume` send prepared requests
+and look at nothing but offsets and errors, so that they show what brokers can do where a client is
+the limit. Each load returns its figures; MB is what it has moved.
 """
 
-import argparse
 import contextlib
-import json
 import os
 import random
 import re
-import shutil
 import socket
 import statistics
 import struct
 import subprocess
-import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
+from collections import defaultdict, deque
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.side_by_side.cluster import Cluster, ZooKeeper, cpu_s, rss_mb
+from bench.side_by_side.duel import Figures
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.fast.fetch import FetchResponse
+from klamm.protocol.records import Record, build_batch, iterate_batches
 
-os.environ.setdefault(
-    "KAFKA_JVM", "-Xms1g -Xmx1g -XX:+UseG1GC"
-)  # a JVM as in production, not one for short tests
 KB = os.urandom(1024)
 PARTITIONS = 6
+#: Records of one raw batch: nearly librdkafka's limit of a million bytes.
+RAW_BATCH = 950
+#: Requests that a raw producer sends to a broker before it waits for a response.
+RAW_IN_FLIGHT = 5
+_PRODUCE_VERSION = 9
+_FETCH_VERSION = 12
 
 
-def name(prefix):
+def name(prefix: str) -> str:
+    """A name that no other topic or group has."""
     return f"{prefix}-{random.randrange(16**8):08x}"
 
 
-def until(what, check, timeout=60):
-    end = time.monotonic() + timeout
-    while not check():
-        if time.monotonic() > end:
-            raise TimeoutError(what)
+def topic_of(bootstrap: str, replication_factor: int) -> str:
+    """Create a topic; return its name when every partition has a leader."""
+    topic = name("load")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    created = admin.create_topics([NewTopic(topic, PARTITIONS, replication_factor)])
+    created[topic].result(40)
+    while len(leaders_of(bootstrap, topic)) < PARTITIONS:
         time.sleep(0.1)
+    return topic
 
 
-def java(main, *args, timeout):
-    """One of Kafka's own tools."""
+def leaders_of(bootstrap: str, topic: str) -> dict[int, tuple[str, int]]:
+    """The addresses of the leaders of the partitions that have one."""
+    metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, 10)
+    return {
+        index: (metadata.brokers[each.leader].host, metadata.brokers[each.leader].port)
+        for index, each in metadata.topics[topic].partitions.items()
+        if each.leader in metadata.brokers
+    }
+
+
+def rate(records: int, seconds: float) -> Figures:
+    megabytes = records * 1024 / 1e6
+    return {"MB/s": megabytes / seconds, "MB": megabytes}
+
+
+# librdkafka
+
+
+def produce_for(bootstrap: str, topic: str, seconds: float, acks: str) -> tuple[int, float]:
+    """Produce for some time; return how many records were acknowledged, and the time it took."""
+    acked, errors = 0, []
+
+    def delivered(error, _):
+        nonlocal acked
+        if error:
+            errors.append(error)
+        else:
+            acked += 1
+
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": acks})
+    producer.list_topics(topic, 10)
+    began, number = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(100):
+            try:
+                producer.produce(topic, KB, partition=number % PARTITIONS, on_delivery=delivered)
+                number += 1
+            except BufferError:
+                producer.poll(0.05)
+        producer.poll(0)
+    left = producer.flush(120)
+    if errors or left:
+        raise RuntimeError(f"{len(errors)} records failed, {left} were not sent: {errors[:1]}")
+    return acked, time.perf_counter() - began
+
+
+def fill(bootstrap: str, records: int) -> tuple[str, int]:
+    """Produce at least so many records to a new topic; return it and their number."""
+    topic, done = topic_of(bootstrap, 1), 0
+    while done < records:
+        done += produce_for(bootstrap, topic, 2, "all")[0]
+    return topic, done
+
+
+def consume(bootstrap: str, topic: str, wanted: int) -> Figures:
+    """Read all records.
+
+    The queue's back-off is short: at its default librdkafka pauses for a second whenever its own
+    queue is full, and the figure would show that and not the broker.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name("load"),
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    count, began = 0, 0.0
+    while count < wanted:
+        messages = consumer.consume(1000, 30)
+        if not messages or any(each.error() for each in messages):
+            raise RuntimeError(f"{count} of {wanted} records were read")
+        began = began or time.perf_counter()
+        count += len(messages)
+    took = time.perf_counter() - began
+    consumer.close()
+    return rate(count, took)
+
+
+def one_at_a_time(bootstrap: str, topic: str, count: int) -> Figures:
+    """Milliseconds from producing a record with acks=all until it is acknowledged."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    took = []
+    for number in range(count + 50):
+        began = time.perf_counter()
+        producer.produce(topic, KB, partition=number % PARTITIONS)
+        if producer.flush(30):
+            raise RuntimeError("no response in 30 s")
+        took.append((time.perf_counter() - began) * 1000)
+    took = sorted(took[50:])
+    return {"p50 ms": statistics.median(took), "p99 ms": took[int(len(took) * 0.99)]}
+
+
+def crowd(bootstrap: str, topic: str, seconds: float) -> Figures:
+    """Ten producers with connections of their own, among a hundred that said hello and wait."""
+    with contextlib.ExitStack() as stack:
+        addresses = bootstrap.split(",")
+        for number in range(100):
+            host, port = addresses[number % len(addresses)].rsplit(":", 1)
+            idle = stack.enter_context(socket.create_connection((host, int(port)), 10))
+            hello = struct.pack(">hhih4s", ApiKey.API_VERSIONS, 0, number, 4, b"idle")
+            idle.sendall(struct.pack(">i", len(hello)) + hello)
+            idle.recv(65536)
+        counts: list[int] = []
+
+        def work() -> None:
+            counts.append(produce_for(bootstrap, topic, seconds, "all")[0])
+
+        threads = [threading.Thread(target=work) for _ in range(10)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return rate(sum(counts), time.perf_counter() - began)
+
+
+# Java
+
+
+def java(main: str, *args: object, timeout: float) -> str:
+    """Run one of Kafka's own tools; return what it printed."""
     done = subprocess.run(
         ["java", "-Xmx512m", "-cp", os.environ["KAFKA_LIBS"] + "/*", main, *map(str, args)],
         capture_output=True,
@@ -64,291 +189,184 @@ def java(main, *args, timeout):
     return done.stdout
 
 
-@contextlib.contextmanager
-def running(implementation):
-    """Three brokers and their ZooKeeper; yields them and the seconds it took until all were registered."""
-    directory = tempfile.mkdtemp(prefix="load-")
-    began = time.perf_counter()
-    zookeeper = ZooKeeper(Path(directory) / "zk")
-    try:
-        with Cluster(
-            directory,
-            zookeeper,
-            implementation,
-            [1, 2, 3],
-            {"log.retention.check.interval.ms": 60000},
-        ) as cluster:
-            cluster.start()
-            yield cluster, time.perf_counter() - began
-    finally:
-        zookeeper.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def topic_of(bootstrap, rf):
-    topic = name("load")
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, rf)], operation_timeout=30)[topic].result(40)
-    until(
-        "leaders",
-        lambda: (
-            lambda m: (
-                len(m.partitions) == PARTITIONS
-                and all(p.leader >= 0 for p in m.partitions.values())
-            )
-        )(admin.list_topics(topic, 10).topics[topic]),
-    )
-    return topic
-
-
-def produce_for(bootstrap, topic, seconds, acks, offset=0):
-    """Records acknowledged, seconds, failures."""
-    acked = failed = 0
-
-    def delivered(error, _):
-        nonlocal acked, failed
-        if error:
-            failed += 1
-        else:
-            acked += 1
-
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": acks})
-    producer.list_topics(topic, 10)
-    began, n = time.perf_counter(), offset
-    while time.perf_counter() - began < seconds:
-        for _ in range(100):
-            try:
-                producer.produce(topic, KB, partition=n % PARTITIONS, on_delivery=delivered)
-                n += 1
-            except BufferError:
-                producer.poll(0.05)
-        producer.poll(0)
-    producer.flush(120)
-    return acked, time.perf_counter() - began, failed
-
-
-def rate(records, seconds, failed=0):
-    found = {
-        "records_per_s": round(records / seconds),
-        "MB_per_s": round(records * 1024 / seconds / 1e6, 1),
-        "MB": records * 1024 / 1e6,
-    }
-    return {**found, "failed": failed} if failed else found
-
-
-def java_produce(bootstrap, topic, records, acks):
+def java_produce(bootstrap: str, topic: str, records: int, acks: str) -> Figures:
+    """Java's producer with batches of 16 KB, which is its default."""
     out = java(
         "org.apache.kafka.tools.ProducerPerformance",
-        "--topic",
-        topic,
-        "--num-records",
-        records,
-        "--record-size",
-        1024,
-        "--throughput",
-        -1,
-        "--producer-props",
-        f"bootstrap.servers={bootstrap}",
-        f"acks={acks}",
+        *("--topic", topic, "--num-records", records, "--record-size", 1024, "--throughput", -1),
+        *("--producer-props", f"bootstrap.servers={bootstrap}", f"acks={acks}"),
         timeout=600,
     )
     last = out.strip().splitlines()[-1]
-    found = re.search(
-        r"([\d.]+) records/sec \(([\d.]+) MB/sec\), ([\d.]+) ms avg latency.*?(\d+) ms 50th.*?(\d+) ms 99th",
-        last,
-    )
+    found = re.search(r"([\d.]+) MB/sec\).*?(\d+) ms 50th.*?(\d+) ms 99th", last)
     if not found:
         raise RuntimeError(last)
-    per_s, mb, avg, p50, p99 = map(float, found.groups())
-    return {
-        "records_per_s": round(per_s),
-        "MB_per_s": round(mb * 1.048576, 1),
-        "p50_ms": p50,
-        "p99_ms": p99,
-        "MB": records * 1024 / 1e6,
-    }
+    mebibytes, p50, p99 = map(float, found.groups())
+    megabytes = records * 1024 / 1e6
+    return {"MB/s": mebibytes * 1.048576, "p50 ms": p50, "p99 ms": p99, "MB": megabytes}
 
 
-def one_at_a_time(bootstrap, topic, count):
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
-    took = []
-    for n in range(count + 50):
-        began = time.perf_counter()
-        producer.produce(topic, KB, partition=n % PARTITIONS)
-        if producer.flush(30):
-            raise RuntimeError("no answer in 30 s")
-        took.append((time.perf_counter() - began) * 1000)
-    took = sorted(took[50:])
-    return {
-        "p50_ms": round(statistics.median(took), 2),
-        "p99_ms": round(took[int(len(took) * 0.99)], 2),
-        "max_ms": round(took[-1], 2),
-    }
-
-
-def consume_all(bootstrap, topic, wanted):
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": name("load"), "enable.auto.commit": False}
-    )
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
-    count, began, last = 0, None, time.perf_counter()
-    while count < wanted and time.perf_counter() - last < 30:
-        for m in consumer.consume(1000, 0.2):
-            if not m.error():
-                began = began or time.perf_counter()
-                count, last = count + 1, time.perf_counter()
-    took = last - began
-    consumer.close()
-    return {**rate(count, took), "complete": count >= wanted}
-
-
-def java_consume(bootstrap, topic, wanted):
+def java_consume(bootstrap: str, topic: str, wanted: int) -> Figures:
+    """Java's consumer."""
     out = java(
         "org.apache.kafka.tools.ConsumerPerformance",
-        "--bootstrap-server",
-        bootstrap,
-        "--topic",
-        topic,
-        "--messages",
-        wanted,
-        "--timeout",
-        30000,
+        *("--bootstrap-server", bootstrap, "--topic", topic),
+        *("--messages", wanted, "--timeout", 30000),
         timeout=300,
     )
     columns = out.strip().splitlines()[-1].split(", ")
+    return {"MB/s": float(columns[-2]) * 1.048576, "MB": wanted * 1024 / 1e6}
+
+
+# Without a client
+
+
+class RawConnection:
+    """A socket on which requests are sent before earlier ones have their response."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, 30)
+        self._sent: deque[RequestHeader] = deque()
+
+    def send(self, key: ApiKey, version: int, values: dict[str, object]) -> None:
+        header = RequestHeader(key, version, 1, "raw")
+        self._socket.sendall(encode_request(header, values))
+        self._sent.append(header)
+
+    def receive(self):
+        """The body of the response to the oldest request that has none."""
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return decode_response(self._sent.popleft(), self._exactly(size))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _exactly(self, size: int) -> memoryview:
+        data, filled = memoryview(bytearray(size)), 0
+        while filled < size:
+            count = self._socket.recv_into(data[filled:])
+            if not count:
+                raise ConnectionError("the broker closed the connection")
+            filled += count
+        return data
+
+
+def raw_produce(bootstrap: str, topic: str, seconds: float) -> Figures:
+    """Send one prepared batch again and again with acks=all, from a thread for each broker."""
+    batch = bytes(build_batch([Record(None, KB, int(time.time() * 1000))] * RAW_BATCH).data)
+    counts: list[int] = []
+
+    def work(address: tuple[str, int], indexes: list[int]) -> None:
+        connection, count = RawConnection(address), 0
+        end = time.perf_counter() + seconds
+        while connection.in_flight or time.perf_counter() < end:
+            while connection.in_flight < RAW_IN_FLIGHT and time.perf_counter() < end:
+                partitions = [{"index": index, "records": batch} for index in indexes]
+                connection.send(
+                    ApiKey.PRODUCE,
+                    _PRODUCE_VERSION,
+                    {
+                        "transactional_id": None,
+                        "acks": -1,
+                        "timeout": 30000,
+                        "topic_data": [{"name": topic, "partition_data": partitions}],
+                    },
+                )
+            for response in connection.receive().responses:
+                for each in response.partition_responses:
+                    if each.error_code:
+                        raise RuntimeError(f"{topic}-{each.index}: error {each.error_code}")
+                    count += RAW_BATCH
+        connection.close()
+        counts.append(count)
+
+    took = _one_thread_each(bootstrap, topic, work)
+    return rate(sum(counts), took)
+
+
+def raw_consume(bootstrap: str, topic: str, wanted: int) -> Figures:
+    """Fetch all records with librdkafka's limits, from a thread for each broker."""
+    ends = _end_offsets(bootstrap, topic)
+
+    def work(address: tuple[str, int], indexes: list[int]) -> None:
+        connection, offsets = RawConnection(address), dict.fromkeys(indexes, 0)
+        while left := [index for index in indexes if offsets[index] < ends[index]]:
+            connection.send(ApiKey.FETCH, _FETCH_VERSION, _fetch_body(topic, left, offsets))
+            response: FetchResponse = connection.receive()
+            for entry in (entry for each in response.topics for entry in each.partitions):
+                if entry.error_code:
+                    raise RuntimeError(f"{topic}-{entry.partition}: error {entry.error_code}")
+                for batch in iterate_batches(entry.records or b"", may_end_early=True):
+                    offsets[entry.partition] = batch.header.last_offset + 1
+        connection.close()
+
+    took = _one_thread_each(bootstrap, topic, work)
+    return rate(wanted, took)
+
+
+def _fetch_body(topic: str, indexes: list[int], offsets: dict[int, int]) -> dict[str, object]:
     return {
-        "records_per_s": round(float(columns[-1])),
-        "MB_per_s": round(float(columns[-2]) * 1.048576, 1),
-        "MB": wanted * 1024 / 1e6,
+        "replica_id": -1,
+        "max_wait": 500,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [
+            {
+                "topic": topic,
+                "partitions": [
+                    {
+                        "partition": index,
+                        "current_leader_epoch": -1,
+                        "fetch_offset": offsets[index],
+                        "last_fetched_epoch": -1,
+                        "log_start_offset": -1,
+                        "partition_max_bytes": 1 << 20,
+                    }
+                    for index in indexes
+                ],
+            }
+        ],
+        "forgotten_topics_data": [],
+        "rack_id": "",
     }
 
 
-def crowd(bootstrap, topic, seconds):
-    """Ten producers, each with its own connections, among a hundred connections that said hello and wait."""
-    with contextlib.ExitStack() as stack:
-        for n in range(100):
-            host, port = bootstrap.split(",")[n % len(bootstrap.split(","))].rsplit(":", 1)
-            s = stack.enter_context(socket.create_connection((host, int(port)), 10))
-            hello = struct.pack(">hhih4s", 18, 0, n, 4, b"idle")
-            s.sendall(struct.pack(">i", len(hello)) + hello)
-            s.recv(65536)
-        totals, lock = [0, 0], threading.Lock()
-
-        def work(n):
-            acked, _, failed = produce_for(bootstrap, topic, seconds, "all", n)
-            with lock:
-                totals[0] += acked
-                totals[1] += failed
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(10)]
-        began = time.perf_counter()
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        return rate(totals[0], time.perf_counter() - began, totals[1])
-
-
-class Cost:
-    """CPU seconds of the brokers while a row was measured."""
-
-    def __init__(self, cluster):
-        self.pids = [n.proc.pid for n in cluster.nodes.values()] if cluster else []
-
-    def __call__(self, row, action, megabytes=lambda r: r["MB"]):
-        before = sum(map(cpu_s, self.pids))
-        result = action()
-        if self.pids and result.get("MB"):
-            result["broker_cpu_s_per_GB"] = round(
-                (sum(map(cpu_s, self.pids)) - before) / result["MB"] * 1000, 2
-            )
-        result.pop("MB", None)
-        print(row, json.dumps(result), file=sys.stderr, flush=True)
-        return result
-
-
-def measure(bootstrap, options, cluster=None):
-    found, cost = {"produce": {}, "consume": {}}, Cost(cluster)
-    produce_for(bootstrap, topic_of(bootstrap, 3), min(5, options.seconds), "all")  # warm up
-    for rf in (1, 3):
-        for acks in ("1", "all"):
-            row = f"rf{rf} acks={acks}"
-            topic = topic_of(bootstrap, rf)
-            total = [0]
-
-            def produce():
-                acked, took, failed = produce_for(bootstrap, topic, options.seconds, acks)
-                total[0] = acked
-                return rate(acked, took, failed)
-
-            found["produce"][f"{row} librdkafka"] = cost(row, produce)
-            if not options.no_java:
-                found["produce"][f"{row} java"] = cost(
-                    f"{row} java",
-                    lambda: java_produce(
-                        bootstrap, topic_of(bootstrap, rf), options.java_records, acks
-                    ),
-                )
-    found["consume"]["librdkafka"] = cost(
-        "consume", lambda: consume_all(bootstrap, topic, total[0])
-    )
-    if not options.no_java:
-        found["consume"]["java"] = cost(
-            "consume java", lambda: java_consume(bootstrap, topic, total[0])
-        )
-    found["one at a time acks=all rf3"] = cost(
-        "singles", lambda: one_at_a_time(bootstrap, topic_of(bootstrap, 3), options.singles)
-    )
-    found["100 idle, 10 active, acks=all rf3"] = cost(
-        "crowd", lambda: crowd(bootstrap, topic_of(bootstrap, 3), options.seconds)
-    )
+def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name("load")})
+    found = {
+        index: consumer.get_watermark_offsets(TopicPartition(topic, index), 10)[1]
+        for index in range(PARTITIONS)
+    }
+    consumer.close()
     return found
 
 
-def of(implementation, options):
-    with running(implementation) as (cluster, ready):
-        idle = [rss_mb(n.proc.pid) for n in cluster.nodes.values()]
-        found = measure(cluster.bootstrap, options, cluster)
-        found["ready_s"] = round(ready, 2)
-        found["rss_mb"] = {
-            "idle": max(idle),
-            "after load": max(rss_mb(n.proc.pid) for n in cluster.nodes.values()),
-        }
-        return found
+def _one_thread_each(bootstrap: str, topic: str, work) -> float:
+    """Run `work` for each broker with the partitions that it leads; return the seconds it took."""
+    led: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, address in leaders_of(bootstrap, topic).items():
+        led[address].append(index)
+    failures: list[BaseException] = []
 
+    def guarded(address: tuple[str, int], indexes: list[int]) -> None:
+        try:
+            work(address, indexes)
+        except BaseException as error:
+            failures.append(error)
 
-def ratios(a, b):
-    """klamm : kafka for every figure both have; more is better for rates, less for ms, CPU and memory."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return {k: r for k in a if k in b and (r := ratios(a[k], b[k])) not in (None, {})}
-    if isinstance(a, bool) or not isinstance(a, (int, float)) or not b:
-        return None
-    return round(a / b, 3)
-
-
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--bootstrap")
-    p.add_argument("--implementation", choices=("kafka", "klamm"))
-    p.add_argument("--both", action="store_true")
-    p.add_argument("--seconds", type=float, default=8, help="of producing, per row")
-    p.add_argument("--singles", type=int, default=1000, help="records sent one at a time")
-    p.add_argument("--java-records", type=int, default=200_000)
-    p.add_argument(
-        "--no-java", action="store_true", help="leave Java's tools out (they need $KAFKA_LIBS)"
-    )
-    options = p.parse_args()
-    if options.both:
-        result = {i: of(i, options) for i in ("kafka", "klamm")}
-        result["klamm : kafka"] = ratios(result["klamm"], result["kafka"])
-    elif options.implementation:
-        result = {options.implementation: of(options.implementation, options)}
-    elif options.bootstrap:
-        result = measure(options.bootstrap, options)
-    else:
-        p.error("one of --bootstrap, --implementation, --both")
-    print(json.dumps(result, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    threads = [threading.Thread(target=guarded, args=each) for each in led.items()]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return time.perf_counter() - began

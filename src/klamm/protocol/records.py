@@ -5,7 +5,7 @@ What a broker must refuse raises RemoteProtocolError; which Kafka error that is,
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
