@@ -5,7 +5,8 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import BinaryIO
 
 import pytest
 import uvloop
@@ -14,7 +15,7 @@ from klamm.broker.security.connection_quotas import ConnectionLimits, Connection
 from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
-from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server
+from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server, ServerConnection
 
 SIZE = 64 * 1024
 
@@ -117,6 +118,143 @@ def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
         await server.close()
 
     runner(scenario())
+
+
+class Gate:
+    """Answers each request with its bytes, once it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+        self.finished: list[bytes] = []
+        self.is_open = asyncio.Event()
+        self._meter = RequestMeter("t")
+
+    def __call__(self, connection: object, frame: memoryview) -> Awaitable[MeasuredResponse]:
+        self.begun.append(bytes(frame))
+        return self._answer(bytes(frame))
+
+    async def _answer(self, frame: bytes) -> MeasuredResponse:
+        await self.is_open.wait()
+        self.finished.append(frame)
+        return [framed(frame)], self._meter, (0, len(frame), (), 0, 0, 0, 0)
+
+
+def framed(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_requests_that_come_before_the_response_wait_and_are_served_in_order(runner):
+    async def scenario() -> None:
+        gate = Gate()
+        server = Server(gate, frame_bytes_max=1_000_000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        requests = [b"first", b"second", bytes(500_000), b"last"]
+        writer.write(framed(requests[0]))
+        await until(lambda: len(gate.begun) == 1)
+        for each in requests[1:]:
+            writer.write(framed(each))
+        (connection,) = server.connections
+        await until(lambda: connection._is_paused)
+        assert gate.begun == requests[:1]
+        gate.is_open.set()
+        for each in requests:
+            assert await asyncio.wait_for(reader.readexactly(4 + len(each)), 20) == framed(each)
+        writer.close()
+        await server.close()
+
+    runner(scenario())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_client_that_has_said_all_gets_its_responses_before_the_connection_is_closed(runner):
+    async def scenario() -> None:
+        gate = Gate()
+        server = Server(gate, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(framed(b"one") + framed(b"two"))
+        writer.write_eof()
+        (connection,) = await found(server)
+        await until(lambda: connection._has_ended)
+        gate.is_open.set()
+        assert await asyncio.wait_for(reader.read(), 20) == framed(b"one") + framed(b"two")
+        await until(lambda: not server.connections)
+        writer.close()
+        await server.close()
+
+    runner(scenario())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_a_request_is_finished_although_its_client_has_gone(runner):
+    async def scenario() -> None:
+        gate = Gate()
+        server = Server(gate, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(framed(b"one"))
+        await until(lambda: len(gate.begun) == 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # with a reset
+        await until(lambda: not server.connections)
+        gate.is_open.set()
+        await until(lambda: gate.finished == [b"one"])
+        await server.close()
+
+    runner(scenario())
+
+
+async def found(server: Server) -> list[ServerConnection]:
+    await until(lambda: bool(server.connections))
+    return list(server.connections)
+
+
+class Range:
+    """Part of a file."""
+
+    def __init__(self, file: BinaryIO, position: int, size: int) -> None:
+        self._file, self.position, self.size = file, position, size
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_ranges_of_files_are_sent_between_the_other_parts(tmp_path, size):
+    content = os.urandom(size)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    meter = RequestMeter("t")
+
+    def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
+        parts = [b"head", Range(file, 10, size - 10), b"middle", Range(file, 0, 10), b"end"]
+        return parts, meter, (0, len(frame), (), 0, 0, 0, 0)
+
+    async def scenario() -> None:
+        server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(framed(b"go"))
+        expected = b"head" + content[10:] + b"middle" + content[:10] + b"end"
+        assert await asyncio.wait_for(reader.readexactly(len(expected)), 20) == expected
+        # A file that was cut off cannot be sent: the connection is closed.
+        os.truncate(path, size // 2)
+        writer.write(framed(b"go"))
+        rest = await asyncio.wait_for(reader.read(), 20)
+        assert len(rest) < len(expected)
+        writer.close()
+        await server.close()
+
+    with path.open("rb") as file:
+        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

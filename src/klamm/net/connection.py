@@ -22,6 +22,9 @@ from klamm.protocol.codec.headers import RequestHeader
 _SIZE: Final = struct.Struct(">i")
 #: Larger than any response of a broker.
 _RESPONSE_MAX_BYTES: Final = 1 << 30
+_SCRATCH_BYTES: Final = 16 * 1024
+#: A larger buffer is not kept for the next response.
+_KEPT_BYTES_MAX: Final = 4 << 20
 _SETUP_JITTER: Final = 0.2
 #: Enough for any timeout to have reached its limit.
 _SETUP_FAILURES_MAX: Final = 32
@@ -68,8 +71,12 @@ class ClientConnection:
         connect_timeout_s: float,
         connect_timeout_max_s: float | None = None,
         secure: SecureClient = INSECURE,
+        *,
+        reuses_buffer: bool = False,
     ) -> None:
+        """With `reuses_buffer`, the bytes of a response are good until the next request."""
         self._client_id = client_id
+        self._reuses_buffer = reuses_buffer
         self._secure = secure
         self._login_at: float | None = None
         self._timeout_s = timeout_s
@@ -139,9 +146,7 @@ class ClientConnection:
     ) -> T:
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_ID_MAX
         header = RequestHeader(key, version, self._correlation_id, self._client_id)
-        async with asyncio.timeout(self._timeout_s):
-            response = await wire.send(encode(header))
-        return decode(header, response)
+        return decode(header, await wire.send(encode(header), self._timeout_s))
 
     async def _log_in(self, wire: "_Wire") -> None:
         """Authenticate, for the first time or again before the session ends (SEC-5)."""
@@ -161,7 +166,7 @@ class ClientConnection:
         try:
             async with asyncio.timeout(self._setup.next_s()):
                 _, wire = await loop.create_connection(
-                    _Wire,
+                    lambda: _Wire(self._reuses_buffer),
                     host,
                     port,
                     ssl=context,
@@ -191,22 +196,36 @@ def _encoded(body: Mapping[str, Any], header: RequestHeader) -> list[bytes]:
 
 
 class _Wire(asyncio.BufferedProtocol):
-    """Writes one request frame and reads one response frame at a time."""
+    """Writes one request frame and reads one response frame at a time.
 
-    def __init__(self) -> None:
+    A response begins in the scratch, where most fit as a whole, so that they need one system call.
+    The rest of a larger one is read into a buffer of its size. Memory that is new to the process
+    costs more than what is read into it, so a caller that is done with a response before the next
+    lets the buffer be used again.
+    """
+
+    def __init__(self, reuses_buffer: bool) -> None:
         self.is_closed = False
         self.lost_at: float | None = None
         self._transport: asyncio.Transport | None = None
-        self._head = bytearray(_SIZE.size)
-        self._frame: bytearray | None = None
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._frame: memoryview | None = None
+        self._reuses_buffer = reuses_buffer
+        self._kept = memoryview(b"")
         self._filled = 0
         self._response: asyncio.Future[memoryview] | None = None
 
-    async def send(self, parts: Sequence[bytes | memoryview]) -> memoryview:
+    def send(
+        self, parts: Sequence[bytes | memoryview], timeout_s: float
+    ) -> asyncio.Future[memoryview]:
+        """Write a request; the result is its response, or TimeoutError if there is none in time."""
         assert self._transport is not None, "connected before anything is sent"
-        self._response = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._response = response = loop.create_future()
+        timer = loop.call_later(timeout_s, self._fail, TimeoutError())
+        response.add_done_callback(lambda _: timer.cancel())
         self._transport.writelines(parts)
-        return await self._response
+        return response
 
     def close(self) -> None:
         self.is_closed = True
@@ -218,23 +237,37 @@ class _Wire(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._head if self._frame is None else self._frame)[self._filled :]
+        return (self._scratch if self._frame is None else self._frame)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
         if self._frame is None:
-            if self._filled == _SIZE.size:
-                (size,) = _SIZE.unpack(self._head)
-                if not 0 < size <= _RESPONSE_MAX_BYTES:
-                    self._fail(ConnectionError(f"a response of {size} bytes"))
-                    return
-                self._frame, self._filled = bytearray(size), 0
-        elif self._filled == len(self._frame):
+            if self._filled < _SIZE.size:
+                return
+            (size,) = _SIZE.unpack_from(self._scratch)
+            if not 0 < size <= _RESPONSE_MAX_BYTES:
+                self._fail(ConnectionError(f"a response of {size} bytes"))
+                return
+            self._frame = self._buffer_of(size)
+            self._filled -= _SIZE.size
+            if self._filled > size:
+                self._fail(ConnectionError("more than the response to a request"))
+                return
+            self._frame[: self._filled] = self._scratch[_SIZE.size : _SIZE.size + self._filled]
+        if self._filled == len(self._frame):
             frame, self._frame, self._filled = self._frame, None, 0
             if self._response is not None and not self._response.done():
-                self._response.set_result(memoryview(frame))
+                self._response.set_result(frame)
             else:
                 self._fail(ConnectionError("a response without a request"))
+
+    def _buffer_of(self, size: int) -> memoryview:
+        if len(self._kept) >= size:
+            return self._kept[:size]
+        buffer = memoryview(bytearray(size))
+        if self._reuses_buffer and size <= _KEPT_BYTES_MAX:
+            self._kept = buffer
+        return buffer
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_closed:

@@ -1,14 +1,15 @@
 """The server's connections: they read request frames and write response frames (FRM-1..3, 8).
 
-A connection serves one request at a time. It reads through the event loop's transport into a buffer
-that all connections share, unless a frame is too large for it, so that an idle connection needs
-little memory. It writes to the socket directly, so that the kernel can send ranges of files
-(`os.sendfile`) without a copy in Python. This module does not know what a frame means.
+A connection serves one request at a time. What arrives meanwhile waits, and only then reading
+pauses: most clients send nothing before they have their response. A connection reads through the
+event loop's transport into a buffer that all connections share, unless a frame is too large for it,
+so that an idle connection needs little memory. It writes to the socket directly, so that the kernel
+can send ranges of files (`os.sendfile`) without a copy in Python. This module does not know what a
+frame means.
 """
 
 import asyncio
 import errno
-import inspect
 import logging
 import os
 import resource
@@ -35,6 +36,9 @@ _SIZE: Final = struct.Struct(">i")
 OS_DEFAULT_BUFFER: Final = -1
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
+#: A response up to this size is sent in one piece: copying its ranges of files takes less time than
+#: a system call for each of them and for what is between them.
+_ONE_PIECE_BYTES: Final = 32 * 1024
 #: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
 #: size.
 _FIRST_BYTES: Final = 64 * 1024
@@ -118,11 +122,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._frame: bytearray | None = None  # a frame under way that the scratch cannot hold
         self._filled = 0
         self._size = 0  # of that frame, of which the buffer may be only a part
+        self._proven = _FIRST_BYTES  # the size of the largest frame that came whole
         self._pending = b""  # read, but not yet a whole frame, or behind the one in hand
         self._task: asyncio.Task[None] | None = None
         self._outbox: deque[Part] = deque()
         self._sent = 0  # of the first part in the outbox
         self._is_paused = False
+        self._has_ended = False  # the client sends nothing more
         self._drained: asyncio.Future[None] | None = None
 
     # Reading
@@ -159,14 +165,24 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_active = time.monotonic()
         if self._frame is None:
             arrived = self._server.scratch[:nbytes]
-            self._take(self._pending + arrived if self._pending else arrived)
+            if self.is_busy:
+                self._pending += arrived
+                self._pause()
+            else:
+                self._take(self._pending + arrived if self._pending else arrived)
             return
         self._filled += nbytes
         if self._filled == self._size:
             frame, self._frame = self._frame, None
+            self._proven = max(self._proven, self._size)
             self._handle(memoryview(frame))
         elif self._filled == len(self._frame):
             self._frame = _enlarged(self._frame, self._size)
+
+    def eof_received(self) -> bool:
+        """Serve what has been read before closing the connection; some clients still listen."""
+        self._has_ended = self.is_busy
+        return self._has_ended
 
     def _take(self, data: bytes | memoryview) -> None:
         """Handle the frames in `data`; keep the incomplete rest in `_pending`."""
@@ -183,7 +199,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 if size > _SCRATCH_BYTES // 2:
                     self._size = size
                     self._filled = len(view) - start
-                    self._frame = bytearray(min(size, max(_FIRST_BYTES, 2 * self._filled)))
+                    self._frame = bytearray(min(size, max(self._proven, 2 * self._filled)))
                     self._frame[: self._filled] = view[start:]
                     at = len(view)
                 break
@@ -206,13 +222,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return False
-        if inspect.isawaitable(response):
-            self._pause()
+        if not isinstance(response, tuple):
             self._task = asyncio.ensure_future(self._await(response))
             return False
         parts, meter, unsent = response
         if parts is not None and not self._send(parts):
-            self._pause()
             self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
             return False
         meter.note(unsent)
@@ -258,7 +272,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         pending, self._pending = self._pending, b""
         self._take(pending)
-        if self._task is None and self._is_paused and not self._is_closing:
+        if self.is_busy or self._is_closing:
+            return
+        if self._has_ended:
+            self.close()
+        elif self._is_paused:
             self._is_paused = False
             self._resume_reading()
 
@@ -283,8 +301,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _send(self, parts: Sequence[Part]) -> bool:
         """Write a response to the socket; return whether all of it was written at once."""
-        self._outbox.extend(parts)
         try:
+            self._outbox.extend(_in_one_piece(parts))
             return self._flush()
         except OSError as error:
             self._lost(error)
@@ -323,19 +341,20 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _writable(self) -> None:
         assert self._socket is not None
         self.last_active = time.monotonic()
-        self._stop_waiting()
         try:
             if not self._flush():
                 return
         except OSError as error:
             self._lost(error)
+        self._stop_waiting()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def _wait_writable(self, fd: int) -> None:
-        # The event loop takes no second callback for a descriptor that a transport has.
-        self._waiting_fd = os.dup(fd)
-        asyncio.get_running_loop().add_writer(self._waiting_fd, self._writable)
+        if self._waiting_fd is None:
+            # The event loop takes no second callback for a descriptor that a transport has.
+            self._waiting_fd = os.dup(fd)
+            asyncio.get_running_loop().add_writer(self._waiting_fd, self._writable)
 
     def _stop_waiting(self) -> None:
         if self._waiting_fd is not None:
@@ -389,6 +408,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything. Without an error this side has closed: its request is cancelled.
+
+        A request whose client is gone is processed to its end, as Apache Kafka does.
+        """
         if self in self._server.connections:
             self._server.connections.discard(self)
             self._server.on_lost(self)
@@ -397,13 +420,33 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._clear_outbox()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        if self._task is not None:
+        if self._task is not None and exc is None:
             self._task.cancel()
 
     def _let_socket_go(self) -> None:
         """Forget the descriptor, which the transport is about to close."""
         if self._socket is not None:
             self._socket.detach()
+
+
+def _in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts of a response, joined if they are small."""
+    if len(parts) == 1:
+        return parts
+    size = 0
+    for part in parts:
+        size += len(part) if isinstance(part, bytes | memoryview) else part.size
+        if size > _ONE_PIECE_BYTES:
+            return parts
+    piece = b"".join(
+        part
+        if isinstance(part, bytes | memoryview)
+        else os.pread(part.fileno(), part.size, part.position)
+        for part in parts
+    )
+    if len(piece) < size:
+        raise OSError(errno.EIO, "a file is shorter than it was")
+    return [piece]
 
 
 def _enlarged(buffer: bytearray, size_max: int) -> bytearray:

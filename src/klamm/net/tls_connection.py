@@ -81,7 +81,7 @@ class TlsConnection(ServerConnection):
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
             log.info("connection of %s: TLS failed: %s", self.peer, reason)
-            self.close()
+            self._end(error)
 
     def _on_handshake_writable(self) -> None:
         self._loop.remove_writer(self._fd)
@@ -105,7 +105,10 @@ class TlsConnection(ServerConnection):
             if filled:
                 self.buffer_updated(filled)
             if not is_open:
-                self.close()
+                if self.eof_received():
+                    self._pause()
+                else:
+                    self.close()
             if not has_more or self._is_paused or self._is_lost:
                 return
         # Others want to be served as well.
@@ -181,6 +184,9 @@ class TlsConnection(ServerConnection):
 
     def close(self) -> None:
         """Close now; a response that is being sent is lost."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
         if not self._is_lost:
             self._is_lost = True
             self._timeout.cancel()
@@ -189,7 +195,7 @@ class TlsConnection(ServerConnection):
             if self._is_shaken:
                 with contextlib.suppress(OSError, ValueError):
                     self._tls.unwrap()  # says goodbye; the peer's goodbye is not waited for
-            self._loop.call_soon(self.connection_lost, None)
+            self._loop.call_soon(self.connection_lost, error)
 
 
 class TlsAcceptor:

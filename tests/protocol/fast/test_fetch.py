@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.errors import LocalProtocolError
+from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_request, decode_response, encode_request
 from klamm.protocol.codec.headers import (
@@ -15,12 +15,17 @@ from klamm.protocol.codec.headers import (
 from klamm.protocol.fast.fetch import (
     AbortedTransaction,
     EpochEndOffset,
+    FetchPartitionRequest,
     FetchPartitionResponse,
+    FetchRequest,
     FetchResponse,
+    FetchTopic,
     FetchTopicResponse,
     LeaderHint,
     NodeEndpoint,
     decode_fetch_request,
+    decode_large_fetch_request,
+    encode_fetch_request,
     encode_fetch_response,
 )
 from klamm.protocol.schema._kio import entity_reader
@@ -242,6 +247,62 @@ def test_requests_take_one_form_whatever_the_version(version, values):
     assert [list(topic.partitions) for topic in request.forgotten_topics] == (
         [topic["partitions"] for topic in values["forgotten_topics_data"]] if version >= 7 else []
     )
+
+
+def one_form(request: FetchRequest) -> FetchRequest:
+    """The request with partitions of one type, whoever has read them."""
+    return request._replace(
+        topics=[
+            FetchTopic(
+                topic.name,
+                topic.topic_id,
+                [
+                    FetchPartitionRequest(
+                        *(getattr(each, field) for field in FetchPartitionRequest._fields)
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+        forgotten_topics=[
+            topic._replace(partitions=list(topic.partitions)) for topic in request.forgotten_topics
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", range(12, 18))
+@given(values=requests(), count=st.sampled_from([0, 1, 126, 127, 200]))
+@settings(max_examples=15, deadline=None)
+def test_requests_read_by_hand_are_as_those_read_by_kio(version, values, count):
+    if values["topics"]:
+        values["topics"][0]["partitions"] = (values["topics"][0]["partitions"] * 200)[:count]
+    encoded = memoryview(encode_struct(message_schema(1, version, "request"), values))
+    by_hand = decode_fetch_request(encoded, 0, version)
+    assert one_form(by_hand) == one_form(decode_large_fetch_request(encoded, 0, version))
+
+
+@pytest.mark.parametrize("version", range(12, 18))
+@given(values=requests(), data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_requests_that_are_cut_short_are_refused(version, values, data):
+    header = RequestHeader(ApiKey.FETCH, version, 1, "client")
+    frame = encode_request(header, values)[4:]
+    _, at = decode_request_header(memoryview(frame))
+    with pytest.raises(RemoteProtocolError):
+        decode_request(frame[: data.draw(st.integers(at, len(frame) - 1))])
+
+
+@pytest.mark.parametrize("version", range(12, 18))
+@given(values=requests())
+@settings(max_examples=15, deadline=None)
+def test_requests_of_a_follower_are_written_as_by_the_encoder_for_everything(version, values):
+    header = RequestHeader(ApiKey.FETCH, version, 7, "follower")
+    values["replica_state"] = {"replica_id": 2, "replica_epoch": 12}
+    encoded = encode_request(header, values)
+    _, at = decode_request_header(memoryview(encoded)[4:])
+    request = decode_large_fetch_request(memoryview(encoded)[4:], at, version)
+    assert encode_fetch_request(header, request) == encoded
 
 
 @pytest.mark.parametrize("version", VERSIONS)

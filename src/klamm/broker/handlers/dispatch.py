@@ -187,9 +187,9 @@ class Dispatcher:
         try:
             result = handler(call)
             handled = perf_counter_ns()
-            if inspect.isawaitable(result):
-                return self._await(call, result, handled)
-            return _respond(call, result, handled)
+            if isinstance(result, EncodedResponse | Mapping):
+                return _respond(call, result, handled)
+            return self._await(call, result, handled)
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, perf_counter_ns())
             raise

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
 from klamm.broker.fetch.session_handler import (
@@ -38,12 +38,22 @@ from klamm.names import TopicPartition
 from klamm.net.connection import ClientConnection
 from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import decode_response
+from klamm.protocol.fast.fetch import (
+    FetchPartitionRequest,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    encode_fetch_request,
+)
 
 log = logging.getLogger("klamm.broker.replication.fetcher_manager")
 
 _FETCH_BY_ID: Final = 17
 _FETCH_BY_NAME: Final = 12
 _LIST_OFFSETS: Final = 9
+_READ_UNCOMMITTED: Final = 0
 
 OnEffects = Callable[[FetchEffects], None]
 LoopKey = tuple[int, int]
@@ -211,6 +221,7 @@ class _Loop:
             config.socket_connection_setup_timeout_ms / 1000,
             config.socket_connection_setup_timeout_max_ms / 1000,
             context.secure,
+            reuses_buffer=True,
         )
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
 
@@ -253,7 +264,7 @@ class _Loop:
             return
         self.fetches.mark()
         version = _FETCH_BY_ID if request.by_id else _FETCH_BY_NAME
-        response = await self._send(ApiKey.FETCH, version, self._fetch_body(request))
+        response = await self._fetch(version, self._fetch_request(request))
         self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
 
     async def _pause(self) -> None:
@@ -267,36 +278,44 @@ class _Loop:
         except TimeoutError:
             pass
 
-    async def _send(self, key: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+    def _leader_address(self) -> tuple[str, int]:
         listener = self._context.config.inter_broker_listener_name
         node = self._context.metadata.snapshot.node(self.leader, listener)
         if node is None:
             raise UnavailableError(f"broker {self.leader} is not known to be alive")
-        return await self._connection.send(node.host, node.port, key, version, body)
+        return node.host, node.port
 
-    def _fetch_body(self, request: FetchRequestData) -> dict[str, Any]:
+    async def _fetch(self, version: int, request: FetchRequest) -> FetchResponse:
+        response: FetchResponse = await self._connection.exchange(
+            *self._leader_address(),
+            ApiKey.FETCH,
+            version,
+            lambda header: [encode_fetch_request(header, request)],
+            decode_response,
+        )
+        return response
+
+    def _fetch_request(self, request: FetchRequestData) -> FetchRequest:
         config, identity = self._context.config, self._context.identity
-        return {
-            "replica_id": identity.broker_id,
-            "replica_state": {
-                "replica_id": identity.broker_id,
-                "replica_epoch": identity.broker_epoch,
-            },
-            "max_wait": config.replica_fetch_wait_max_ms,
-            "min_bytes": config.replica_fetch_min_bytes,
-            "max_bytes": config.replica_fetch_response_max_bytes,
-            "isolation_level": 0,
-            "session_id": request.session_id,
-            "session_epoch": request.session_epoch,
-            "topics": _fetch_topics(request.partitions, config.replica_fetch_max_bytes),
-            "forgotten_topics_data": _forgotten_topics(request.forgotten),
-            "rack_id": "",
-        }
+        return FetchRequest(
+            identity.broker_id,
+            identity.broker_epoch,
+            config.replica_fetch_wait_max_ms,
+            config.replica_fetch_min_bytes,
+            config.replica_fetch_response_max_bytes,
+            _READ_UNCOMMITTED,
+            request.session_id,
+            request.session_epoch,
+            _fetch_topics(request.partitions, config.replica_fetch_max_bytes),
+            _forgotten_topics(request.forgotten),
+            "",
+        )
 
     async def _list_offsets(
         self, query: ListOffsetsQuery
     ) -> dict[TopicPartition, ListOffsetsResult]:
-        response = await self._send(
+        response = await self._connection.send(
+            *self._leader_address(),
             ApiKey.LIST_OFFSETS,
             _LIST_OFFSETS,
             {
@@ -331,30 +350,24 @@ class _Loop:
 
 def _fetch_topics(
     partitions: Mapping[TopicPartition, PartitionToFetch], max_bytes: int
-) -> list[dict[str, Any]]:
-    topics: dict[tuple[str, uuid.UUID | None], list[dict[str, Any]]] = {}
+) -> list[FetchTopic]:
+    topics: dict[tuple[str, uuid.UUID | None], list[FetchPartitionRequest]] = {}
     for name, (topic_id, position, start_offset) in partitions.items():
         topics.setdefault((name.topic, topic_id), []).append(
-            {
-                "partition": name.partition,
-                "current_leader_epoch": position.current_leader_epoch,
-                "fetch_offset": position.offset,
-                "last_fetched_epoch": position.last_fetched_epoch,
-                "log_start_offset": start_offset,
-                "partition_max_bytes": max_bytes,
-            }
+            FetchPartitionRequest(
+                name.partition,
+                position.current_leader_epoch,
+                position.offset,
+                position.last_fetched_epoch,
+                start_offset,
+                max_bytes,
+            )
         )
-    return [
-        {"topic": topic, "topic_id": topic_id, "partitions": entries}
-        for (topic, topic_id), entries in topics.items()
-    ]
+    return [FetchTopic(*topic, entries) for topic, entries in topics.items()]
 
 
-def _forgotten_topics(forgotten: Iterable[ForgottenPartition]) -> list[dict[str, Any]]:
+def _forgotten_topics(forgotten: Iterable[ForgottenPartition]) -> list[ForgottenTopic]:
     topics: dict[tuple[str, uuid.UUID | None], list[int]] = {}
     for name, topic_id in forgotten:
         topics.setdefault((name.topic, topic_id), []).append(name.partition)
-    return [
-        {"topic": topic, "topic_id": topic_id, "partitions": indexes}
-        for (topic, topic_id), indexes in topics.items()
-    ]
+    return [ForgottenTopic(*topic, indexes) for topic, indexes in topics.items()]

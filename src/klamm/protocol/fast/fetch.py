@@ -1,9 +1,10 @@
 """Fetch requests and responses, in a form that does not depend on the version.
 
-Requests are read by kio, whose native reader is faster than Python; only the fields that moved
-between versions are brought to one place. Responses are encoded and decoded here, because record
-data must not be copied: a broker sends it from the file between the encoded parts, and a follower
-appends it from the frame.
+Requests of the flexible versions are read by hand if they are as nearly all are: few partitions and
+no unknown tags. Others are read by kio, whose native reader is faster for many partitions; only the
+fields that moved between versions are brought to one place. Responses are encoded and decoded here,
+because record data must not be copied: a broker sends it from the file between the encoded parts,
+and a follower appends it from the frame.
 
 Measured (`python -m bench protocol`): a response of 100 partitions is encoded in 50 microseconds,
 by kio in 570; a request of 100 partitions is decoded in 26, by kio alone, in one form for each
@@ -13,12 +14,18 @@ version, in 20.
 import struct
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from klamm.errors import LocalProtocolError, RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.headers import RequestHeader, encode_response_header
+from klamm.protocol.codec.headers import (
+    RequestHeader,
+    encode_request_header,
+    encode_response_header,
+    framed,
+)
 from klamm.protocol.codec.large import read_large
 from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string, encode_tagged
 from klamm.protocol.schema.lookup import message_reader, message_schema
@@ -28,6 +35,7 @@ _FIRST_WITH_SESSIONS: Final = 7
 _FIRST_WITH_PREFERRED_REPLICA: Final = 11
 _FIRST_FLEXIBLE: Final = 12
 _FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_REPLICA_STATE: Final = 15
 _FIRST_WITH_ENDPOINTS: Final = 16
 
 _INT32: Final = struct.Struct(">i")
@@ -38,11 +46,24 @@ _ABORTED: Final = struct.Struct(">qq")
 _EPOCH_END: Final = struct.Struct(">iqx")
 _LEADER: Final = struct.Struct(">iix")
 
+#: A request up to its topics; before version 15 it begins with the id of the replica.
+_REQUEST_TOP: Final = struct.Struct(">iiibii")
+_REQUEST_TOP_WITH_REPLICA: Final = struct.Struct(">iiiibii")
+#: A partition of a request, and the number of its tags.
+_REQUESTED: Final = struct.Struct(">iiqiqiB")
+#: The tagged field with the state of the replica: how many tags there are, its tag and its size,
+#: the id and the epoch, and the number of tags in it.
+_REPLICA_STATE: Final = struct.Struct(">BBBiqB")
+_REPLICA_STATE_HEAD: Final = (1, 1, 13)
+#: Lengths of one byte are below this.
+_SHORT: Final = 0x80
+
 _DIVERGING_EPOCH_TAG: Final = 0
 _CURRENT_LEADER_TAG: Final = 1
 
 _NO_UUID: Final = bytes(16)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_REMEMBERED_IDS: Final = 4096
 
 
 class LeaderHint(NamedTuple):
@@ -87,7 +108,7 @@ Chunk: TypeAlias = bytes | Placeholder
 
 
 class FetchPartition(Protocol):
-    """One partition of a request: kio's own object, or OldFetchPartition."""
+    """One partition of a request: kio's own object, or FetchPartitionRequest."""
 
     @property
     def partition(self) -> int: ...
@@ -103,8 +124,8 @@ class FetchPartition(Protocol):
     def partition_max_bytes(self) -> int: ...
 
 
-class OldFetchPartition(NamedTuple):
-    """The same from a version that did not have all the fields."""
+class FetchPartitionRequest(NamedTuple):
+    """The same, read by hand, or of a version that did not have all the fields."""
 
     partition: int
     current_leader_epoch: int
@@ -193,8 +214,55 @@ class FetchResponse(NamedTuple):
     node_endpoints: Sequence[NodeEndpoint] = ()
 
 
+def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
+    """Encode a request of a flexible version, size included."""
+    version = header.api_version
+    if version < _FIRST_FLEXIBLE:
+        raise LocalProtocolError(f"Fetch version {version} is not sent")
+    has_state = version >= _FIRST_WITH_REPLICA_STATE
+    parts = [encode_request_header(header)]
+    if has_state:
+        parts.append(_REQUEST_TOP.pack(*request[2:8]))
+    else:
+        parts.append(_REQUEST_TOP_WITH_REPLICA.pack(request.replica_id, *request[2:8]))
+    parts.append(encode_count(len(request.topics), is_flexible=True))
+    for topic in request.topics:
+        parts.append(_encode_topic_key(topic, version))
+        parts.append(encode_count(len(topic.partitions), is_flexible=True))
+        for each in topic.partitions:
+            parts.append(
+                _REQUESTED.pack(
+                    each.partition,
+                    each.current_leader_epoch,
+                    each.fetch_offset,
+                    each.last_fetched_epoch,
+                    each.log_start_offset,
+                    each.partition_max_bytes,
+                    0,
+                )
+            )
+        parts.append(b"\0")
+    parts.append(encode_count(len(request.forgotten_topics), is_flexible=True))
+    for forgotten in request.forgotten_topics:
+        parts.append(_encode_topic_key(forgotten, version))
+        parts.append(encode_count(len(forgotten.partitions), is_flexible=True))
+        parts.append(struct.pack(f">{len(forgotten.partitions)}ix", *forgotten.partitions))
+    parts.append(encode_string(request.rack_id, is_flexible=True))
+    if has_state:
+        parts.append(
+            _REPLICA_STATE.pack(*_REPLICA_STATE_HEAD, request.replica_id, request.replica_epoch, 0)
+        )
+    else:
+        parts.append(b"\0")
+    return framed(parts)
+
+
 def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
-    """Read a body with kio and bring it to the form that handlers know."""
+    """Read a body, by hand or with kio, into the form that handlers know."""
+    if version >= _FIRST_FLEXIBLE:
+        request = _decode_usual(view, at, version)
+        if request is not None:
+            return request
     body, _ = message_reader(ApiKey.FETCH, version, "request")(view, at)
     return _fetch_request(body, version)
 
@@ -204,6 +272,74 @@ def decode_large_fetch_request(view: memoryview, at: int, version: int) -> Fetch
     return _fetch_request(
         read_large(message_schema(ApiKey.FETCH, version, "request"), view, at), version
     )
+
+
+def _decode_usual(view: memoryview, at: int, version: int) -> FetchRequest | None:
+    """Read a request with few partitions and no unknown tags; None for any other."""
+    replica_id = replica_epoch = -1
+    topics = []
+    try:
+        if version >= _FIRST_WITH_REPLICA_STATE:
+            top = _REQUEST_TOP.unpack_from(view, at)
+            at += _REQUEST_TOP.size
+        else:
+            replica_id, *top = _REQUEST_TOP_WITH_REPLICA.unpack_from(view, at)
+            at += _REQUEST_TOP_WITH_REPLICA.size
+        topic_count = view[at]
+        at += 1
+        if not 0 < topic_count < _SHORT:
+            return None
+        for _ in range(topic_count - 1):
+            name, topic_id, at = _decode_topic_key(view, at, version)
+            count = view[at]
+            at += 1
+            if not 0 < count < _SHORT:
+                return None
+            partitions = []
+            for _ in range(count - 1):
+                *fields, tags = _REQUESTED.unpack_from(view, at)
+                at += _REQUESTED.size
+                if tags:
+                    return None
+                partitions.append(FetchPartitionRequest(*fields))
+            if view[at]:
+                return None
+            at += 1
+            topics.append(FetchTopic(name, topic_id, partitions))
+        # Partitions are seldom forgotten.
+        if view[at] != 1 or not 0 < view[at + 1] < _SHORT:
+            return None
+        rack_end = at + 1 + view[at + 1]
+        rack_id = str(view[at + 2 : rack_end], "utf-8")
+        if view[rack_end]:
+            *head, replica_id, replica_epoch, tags = _REPLICA_STATE.unpack_from(view, rack_end)
+            if tuple(head) != _REPLICA_STATE_HEAD or tags or version < _FIRST_WITH_REPLICA_STATE:
+                return None
+    except (IndexError, struct.error, UnicodeDecodeError, _UnusualError):
+        return None
+    return FetchRequest(replica_id, replica_epoch, *top, topics, [], rack_id)
+
+
+class _UnusualError(Exception):
+    """A topic is not as nearly all are."""
+
+
+def _decode_topic_key(
+    view: memoryview, at: int, version: int
+) -> tuple[str | None, UUID | None, int]:
+    """The name or the id of a topic, and the position after it."""
+    if version >= _FIRST_WITH_TOPIC_IDS:
+        return None, _topic_id(bytes(view[at : at + 16])), at + 16
+    end = at + view[at]
+    if not at < end < at + _SHORT:
+        raise _UnusualError
+    return str(view[at + 1 : end], "utf-8"), None, end
+
+
+@lru_cache(_REMEMBERED_IDS)
+def _topic_id(raw: bytes) -> UUID | None:
+    """A topic id; None if it is zero. Making one takes longer than all else about a partition."""
+    return None if raw == _NO_UUID else UUID(bytes=raw)
 
 
 def _fetch_request(body: Any, version: int) -> FetchRequest:
@@ -238,7 +374,7 @@ def _partitions(partitions: Sequence[Any], version: int) -> Sequence[FetchPartit
     if version >= _FIRST_FLEXIBLE:
         return partitions
     return [
-        OldFetchPartition(
+        FetchPartitionRequest(
             each.partition,
             getattr(each, "current_leader_epoch", -1),
             each.fetch_offset,
@@ -318,11 +454,13 @@ def _encode_top(response: FetchResponse, version: int) -> bytes:
     return top + count
 
 
-def _encode_topic_key(topic: FetchTopicResponse, version: int) -> bytes:
+def _encode_topic_key(
+    topic: FetchTopic | ForgottenTopic | FetchTopicResponse, version: int
+) -> bytes:
     if version >= _FIRST_WITH_TOPIC_IDS:
         return _NO_UUID if topic.topic_id is None else topic.topic_id.bytes
     if topic.name is None:
-        raise LocalProtocolError(f"Fetch version {version} needs topic names in its response")
+        raise LocalProtocolError(f"Fetch version {version} needs topic names")
     return encode_string(topic.name, version >= _FIRST_FLEXIBLE)
 
 
@@ -365,12 +503,12 @@ def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchRespo
     for _ in range(cursor.count(item_size=3)):
         name, topic_id = None, None
         if version >= _FIRST_WITH_TOPIC_IDS:
-            topic_id = UUID(bytes=bytes(cursor.take(16)))
+            topic_id = _topic_id(bytes(cursor.take(16)))
         else:
             name = cursor.string()
         partitions = [_decode_partition(cursor, version) for _ in range(cursor.count(item_size=27))]
         cursor.tags()
-        topics.append(FetchTopicResponse(name, topic_id or None, partitions))
+        topics.append(FetchTopicResponse(name, topic_id, partitions))
     # Endpoints are for consumers only: a follower gets its leader from the controller.
     return FetchResponse(topics, error_code, session_id, throttle_time_ms)
 

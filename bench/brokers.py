@@ -1,0 +1,109 @@
+"""Throughput and latency of three brokers beside Apache Kafka 3.9.1: rows in turns, all rounds.
+
+    make bench BENCH=brokers
+    python -m bench.brokers [--rounds 3] [--seconds 4] [--rows produce,java,consume,raw,singles,crowd]
+
+Records have 1 KB, topics six partitions. Figures are the median of the rounds, with the least and
+the most, and the brokers' processor time. Clients, brokers and ZooKeeper share the cores, so only
+ratios carry over to another machine; the client's own processor time shows where it is the limit.
+"""
+
+import argparse
+import os
+from functools import partial
+
+from bench.side_by_side import load
+from bench.side_by_side.duel import BOTH, Duel, Figures, duel
+
+#: Records of 1 KB that the consumers read.
+CONSUMED = 600_000
+JAVA_RECORDS = 100_000
+SINGLES = 500
+ROWS = ("produce", "java", "consume", "raw", "singles", "crowd")
+
+
+def produce(replication_factor: int, acks: str, seconds: float, bootstrap: str) -> Figures:
+    topic = load.topic_of(bootstrap, replication_factor)
+    before = sum(os.times()[:2])
+    figures = load.rate(*load.produce_for(bootstrap, topic, seconds, acks))
+    figures["client CPU s/GB"] = (sum(os.times()[:2]) - before) / figures["MB"] * 1000
+    return figures
+
+
+def measure(contest: Duel, rows: list[str], seconds: float) -> None:
+    """Warm up, and take all rows."""
+    for bootstrap in contest.bootstrap.values():
+        for replication_factor in (1, 3):
+            topic = load.topic_of(bootstrap, replication_factor)
+            load.produce_for(bootstrap, topic, 3, "all")
+    if "produce" in rows:
+        for replication_factor in (1, 3):
+            for acks in ("1", "all"):
+                contest.measure(
+                    f"produce, {replication_factor} replicas, acks={acks}",
+                    partial(produce, replication_factor, acks, seconds),
+                )
+    if "raw" in rows:
+        for replication_factor in (1, 3):
+            contest.measure(
+                f"produce without a client, {replication_factor} replicas, acks=all",
+                lambda at, factor=replication_factor: load.raw_produce(
+                    at, load.topic_of(at, factor), seconds
+                ),
+            )
+    if "java" in rows:
+        for replication_factor in (1, 3):
+            contest.measure(
+                f"produce, Java, {replication_factor} replicas, acks=all",
+                lambda at, factor=replication_factor: load.java_produce(
+                    at, load.topic_of(at, factor), JAVA_RECORDS, "all"
+                ),
+            )
+    if "consume" in rows:
+        filled = {
+            contest.bootstrap[each]: load.fill(contest.bootstrap[each], CONSUMED) for each in BOTH
+        }
+        contest.measure("consume", lambda at: consume(at, *filled[at]))
+        if "java" in rows:
+            contest.measure("consume, Java", lambda at: load.java_consume(at, *filled[at]))
+        if "raw" in rows:
+            contest.measure(
+                "consume without a client", lambda at: load.raw_consume(at, *filled[at])
+            )
+    if "singles" in rows:
+        contest.measure(
+            "one record at a time, 3 replicas, acks=all",
+            lambda at: load.one_at_a_time(at, load.topic_of(at, 3), SINGLES),
+        )
+    if "crowd" in rows:
+        contest.measure(
+            "ten producers beside 100 idle connections, 3 replicas, acks=all",
+            lambda at: load.crowd(at, load.topic_of(at, 3), seconds),
+        )
+
+
+def consume(bootstrap: str, topic: str, wanted: int) -> Figures:
+    before = sum(os.times()[:2])
+    figures = load.consume(bootstrap, topic, wanted)
+    figures["client CPU s/GB"] = (sum(os.times()[:2]) - before) / figures["MB"] * 1000
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4, help="of producing, for each round")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    options = parser.parse_args()
+    rows = options.rows.split(",")
+    for row in rows:
+        if row not in ROWS:
+            parser.error(f"there is no row {row}; there are: {', '.join(ROWS)}")
+    with duel(options.rounds, {"log.retention.check.interval.ms": 60_000}) as contest:
+        contest.note_memory("idle")
+        measure(contest, rows, options.seconds)
+        contest.note_memory("after the load")
+
+
+if __name__ == "__main__":
+    main()

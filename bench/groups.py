@@ -1,0 +1,261 @@
+"""Consumer groups beside Apache Kafka 3.9.1: commits of 1,000 members, and a rebalance of 200.
+
+    make bench BENCH=groups
+    python -m bench.groups [--rounds 3] [--seconds 8] [--groups 50] [--members 20]
+
+Members are connections of one process that sends prepared requests, the same to both clusters:
+50 groups of 20 members, each with a heartbeat every 3 s and a commit every second, spread evenly.
+The offsets topic has 50 partitions and three replicas. A rebalance is 200 members of one group that
+join again at the same time: it takes until the last of them has its assignment.
+"""
+
+import argparse
+import asyncio
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import uvloop
+
+from bench.side_by_side import load
+from bench.side_by_side.duel import Figures, duel
+from klamm.net.connection import ClientConnection
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import encode_request
+from klamm.protocol.codec.headers import RequestHeader
+
+HEARTBEAT_S = 3.0
+COMMIT_S = 1.0
+REBALANCED = 200
+REBALANCES = 5
+_TIMEOUT_S = 60.0
+_TOPIC = "groups-bench"
+#: Where a frame has its correlation id: after the size, the API key and the version.
+_CORRELATION_ID_AT = 8
+_MEMBER_ID_REQUIRED = 79
+_PROTOCOL = {"protocol_type": "consumer", "protocol_name": "range"}
+
+
+class Member:
+    """One member of a group, with a connection of its own to the coordinator."""
+
+    def __init__(self, group: str, number: int, address: tuple[str, int]) -> None:
+        self.group, self.number, self.address = group, number, address
+        self.member_id, self.generation = "", -1
+        self._connection = ClientConnection(f"member-{number}", _TIMEOUT_S, _TIMEOUT_S)
+        self._heartbeat = self._commit = b""
+
+    async def send(self, key: ApiKey, version: int, **values: Any) -> Any:
+        return await self._connection.send(*self.address, key, version, values)
+
+    async def join(self) -> None:
+        """Join, or join again, and wait for the assignment."""
+        joined = await self._join()
+        if joined.error_code == _MEMBER_ID_REQUIRED:
+            self.member_id = joined.member_id
+            joined = await self._join()
+        _check(joined.error_code)
+        self.member_id, self.generation = joined.member_id, joined.generation_id
+        synced = await self.send(
+            ApiKey.SYNC_GROUP,
+            5,
+            **self._identity("generation_id"),
+            **_PROTOCOL,
+            assignments=[
+                {"member_id": each.member_id, "assignment": b"assignment of a member"}
+                for each in joined.members
+            ],
+        )
+        _check(synced.error_code)
+        self._prepare()
+
+    async def _join(self) -> Any:
+        return await self.send(
+            ApiKey.JOIN_GROUP,
+            7,
+            group_id=self.group,
+            session_timeout=45_000,
+            rebalance_timeout=60_000,
+            member_id=self.member_id,
+            group_instance_id=None,
+            protocol_type="consumer",
+            # A changed subscription makes the coordinator rebalance.
+            protocols=[{"name": "range", "metadata": b"subscription %d" % (self.generation + 1)}],
+        )
+
+    def _identity(self, generation: str) -> dict[str, Any]:
+        return {
+            "group_id": self.group,
+            generation: self.generation,
+            "member_id": self.member_id,
+            "group_instance_id": None,
+        }
+
+    def _prepare(self) -> None:
+        """Encode the requests that are sent again and again."""
+        self._heartbeat = encode_request(
+            RequestHeader(ApiKey.HEARTBEAT, 4, 0, "member"), self._identity("generation_id")
+        )
+        position = {
+            "partition_index": self.number % load.PARTITIONS,
+            "committed_offset": 1000,
+            "committed_leader_epoch": 0,
+            "committed_metadata": "",
+        }
+        self._commit = encode_request(
+            RequestHeader(ApiKey.OFFSET_COMMIT, 8, 0, "member"),
+            {
+                **self._identity("generation_id_or_member_epoch"),
+                "topics": [{"name": _TOPIC, "partitions": [position]}],
+            },
+        )
+
+    async def heartbeat(self) -> None:
+        # The header, the throttle time and the error code.
+        response = await self._exchange(ApiKey.HEARTBEAT, 4, self._heartbeat)
+        _check(struct.unpack_from(">h", response, 9)[0])
+
+    async def commit(self) -> None:
+        # The last field is an error code, but for the empty tags of partition, topic and body.
+        response = await self._exchange(ApiKey.OFFSET_COMMIT, 8, self._commit)
+        _check(struct.unpack_from(">h", response, len(response) - 5)[0])
+
+    async def _exchange(self, key: ApiKey, version: int, frame: bytes) -> memoryview:
+        def encode(header: RequestHeader) -> Sequence[bytes]:
+            number = struct.pack(">i", header.correlation_id)
+            return [frame[:_CORRELATION_ID_AT] + number + frame[_CORRELATION_ID_AT + 4 :]]
+
+        def decode(header: RequestHeader, response: memoryview) -> memoryview:
+            if struct.unpack_from(">i", response)[0] != header.correlation_id:
+                raise RuntimeError("a response to another request")
+            return response
+
+        return await self._connection.exchange(*self.address, key, version, encode, decode)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _check(error: int) -> None:
+    if error:
+        raise RuntimeError(f"error {error}")
+
+
+async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[Member]:
+    """Members of all groups, which know their coordinators and have joined."""
+    host, port = bootstrap.split(",")[0].rsplit(":", 1)
+    asking = ClientConnection("bench", _TIMEOUT_S, _TIMEOUT_S)
+    while True:
+        request = {"key_type": 0, "coordinator_keys": list(groups)}
+        found = await asking.send(host, int(port), ApiKey.FIND_COORDINATOR, 4, request)
+        if not any(each.error_code for each in found.coordinators):
+            break
+        await asyncio.sleep(0.1)
+    asking.close()
+    members = [
+        Member(each.key, number, (each.host, each.port))
+        for each in found.coordinators
+        for number in range(size)
+    ]
+    await asyncio.gather(*(_join_when_ready(member) for member in members))
+    # The first members of a group had others join after them: all join once more, together.
+    await asyncio.gather(*(member.join() for member in members))
+    return members
+
+
+async def _join_when_ready(member: Member) -> None:
+    """Join; try again while the coordinator loads, or while others join."""
+    while True:
+        try:
+            await member.join()
+            return
+        except RuntimeError:
+            await asyncio.sleep(0.1)
+
+
+async def commits(bootstrap: str, groups: int, size: int, seconds: float) -> Figures:
+    """Latencies of commits, and of heartbeats, while all members send both."""
+    members = await members_of(bootstrap, [load.name("group") for _ in range(groups)], size)
+    took: dict[str, list[float]] = {"commit": [], "heartbeat": []}
+
+    async def repeat(kind: str, action: Any, period_s: float, at: float, end: float) -> None:
+        while at < end:
+            await asyncio.sleep(at - time.perf_counter())
+            began = time.perf_counter()
+            await action()
+            took[kind].append((time.perf_counter() - began) * 1000)
+            at += period_s
+
+    async def live(member: Member, share: float, begin: float, end: float) -> None:
+        """Send one request at a time, as a connection does; heartbeats between commits."""
+        turn = asyncio.Lock()
+
+        async def in_turn(action: Any) -> None:
+            async with turn:
+                await action()
+
+        commit_at = begin + share * COMMIT_S
+        beat_at = begin + share * HEARTBEAT_S + COMMIT_S / 2
+        await asyncio.gather(
+            repeat("commit", lambda: in_turn(member.commit), COMMIT_S, commit_at, end),
+            repeat("heartbeat", lambda: in_turn(member.heartbeat), HEARTBEAT_S, beat_at, end),
+        )
+
+    begin = time.perf_counter() + 0.5
+    # Neighbours in time belong to different groups.
+    shares = [number / len(members) for number in range(len(members))]
+    order = sorted(members, key=lambda member: member.number)
+    await asyncio.gather(
+        *(
+            live(member, share, begin, begin + seconds)
+            for member, share in zip(order, shares, strict=True)
+        )
+    )
+    for member in members:
+        member.close()
+    return {
+        f"{kind} {quantile} ms": value
+        for kind, each in took.items()
+        for quantile, value in (
+            ("p50", statistics.median(each)),
+            ("p99", sorted(each)[int(len(each) * 0.99)]),
+        )
+    }
+
+
+async def rebalance(bootstrap: str, size: int) -> Figures:
+    """Milliseconds until all members of a group have joined again and have their assignments."""
+    members = await members_of(bootstrap, [load.name("group")], size)
+    took = []
+    for _ in range(REBALANCES):
+        began = time.perf_counter()
+        await asyncio.gather(*(member.join() for member in members))
+        took.append((time.perf_counter() - began) * 1000)
+    for member in members:
+        member.close()
+    return {"median ms": statistics.median(took), "slowest ms": max(took)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8, help="of commits, for each round")
+    parser.add_argument("--groups", type=int, default=50)
+    parser.add_argument("--members", type=int, default=20, help="of each group")
+    options = parser.parse_args()
+    config = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 50}
+    with duel(options.rounds, config) as contest:
+        contest.measure(
+            f"{options.groups * options.members} members in {options.groups} groups",
+            lambda at: uvloop.run(commits(at, options.groups, options.members, options.seconds)),
+        )
+        contest.measure(
+            f"rebalance of {REBALANCED} members",
+            lambda at: uvloop.run(rebalance(at, REBALANCED)),
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Two clusters on one machine, whose rows take turns, and the figures of all rounds.
+
+A noisy minute would look like a difference if one implementation ran to its end before the other.
+Here both clusters are up, each row alternates between them, what was written is synced before the
+next turn, and a figure is the median of the rounds, shown with the least and the most.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.side_by_side.cluster import Cluster, ZooKeeper, cpu_s, rss_mb
+from tools.fetch_kafka import libs
+
+#: A JVM as in production, not one for short tests.
+os.environ.setdefault("KAFKA_JVM", "-Xms1g -Xmx1g -XX:+UseG1GC")
+#: The klamm of this checkout, unless another is named.
+os.environ.setdefault("KLAMM", str(Path(sys.executable).parent / "klamm"))
+
+BOTH = ("kafka", "klamm")
+#: What a row measures: figures by their name, unit included.
+Figures = dict[str, float]
+Row = Callable[[str], Figures]
+
+
+@contextlib.contextmanager
+def running(implementation: str, config: Mapping[str, Any] | None = None) -> Iterator[Cluster]:
+    """Three brokers and their ZooKeeper."""
+    directory = Path(tempfile.mkdtemp(prefix="klamm-bench-"))
+    zookeeper = ZooKeeper(directory / "zookeeper")
+    try:
+        with Cluster(directory, zookeeper, implementation, (1, 2, 3), dict(config or {})) as found:
+            yield found.start()
+    finally:
+        zookeeper.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Duel:
+    """Both clusters, and what was measured of them so far."""
+
+    def __init__(self, clusters: Mapping[str, Cluster], rounds: int) -> None:
+        self.bootstrap = {name: each.bootstrap for name, each in clusters.items()}
+        self._rounds = rounds
+        self._pids = {
+            name: [node.proc.pid for node in each.nodes.values()] for name, each in clusters.items()
+        }
+        #: By row, figure and implementation, what each round has given.
+        self.found: dict[str, dict[str, dict[str, list[float]]]] = {}
+
+    def note(self, row: str, implementation: str, figures: Figures) -> None:
+        """Keep what one round of a row has given."""
+        print(implementation, row, {k: round(v, 2) for k, v in figures.items()}, file=sys.stderr)
+        for figure, value in figures.items():
+            by_figure = self.found.setdefault(row, {}).setdefault(figure, {})
+            by_figure.setdefault(implementation, []).append(round(value, 2))
+
+    def measure(self, row: str, action: Row) -> None:
+        """Run a row on both clusters in turns.
+
+        The action gets the bootstrap servers. If it says how many MB it moved, the brokers'
+        processor time is a figure too.
+        """
+        for number in range(self._rounds):
+            for implementation in BOTH if number % 2 == 0 else reversed(BOTH):
+                os.sync()
+                before = self.cpu_s(implementation)
+                began = time.perf_counter()
+                figures = action(self.bootstrap[implementation])
+                used, took = self.cpu_s(implementation) - before, time.perf_counter() - began
+                megabytes = figures.pop("MB", 0)
+                if megabytes:
+                    figures["broker CPU s/GB"] = used / megabytes * 1000
+                else:
+                    figures["broker cores"] = used / took
+                self.note(row, implementation, figures)
+
+    def note_memory(self, when: str) -> None:
+        """Keep the memory of the largest broker of each cluster."""
+        for implementation, pids in self._pids.items():
+            self.note("memory", implementation, {f"{when}, MB": max(map(rss_mb, pids))})
+
+    def cpu_s(self, implementation: str) -> float:
+        """Processor time of the brokers since they started."""
+        return sum(map(cpu_s, self._pids[implementation]))
+
+    def print(self) -> None:
+        """Print all figures as JSON, and a table for a document."""
+        print(json.dumps(self.found, indent=1))
+        print("\n| | klamm | Apache Kafka | ratio |\n| --- | --- | --- | --- |")
+        for row, figures in self.found.items():
+            for figure, values in figures.items():
+                klamm, kafka = values["klamm"], values["kafka"]
+                base = statistics.median(kafka)
+                ratio = f"{statistics.median(klamm) / base:.2f}" if base else ""
+                print(f"| {row}, {figure} | {_spread(klamm)} | {_spread(kafka)} | {ratio} |")
+
+
+def _spread(values: list[float]) -> str:
+    """The median, with the least and the most if there are several."""
+    middle = f"{statistics.median(values):g}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):g} to {max(values):g})"
+
+
+@contextlib.contextmanager
+def duel(rounds: int, config: Mapping[str, Any] | None = None) -> Iterator[Duel]:
+    """Start both clusters; print what was measured when all is done."""
+    if "KAFKA_LIBS" not in os.environ:
+        os.environ["KAFKA_LIBS"] = str(libs())
+    with contextlib.ExitStack() as stack:
+        clusters = {name: stack.enter_context(running(name, config)) for name in BOTH}
+        contest = Duel(clusters, rounds)
+        yield contest
+        contest.print()
