@@ -1,33 +1,24 @@
 """Throughput and latency of three brokers beside Apache Kafka 3.9.1: rows in turns, all rounds.
 
     make bench BENCH=brokers
-    python -m bench.brokers [--rounds 3] [--seconds 4] [--rows produce,java,consume,raw,singles,crowd]
+    python -m bench.brokers [--rounds 3] [--seconds 4] [--rows produce,java,consume,raw]
 
-Records have 1 KB, topics six partitions. Figures are the median of the rounds, with the least and
-the most, and the brokers' processor time. Clients, brokers and ZooKeeper share the cores, so only
-ratios carry over to another machine; the client's own processor time shows where it is the limit.
+Rows: produce with librdkafka, with Java, without a client; consume with each of them; singles, one
+record at a time; crowd, ten producers. Records have 1 KB, topics six partitions. Figures are the
+median of the rounds, with the least and the most. Clients, brokers and ZooKeeper share the cores,
+so only ratios carry over to another machine.
 """
 
 import argparse
-import os
-from functools import partial
 
 from bench.side_by_side import load
-from bench.side_by_side.duel import BOTH, Duel, Figures, duel
+from bench.side_by_side.duel import Duel, duel
 
 #: Records of 1 KB that the consumers read.
 CONSUMED = 600_000
 JAVA_RECORDS = 100_000
 SINGLES = 500
 ROWS = ("produce", "java", "consume", "raw", "singles", "crowd")
-
-
-def produce(replication_factor: int, acks: str, seconds: float, bootstrap: str) -> Figures:
-    topic = load.topic_of(bootstrap, replication_factor)
-    before = sum(os.times()[:2])
-    figures = load.rate(*load.produce_for(bootstrap, topic, seconds, acks))
-    figures["client CPU s/GB"] = (sum(os.times()[:2]) - before) / figures["MB"] * 1000
-    return figures
 
 
 def measure(contest: Duel, rows: list[str], seconds: float) -> None:
@@ -40,13 +31,15 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
         for replication_factor in (1, 3):
             for acks in ("1", "all"):
                 contest.measure(
-                    f"produce, {replication_factor} replicas, acks={acks}",
-                    partial(produce, replication_factor, acks, seconds),
+                    f"produce, RF {replication_factor}, acks={acks}",
+                    lambda at, factor=replication_factor, acks=acks: load.rate(
+                        *load.produce_for(at, load.topic_of(at, factor), seconds, acks)
+                    ),
                 )
     if "raw" in rows:
         for replication_factor in (1, 3):
             contest.measure(
-                f"produce without a client, {replication_factor} replicas, acks=all",
+                f"produce without a client, RF {replication_factor}, acks=all",
                 lambda at, factor=replication_factor: load.raw_produce(
                     at, load.topic_of(at, factor), seconds
                 ),
@@ -54,16 +47,14 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
     if "java" in rows:
         for replication_factor in (1, 3):
             contest.measure(
-                f"produce, Java, {replication_factor} replicas, acks=all",
+                f"produce, Java, RF {replication_factor}, acks=all",
                 lambda at, factor=replication_factor: load.java_produce(
                     at, load.topic_of(at, factor), JAVA_RECORDS, "all"
                 ),
             )
     if "consume" in rows:
-        filled = {
-            contest.bootstrap[each]: load.fill(contest.bootstrap[each], CONSUMED) for each in BOTH
-        }
-        contest.measure("consume", lambda at: consume(at, *filled[at]))
+        filled = {at: load.fill(at, CONSUMED) for at in contest.bootstrap.values()}
+        contest.measure("consume", lambda at: load.consume(at, *filled[at]))
         if "java" in rows:
             contest.measure("consume, Java", lambda at: load.java_consume(at, *filled[at]))
         if "raw" in rows:
@@ -72,21 +63,14 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
             )
     if "singles" in rows:
         contest.measure(
-            "one record at a time, 3 replicas, acks=all",
+            "one record at a time, RF 3, acks=all",
             lambda at: load.one_at_a_time(at, load.topic_of(at, 3), SINGLES),
         )
     if "crowd" in rows:
         contest.measure(
-            "ten producers beside 100 idle connections, 3 replicas, acks=all",
+            "ten producers beside 100 idle connections, RF 3, acks=all",
             lambda at: load.crowd(at, load.topic_of(at, 3), seconds),
         )
-
-
-def consume(bootstrap: str, topic: str, wanted: int) -> Figures:
-    before = sum(os.times()[:2])
-    figures = load.consume(bootstrap, topic, wanted)
-    figures["client CPU s/GB"] = (sum(os.times()[:2]) - before) / figures["MB"] * 1000
-    return figures
 
 
 def main() -> None:

@@ -66,21 +66,22 @@ class Duel:
     def measure(self, row: str, action: Row) -> None:
         """Run a row on both clusters in turns.
 
-        The action gets the bootstrap servers. If it says how many MB it moved, the brokers'
-        processor time is a figure too.
+        The action gets the bootstrap servers. Processor time is a figure too, the brokers' and that
+        of the client with its children: for a GB if the action says how many MB it moved, else the
+        cores in use. Where both together are all cores of the machine, the client is a limit.
         """
         for number in range(self._rounds):
             for implementation in BOTH if number % 2 == 0 else reversed(BOTH):
                 os.sync()
-                before = self.cpu_s(implementation)
+                before, client_before = self.cpu_s(implementation), _own_cpu_s()
                 began = time.perf_counter()
                 figures = action(self.bootstrap[implementation])
-                used, took = self.cpu_s(implementation) - before, time.perf_counter() - began
+                took = time.perf_counter() - began
+                used, client = self.cpu_s(implementation) - before, _own_cpu_s() - client_before
                 megabytes = figures.pop("MB", 0)
-                if megabytes:
-                    figures["broker CPU s/GB"] = used / megabytes * 1000
-                else:
-                    figures["broker cores"] = used / took
+                unit, share = ("s/GB", megabytes / 1000) if megabytes else ("cores", took)
+                figures[f"CPU of brokers, {unit}"] = used / share
+                figures[f"CPU of the client, {unit}"] = client / share
                 self.note(row, implementation, figures)
 
     def note_memory(self, when: str) -> None:
@@ -102,6 +103,11 @@ class Duel:
                 base = statistics.median(kafka)
                 ratio = f"{statistics.median(klamm) / base:.2f}" if base else ""
                 print(f"| {row}, {figure} | {_spread(klamm)} | {_spread(kafka)} | {ratio} |")
+
+
+def _own_cpu_s() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _spread(values: list[float]) -> str:

@@ -272,7 +272,7 @@ def one_form(request: FetchRequest) -> FetchRequest:
 
 
 @pytest.mark.parametrize("version", range(12, 18))
-@given(values=requests(), count=st.sampled_from([0, 1, 126, 127, 200]))
+@given(values=requests(), count=st.sampled_from([0, 1, 15, 20, 126, 127, 200]))
 @settings(max_examples=15, deadline=None)
 def test_requests_read_by_hand_are_as_those_read_by_kio(version, values, count):
     if values["topics"]:

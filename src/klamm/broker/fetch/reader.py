@@ -153,7 +153,7 @@ class FetchReader:
                 )
         requested.is_settled = self._is_settled(params, requested, partition, view)
         if reader.is_follower:
-            if self._is_throttled(reader, partition):
+            if position.offset >= view.readable_end or self._is_throttled(reader, partition):
                 return _entry(name, view)
         elif params.rack:
             preferred = partition.preferred_read_replica(

@@ -8,8 +8,19 @@ from klamm.protocol.apis import APIS, ApiKey, request_header_version, response_h
 from klamm.protocol.codec.primitives import Cursor, encode_string
 
 _HEAD: Final = struct.Struct(">hhi")
+#: API key, version and correlation id, and the length of the client id.
+_USUAL_HEAD: Final = struct.Struct(">hhih")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
+
+
+#: The version of the header by key and version of a request that is decoded.
+_HEADER_VERSIONS: Final = {
+    (int(key), version): request_header_version(key, version)
+    for key, api in APIS.items()
+    for version in range(api.max_version + 1)
+    if api.decodes(version)
+}
 
 
 class RequestHeader(NamedTuple):
@@ -27,6 +38,26 @@ def decode_request_header(view: memoryview) -> tuple[RequestHeader, int]:
     Only ApiVersions is accepted in versions beyond the table, because a client that is newer than
     the broker has to learn the broker's versions (API-5).
     """
+    return _decode_usual(view) or _decode_any(view)
+
+
+def _decode_usual(view: memoryview) -> tuple[RequestHeader, int] | None:
+    """Decode a header as nearly all are, with a client id and without tags; None for any other."""
+    if len(view) <= _USUAL_HEAD.size:
+        return None
+    key, version, correlation_id, length = _USUAL_HEAD.unpack_from(view)
+    end = _USUAL_HEAD.size + length
+    header_version = _HEADER_VERSIONS.get((key, version), 0)
+    if not header_version or length < 0 or end >= len(view):
+        return None
+    client_id = str(view[_USUAL_HEAD.size : end], "utf-8", "replace")
+    header = RequestHeader(key, version, correlation_id, client_id)
+    if header_version == 1:
+        return header, end
+    return None if view[end] else (header, end + 1)
+
+
+def _decode_any(view: memoryview) -> tuple[RequestHeader, int]:
     cursor = Cursor(view, 0, is_flexible=False)
     key, version, correlation_id = cursor.unpack(_HEAD)
     api = APIS.get(key)

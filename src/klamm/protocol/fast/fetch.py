@@ -8,7 +8,7 @@ and a follower appends it from the frame.
 
 Measured (`python -m bench protocol`): a response of 100 partitions is encoded in 50 microseconds,
 by kio in 570; a request of 100 partitions is decoded in 26, by kio alone, in one form for each
-version, in 20.
+version, in 20. A request of one partition takes 3 microseconds by hand, and 8 with kio.
 """
 
 import struct
@@ -55,6 +55,8 @@ _REQUESTED: Final = struct.Struct(">iiqiqiB")
 #: the id and the epoch, and the number of tags in it.
 _REPLICA_STATE: Final = struct.Struct(">BBBiqB")
 _REPLICA_STATE_HEAD: Final = (1, 1, 13)
+#: A request of about 16 partitions; kio reads larger ones faster.
+_SHORT_REQUEST_BYTES: Final = 600
 #: Lengths of one byte are below this.
 _SHORT: Final = 0x80
 
@@ -259,7 +261,7 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
 
 def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
     """Read a body, by hand or with kio, into the form that handlers know."""
-    if version >= _FIRST_FLEXIBLE:
+    if version >= _FIRST_FLEXIBLE and len(view) - at <= _SHORT_REQUEST_BYTES:
         request = _decode_usual(view, at, version)
         if request is not None:
             return request
