@@ -282,11 +282,12 @@ def _decode_usual(view: memoryview, at: int, version: int) -> FetchRequest | Non
     topics = []
     try:
         if version >= _FIRST_WITH_REPLICA_STATE:
-            top = _REQUEST_TOP.unpack_from(view, at)
+            top: tuple[int, ...] = _REQUEST_TOP.unpack_from(view, at)
             at += _REQUEST_TOP.size
         else:
-            replica_id, *top = _REQUEST_TOP_WITH_REPLICA.unpack_from(view, at)
+            top = _REQUEST_TOP_WITH_REPLICA.unpack_from(view, at)
             at += _REQUEST_TOP_WITH_REPLICA.size
+            replica_id, top = top[0], top[1:]
         topic_count = view[at]
         at += 1
         if not 0 < topic_count < _SHORT:
@@ -319,7 +320,20 @@ def _decode_usual(view: memoryview, at: int, version: int) -> FetchRequest | Non
                 return None
     except (IndexError, struct.error, UnicodeDecodeError, _UnusualError):
         return None
-    return FetchRequest(replica_id, replica_epoch, *top, topics, [], rack_id)
+    max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = top
+    return FetchRequest(
+        replica_id,
+        replica_epoch,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session_id,
+        session_epoch,
+        topics,
+        [],
+        rack_id,
+    )
 
 
 class _UnusualError(Exception):
