@@ -28,14 +28,14 @@ Ticket = int
 
 
 class CoordinatorMachine(Protocol[E]):
-    """What a service needs of its coordinator."""
+    """The interface of a coordinator to its service."""
 
     def appended(self, number: int, error: ErrorCode, now_ms: int) -> list[E]:
         """The append `number` was acknowledged, or failed with `error`."""
         ...
 
     def tick(self, now_ms: int) -> list[E]:
-        """Do what is due."""
+        """Run the timers that are due."""
         ...
 
 

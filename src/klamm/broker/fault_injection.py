@@ -95,7 +95,7 @@ _ABOUT_THE_REQUEST: Final = frozenset(
 
 
 class _Items(NamedTuple):
-    """Where a request has its topics and their partitions, and its response the results."""
+    """The fields with the topics and partitions of a request, and with the response's results."""
 
     topics: str
     #: The attribute with a topic's name; empty if the item is the name.
@@ -161,7 +161,7 @@ _WITH_GROUPS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of the requests of one API, or of those among them that the rest names."""
+    """An error, delay or disconnection for requests of one API, or for some of them."""
 
     id: int
     api: ApiKey
@@ -288,7 +288,7 @@ class FaultInjection:
         self._faults: dict[int, list[Fault]] = {}
 
     def use(self, faults: Iterable[Fault]) -> None:
-        """These faults hold from now on, and no others."""
+        """Replace the faults in force."""
         self._faults = {}
         for fault in faults:
             self._faults.setdefault(fault.api, []).append(fault)

@@ -13,7 +13,7 @@ from klamm.errors import ConfigError
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does with one key."""
+    """An operation of IncrementalAlterConfigs on one key."""
 
     SET = 0
     DELETE = 1

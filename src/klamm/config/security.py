@@ -46,7 +46,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What a TLS context is made of."""
+    """The settings of a TLS context."""
 
     keystore: StoreSettings | None
     truststore: StoreSettings | None
@@ -61,7 +61,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class OAuthSettings:
-    """Where bearer tokens come from, or by which keys they are believed."""
+    """The source of bearer tokens, or the keys that verify them."""
 
     jwks_url: str | None = None
     issuer: str | None = None

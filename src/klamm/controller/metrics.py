@@ -94,7 +94,7 @@ def gauges(cluster: ClusterState | None) -> Gauges:
 
 
 class SessionState(Enum):
-    """What ZooKeeper's client calls the states of its connection."""
+    """The states of the ZooKeeper connection, by the names of ZooKeeper's client."""
 
     CONNECTING = "CONNECTING"
     CONNECTED = "CONNECTED"
@@ -102,7 +102,7 @@ class SessionState(Enum):
 
 
 class ControllerMetrics:
-    """Everything that section 19 lists, for one candidate."""
+    """The metrics of section 19, for one candidate."""
 
     def __init__(self, controller: Controller, channels: ControllerChannels, world: World) -> None:
         clock = world.monotonic
@@ -133,7 +133,7 @@ class ControllerMetrics:
         self._timer = self._timers.get(queued.event.state)
 
     def end(self, outcome: str, context: Context | None) -> None:
-        """It is done with, well or not (EVT-9)."""
+        """An event has ended, with success or without (EVT-9)."""
         if self._timer is not None:
             self._timer.observe(self._clock() - self._began)
         self._gauges = gauges(None if context is None else context.cluster)

@@ -40,7 +40,7 @@ EPOCH_DURING_DELETE: Final = -2
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedEndpoint:
-    """Where a broker listens, under which name, with which security protocol (0 is PLAINTEXT)."""
+    """A listener of a broker: name, address and security protocol (0 is PLAINTEXT)."""
 
     listener: str
     host: str
@@ -163,7 +163,7 @@ class LeaderAndIsrs:
 
 
 class ClusterState:
-    """Everything the controller has in memory; each controller term begins with a new one."""
+    """The controller's state in memory; each controller term begins with a new one."""
 
     def __init__(self, width: int = 3, capacity: int = 64) -> None:
         self.controller_id = NO_BROKER
@@ -346,7 +346,7 @@ class ClusterState:
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def row(self, topic: str, partition: int) -> int | None:
-        """Where a partition is, if it is known."""
+        """The row of a partition; None if it is unknown."""
         known = self.topics.get(topic)
         return None if known is None else known.row_of(partition)
 

@@ -212,7 +212,7 @@ class ReadReassignRequest(ReadEffect):
 
 @dataclass(frozen=True, slots=True)
 class WriteReassignRequest(WriteEffect):
-    """Set what is left of `/admin/reassign_partitions`, or delete it when nothing is."""
+    """Set the rest of `/admin/reassign_partitions`, or delete the node if nothing is left."""
 
     entries: Mapping[TopicPartition, Sequence[int]]
 

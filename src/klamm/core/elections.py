@@ -47,7 +47,7 @@ RECOVERING: Final = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elections:
-    """What came of electing, row by row."""
+    """The results of elections, row by row."""
 
     leader: I32  # NO_BROKER where no replica could be elected
     isr: I32  # unchanged where no replica could be elected

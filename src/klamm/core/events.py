@@ -151,7 +151,7 @@ class LogDirEventNotification(Event):
 
 @dataclass(frozen=True, slots=True)
 class AutoRebalance(Event):
-    """It is time to look at the balance of leaders."""
+    """The check of the balance of leaders is due."""
 
     state = ControllerState.AUTO_LEADER_BALANCE
 
@@ -299,7 +299,7 @@ class ElectLeaders(Event):
 
 
 class UpgradeType(IntEnum):
-    """Which way a feature's level may go."""
+    """The allowed direction of a change of a feature's level."""
 
     UPGRADE = 1
     SAFE_DOWNGRADE = 2

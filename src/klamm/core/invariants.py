@@ -15,7 +15,7 @@ from klamm.core.transitions import PartitionState, ReplicaState
 
 
 def violations(cluster: ClusterState) -> list[str]:
-    """Everything that is wrong with the cluster, in words; nothing, one hopes."""
+    """The violated invariants of the cluster, as sentences."""
     return [
         *_of_sets(cluster),
         *_of_topics(cluster),
@@ -25,7 +25,7 @@ def violations(cluster: ClusterState) -> list[str]:
 
 
 def regressions(before: LeaderAndIsrs, after: LeaderAndIsrs) -> list[str]:
-    """What a later leadership of the same rows takes back of an earlier one."""
+    """The rows whose epoch or version went back, or that had two leaders in one epoch."""
     went_back = (after.version < before.version) | (after.leader_epoch < before.leader_epoch)
     same_epoch = after.leader_epoch == before.leader_epoch
     two_leaders = same_epoch & (after.leader != before.leader)

@@ -51,7 +51,7 @@ class _Lines:
         self._file.write(batch)
 
     def close(self) -> None:
-        """A file of lines has no end of its own."""
+        """Do nothing: a file of lines needs no ending."""
 
 
 class _BrokerSpool(RecordSpool[_Note]):
@@ -173,7 +173,7 @@ def has_broker_records(directory: Path) -> bool:
 
 
 def in_order(rows: Iterable[BrokerRow]) -> list[BrokerRow]:
-    """Without duplicates, in the order of time."""
+    """Sort records by time and remove duplicates."""
     found = {(row["broker"], row["run"], row["seq"]): row for row in rows}
     return sorted(found.values(), key=lambda row: (row["at"], row["broker"], row["seq"]))
 

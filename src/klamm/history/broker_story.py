@@ -50,7 +50,7 @@ def requests_about(rows: Iterable[BrokerRow], topic: str | None = None) -> list[
 
 
 def request_sentence(row: BrokerRow, topic: str | None = None) -> str:
-    """Who asked for what, and what came of it; with a topic only what concerns it."""
+    """The requester, the request and its result; with a topic, only the part about the topic."""
     subjects = [
         f"{each['type']} {each['name']}".strip()
         + (f" ({each['wanted']})" if each["wanted"] else "")
@@ -82,7 +82,7 @@ def _is_about(name: str, topic: str) -> bool:
 
 
 def transaction_story(rows: Iterable[BrokerRow], transactional_id: str) -> list[dict[str, Any]]:
-    """What became of the id, in order; KlammError if the history says nothing about it."""
+    """The events of the id in order; KlammError if the history has none."""
     found = [
         row
         for row in rows

@@ -1,4 +1,4 @@
-"""A fetch that looks only at what is marked answers like one that looks at everything.
+"""A fetch that reads only marked partitions responds like one that reads all of them.
 
 Two brokers live through the same random history. One of them settles partitions, the other never
 does and so reads all partitions of a session with each fetch. Responses, high watermarks, ISR

@@ -1,4 +1,4 @@
-"""Which groups a broker responses for, and how they move from one broker to the next."""
+"""Which groups a broker coordinates, and how they move from one broker to the next."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Metadata answers about all topics, against those of the encoder for all messages."""
+"""Metadata responses about all topics, against those of the encoder for all messages."""
 
 import uuid
 

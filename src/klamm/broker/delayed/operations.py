@@ -112,7 +112,7 @@ class DelayedFetch(DelayedOperation):
         return any(self.try_complete(key) for key in self._partitions)
 
     def on_expiration(self) -> None:
-        """Nothing to note: the response carries what there is to read."""
+        """Do nothing: the response has the records that are available."""
 
 
 class DelayedDeleteRecords(DelayedOperation):

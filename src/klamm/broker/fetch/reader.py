@@ -49,7 +49,7 @@ class FetchParams(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """What one read of all partitions has found."""
+    """The result of reading all partitions once."""
 
     fetched: Fetched
     size: int

@@ -149,7 +149,7 @@ class SessionPartitions:
         cached.watched = None
 
     def find(self, session: "FetchSession", name: TopicPartition) -> RequestedPartition | None:
-        """What a session requests of a partition; None if it does not."""
+        """The request of a session for a partition; None if the session does not have it."""
         cached = self._by_name.get(name, {}).get(session)
         return None if cached is None else cached.requested
 
@@ -217,7 +217,7 @@ class FetchSession:
         return [cached.requested for cached in marked]
 
     def requested(self, name: TopicPartition) -> RequestedPartition | None:
-        """What the session requests of a partition; None if it does not."""
+        """The session's request for a partition; None if it has none."""
         return self._index.find(self, name)
 
     def mark(self, cached: CachedPartition) -> None:

@@ -182,7 +182,7 @@ def offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
 
 
 def txn_offset_commit_request(body: Any, exists: Exists) -> OffsetCommitRequest:
-    """What a transaction commits, of partitions that exist; its producer is not verified yet."""
+    """The offsets that a transaction commits, without unknown partitions, before verification."""
     return OffsetCommitRequest(
         group_id=body.group_id,
         member_id=getattr(body, "member_id", UNKNOWN_MEMBER),

@@ -71,7 +71,7 @@ _RETENTION: Final = GroupTimer(TimerKind.RETENTION)
 
 
 class Loaded(NamedTuple):
-    """What the replay of a partition has loaded."""
+    """The numbers of groups and offsets that a replay has loaded."""
 
     groups: int
     offsets: int

@@ -69,7 +69,7 @@ class Outbox:
         return number
 
     def append_unawaited(self, partition: int, records: Sequence[GroupRecord], now_ms: int) -> None:
-        """Write with acks 0: what is lost here will be decided again by the next coordinator."""
+        """Write with acks 0; the next coordinator decides again about a record that is lost."""
         self._append(partition, records, now_ms, acks=0)
 
     def report(self, number: int, error: ErrorCode, now_ms: int) -> None:

@@ -43,7 +43,7 @@ class GroupOffsets:
         return not (self._committed or self._pending or self._transactional)
 
     def committed(self) -> dict[TopicPartition, CommittedOffset]:
-        """Everything that readers see."""
+        """The committed offsets that readers see."""
         return {partition: placed.committed for partition, placed in self._committed.items()}
 
     def load(
@@ -113,7 +113,7 @@ class GroupOffsets:
         return self._transactional.keys()
 
     def fetch(self, partition: TopicPartition, *, require_stable: bool) -> FetchedOffset:
-        """What a reader is told about a partition."""
+        """The response for one partition."""
         if require_stable and self._is_unstable(partition):
             return FetchedOffset(ErrorCode.UNSTABLE_OFFSET_COMMIT)
         placed = self._committed.get(partition)

@@ -54,7 +54,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What a group has committed for one partition."""
+    """The committed offset of a group for one partition."""
 
     offset: int
     leader_epoch: int

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TimerKind(enum.Enum):
-    """What happens at a deadline."""
+    """The kinds of deadlines."""
 
     SESSION = enum.auto()  # a member has been silent for too long
     PENDING_MEMBER = enum.auto()  # a member id was handed out and never used

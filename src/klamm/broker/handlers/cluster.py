@@ -275,7 +275,7 @@ def _cluster_operations(call: Call) -> int:
 
 
 def _denied(access: Access, wanted: Any, found: Body, *, creates: bool) -> Body | None:
-    """What is answered in place of a topic that may not be described or created (SEC-9)."""
+    """The response for a topic that the client may not describe or create (SEC-9)."""
     name = found["name"]
     if name is None:
         return None  # an id that is not known: nothing is told

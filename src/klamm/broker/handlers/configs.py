@@ -312,7 +312,7 @@ def _refusal(resource: _Resource, error: ConfigError) -> tuple[ErrorCode, str]:
 
 
 async def _checked(wanted: Any, check: Callable[[Any], T]) -> T:
-    """What comes of checking a resource's settings; many of them are checked beside the loop."""
+    """The result of checking a resource's settings; large ones are checked in another thread."""
     return check(wanted) if len(wanted.configs) < _MANY else await aside(check, wanted)
 
 

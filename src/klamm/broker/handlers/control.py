@@ -33,7 +33,7 @@ ClearWay = Callable[[TopicPartition, uuid.UUID | None], Awaitable[None]]
 
 
 class Replicas(Protocol):
-    """What LeaderAndIsr and StopReplica are applied to."""
+    """Applies LeaderAndIsr and StopReplica."""
 
     async def prepare(self, topics: list[str]) -> None:
         """Read what is needed before the states of these topics are applied."""

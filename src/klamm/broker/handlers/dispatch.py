@@ -91,7 +91,7 @@ class ByteQuotas(Protocol):
         """Count a Fetch response; one with a throttle time has to be sent without records."""
 
     def fetch_bytes_max(self, call: Call) -> int | None:
-        """What the window allows a consumer; None for no limit."""
+        """The bytes that the quota's window allows a consumer; None for no limit."""
 
 
 class _NoQuotas:

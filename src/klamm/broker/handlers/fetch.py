@@ -191,7 +191,7 @@ def _may_read(access: Access, replica_id: int) -> Callable[[str], bool]:
 
 
 def _terms(call: Call, params: FetchParams) -> Hashable:
-    """What decides about the results of a fetch beside its partitions."""
+    """The parts of a request, besides its partitions, that its results depend on."""
     access = call.access
     grants = None if access is None else (access.authorizer.generation, *access[1:])
     return params.reader, params.version, params.rack, grants

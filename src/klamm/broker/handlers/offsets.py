@@ -37,7 +37,7 @@ _NOTHING: Final = TimestampedOffset(-1, -1, -1)
 
 
 class _OffsetReader(NamedTuple):
-    """Who sends a ListOffsets request: its version, replica id and isolation level."""
+    """The sender of a ListOffsets request: version, replica id and isolation level."""
 
     version: int
     replica_id: int

@@ -419,7 +419,7 @@ async def _verified_later(
 
 
 def _unverified(code: ErrorCode, version: int) -> AppendError:
-    """What a producer is told if the coordinator did not agree, or could not be asked."""
+    """The error of a batch that the coordinator refused or could not verify."""
     if code in _UNKNOWN_FOR_NOW:
         return AppendError(
             ErrorCode.NOT_ENOUGH_REPLICAS,

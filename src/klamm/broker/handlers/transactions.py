@@ -166,7 +166,7 @@ class TransactionHandlers:
         return (yield from body_of(found.transactions, codec.list_body, found))
 
     def _requester(self, call: Call) -> Requester | None:
-        """Who asks, if a history is kept."""
+        """The requester, if a history is kept."""
         if not self._service.coordinator.config.is_noted:
             return None
         connection, header = call.connection, call.header
@@ -189,7 +189,7 @@ async def _then(future: asyncio.Future[Any], respond: Callable[[Any], Result]) -
 
 
 class TransactionalDataHandlers:
-    """What leaders of partitions do for transactions: markers, offsets, producers."""
+    """The requests of transactions to partition leaders: markers, offsets, producers."""
 
     def __init__(
         self,

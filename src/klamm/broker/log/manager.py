@@ -360,7 +360,7 @@ class LogManager:
                 log.config = config
 
     def describe(self) -> list[DirectoryDescription]:
-        """What DescribeLogDirs shows, one entry for each directory."""
+        """The content of a DescribeLogDirs response, one entry for each directory."""
         return [self._describe(disk) for disk in self._disks]
 
     def _describe(self, disk: _Disk) -> DirectoryDescription:

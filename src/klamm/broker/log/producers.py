@@ -64,7 +64,7 @@ class CompletedTxn(NamedTuple):
 
 
 class EndTransactionMarker(NamedTuple):
-    """What the one record of a control batch says."""
+    """The content of a transaction marker."""
 
     is_abort: bool
     coordinator_epoch: int

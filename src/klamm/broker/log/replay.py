@@ -76,7 +76,7 @@ def _apply(producers: ProducerStateManager, batch: Batch, base_offset: int) -> C
 
 
 def decode_marker(batch: Batch) -> EndTransactionMarker | None:
-    """What a control batch says; None if compaction has emptied it."""
+    """The marker of a control batch; None if compaction has emptied it."""
     record = next(iterate_records(batch), None)
     if record is None or record.key is None or record.value is None:
         return None

@@ -1,4 +1,4 @@
-"""What the operations of a log return."""
+"""The results of a log's operations: of an append, a read, and a search by time."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ListOffsetsResult(NamedTuple):
 
 @dataclass(slots=True)
 class FetchEffects:
-    """What a response has changed, and what the owner of the fetcher has to do."""
+    """The changes by a response, and the actions that the owner of the fetcher has to take."""
 
     #: The high watermark, the log start or, by a truncation, the log end is another one.
     moved: list[TopicPartition] = field(default_factory=list)

@@ -57,7 +57,7 @@ class AlterPartitionResult(NamedTuple):
 
 
 class IsrOutcome(NamedTuple):
-    """What an AlterPartition result has changed in a partition."""
+    """The changes in a partition after an AlterPartition result."""
 
     committed: bool = False
     high_watermark_rose: bool = False
@@ -65,7 +65,7 @@ class IsrOutcome(NamedTuple):
 
 
 class FollowerProgress(NamedTuple):
-    """What a follower's fetch has changed in a partition."""
+    """The changes in a partition after a follower's fetch."""
 
     proposal: AlterPartitionItem | None
     high_watermark_rose: bool

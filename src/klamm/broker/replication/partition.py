@@ -61,7 +61,7 @@ class LeaderAndIsrPartitionState(NamedTuple):
 
 
 class Step(enum.Enum):
-    """What a `LeaderAndIsrPartitionState` requires of the replica manager."""
+    """The action that a `LeaderAndIsrPartitionState` requires of the replica manager."""
 
     LEAD = enum.auto()  # open the log, then call become_leader
     FOLLOW = enum.auto()  # open the log, then call become_follower

@@ -83,7 +83,7 @@ CONSUMER: Final = -1
 
 
 class Reader(NamedTuple):
-    """Who fetches: a consumer or a follower, and which records it may read."""
+    """The reader of a log: a consumer or a follower, with the records that it may read."""
 
     replica_id: int = CONSUMER
     #: The broker epoch of the follower; -1 if the request has none.

@@ -16,12 +16,12 @@ from klamm.broker.security.quotas import DEFAULT_ENTITY, QuotaWindow, SampledRat
 from klamm.errors import ConfigError
 
 NO_LIMIT: Final = 2**31 - 1
-#: With so many rates, those of addresses that have not connected lately are dropped.
+#: Above this number of rates, those of addresses that have not connected lately are dropped.
 _RATES_MAX: Final = 1000
 
 
 class Fate(Enum):
-    """What becomes of a new connection."""
+    """The decision about a new connection: accept it, or close it."""
 
     ACCEPT = "accept"
     #: The address has too many connections, or makes them too fast: closed after the delay.

@@ -75,7 +75,7 @@ class Guard:
         }
 
     def protect(self, handlers: Mapping[ApiKey, Handler]) -> dict[ApiKey, Handler]:
-        """The same handlers behind the guard."""
+        """Wrap handlers so that they get authorized requests only."""
         return {key: self._guarded(APIS[key].name, handler) for key, handler in handlers.items()}
 
     def _guarded(self, name: str, handler: Handler) -> Handler:
@@ -330,7 +330,7 @@ def _denied_topic(topic: Any, code: ErrorCode) -> dict[str, Any]:
 def _shown_offsets(
     response: Mapping[str, Any], may: Callable[[str], bool], denied: list[dict[str, Any]]
 ) -> list[Any]:
-    """What the response may show, with the topics that were asked for and denied."""
+    """The response without denied topics, and with an error for those that were requested."""
     return [*(topic for topic in response["topics"] if may(topic["name"])), *denied]
 
 

@@ -179,7 +179,7 @@ class TokenRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenClaims:
-    """What a believed token says: whose it is and when it ends."""
+    """The claims of a valid token: its principal and its expiry."""
 
     subject: str
     expires_ms: int

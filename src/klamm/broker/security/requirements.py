@@ -20,7 +20,7 @@ _T = ResourceType
 
 
 class Scope(Enum):
-    """What a denial is about, and how it is answered."""
+    """The part of a request that a denial concerns, and so the place of its error."""
 
     #: The whole request fails with the code.
     WHOLE = "the whole request"

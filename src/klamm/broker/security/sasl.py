@@ -26,7 +26,7 @@ REAUTHENTICATION_PAUSE_MS: Final = 1000
 
 
 class SaslState(Enum):
-    """Where the exchange stands."""
+    """The states of a SASL exchange."""
 
     #: Nothing came yet, or only ApiVersions requests that failed.
     INITIAL = "initial"
@@ -41,7 +41,7 @@ class SaslState(Enum):
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """The decision about a request."""
 
     #: The request is served.
     SERVE = "serve"

@@ -35,7 +35,7 @@ log = logging.getLogger("klamm.broker.security")
 
 
 class SecurityService:
-    """Who may connect to this broker, and what they may do."""
+    """Authentication, authorization and quotas of this broker."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SecurityService:
     def listener(
         self, endpoint: ListenerEndpoint, dispatch: Dispatch, meter: RequestMeter
     ) -> Listener:
-        """What the server needs to know about a listener."""
+        """The server's settings of a listener."""
         security = self._config.listener_security(endpoint)
         return self._authentication.listener(endpoint.name, security, dispatch, meter)
 

@@ -71,13 +71,13 @@ class Throttle:
         return self._mute(call, delay_ms)
 
     def fetch_bytes_max(self, call: Call) -> int | None:
-        """What the window allows a consumer; None for no limit."""
+        """The bytes that the quota's window allows a consumer; None for no limit."""
         if not self._quotas.is_active or call.body.replica_id >= 0:
             return None
         return self._quotas.bytes_max(Quota.FETCH, *_whose(call))
 
     def protect(self, handlers: Mapping[ApiKey, Handler]) -> dict[ApiKey, Handler]:
-        """The same handlers, counted; those of Produce and Fetch count by themselves."""
+        """Wrap handlers so that requests count; Produce and Fetch count by themselves."""
         return {
             key: handler
             if key in _COUNTED_BY_HANDLERS or key in _EXEMPT

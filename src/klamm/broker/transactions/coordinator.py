@@ -258,7 +258,7 @@ class TransactionCoordinator:
         return self._outbox.drain()
 
     def describe(self, transactional_id: str) -> DescribedTransaction:
-        """What DescribeTransactions shows (TXN-17)."""
+        """The content of a DescribeTransactions response (TXN-17)."""
         found = self._find(transactional_id)
         if isinstance(found, ErrorCode):
             return DescribedTransaction(error=found, transactional_id=transactional_id)
@@ -342,7 +342,7 @@ class TransactionCoordinator:
         return self._outbox.drain()
 
     def counts(self) -> TransactionCounts:
-        """For the metrics."""
+        """The numbers of the metrics."""
         states = Counter(
             each.state for home in self._owned.values() for each in home.transactions.values()
         )

@@ -50,7 +50,7 @@ class SendMarkers:
 
 
 class What(StrEnum):
-    """What happened to a transactional id."""
+    """The kinds of events of a transactional id."""
 
     INITIALIZED = "initialized"  # a producer was given the id, and every earlier one is fenced
     BEGAN = "began"

@@ -28,7 +28,7 @@ APPEND_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
 
 
 class Requester(NamedTuple):
-    """Who sent a request, for the history."""
+    """The sender of a request, for the history."""
 
     principal: str
     address: str

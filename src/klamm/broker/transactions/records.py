@@ -77,7 +77,7 @@ class TransactionRecord(NamedTuple):
 
 
 class StoredTransaction(NamedTuple):
-    """What the log says about a transactional id."""
+    """The stored state of a transactional id."""
 
     producer_id: int
     producer_epoch: int
@@ -139,7 +139,7 @@ def decode_key(key: bytes) -> str:
 
 
 def decode_value(value: bytes) -> StoredTransaction:
-    """What a value says; RemoteProtocolError for an unknown version or status."""
+    """Decode a value; RemoteProtocolError for an unknown version or status."""
     cursor = Cursor(memoryview(value), 0, False)
     (version,) = cursor.unpack(_INT16)
     if version not in (_VERSION, _FLEXIBLE_VERSION):

@@ -16,7 +16,7 @@ from klamm.names import TopicPartition
 
 
 class TransactionsLoaded(NamedTuple):
-    """What a state partition was found to hold."""
+    """The content of a loaded state partition."""
 
     transactions: int
     prepared: int  # whose markers are sent again
@@ -24,7 +24,7 @@ class TransactionsLoaded(NamedTuple):
 
 
 class TransactionCounts(NamedTuple):
-    """For the metrics."""
+    """The numbers of the metrics, of one state partition."""
 
     transactions: Mapping[TransactionState, int]
     #: Completions that wait to be written again.
@@ -101,7 +101,7 @@ class TransactionReplay:
                 values[key] = value
 
     def finish(self) -> None:
-        """The end of the log is reached: decode what is left of it."""
+        """Decode the rest, at the end of the log."""
         for key, value in self._values.items():
             try:
                 transactional_id = decode_key(key)

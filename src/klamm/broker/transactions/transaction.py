@@ -55,7 +55,7 @@ class Transit(NamedTuple):
 
 
 class Transaction:
-    """What the coordinator knows about one transactional id."""
+    """The coordinator's state of one transactional id."""
 
     __slots__ = (
         "has_failed_fence",
@@ -119,7 +119,7 @@ class Transaction:
         return self.producer_epoch >= EXHAUSTED_EPOCH
 
     def describe(self) -> DescribedTransaction:
-        """What DescribeTransactions shows (TXN-17)."""
+        """The content of a DescribeTransactions response (TXN-17)."""
         shown = self.partitions if self.state not in PREPARED else self.unmarked
         return DescribedTransaction(
             error=ErrorCode.NONE,
