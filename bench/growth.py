@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.side_by_side.cluster import ZooKeeper, cpu_s, free_ports, wait_port
+from bench.side_by_side.cluster import ZooKeeper, cpu_s, wait_port
 from bench.side_by_side.controller import Stubs, populate, topic_id
+from klamm.local.network import free_ports
 from klamm.net.blocking import BlockingConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode

@@ -17,8 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.side_by_side.cluster import ZooKeeper, free_ports, wait_port
+from bench.side_by_side.cluster import ZooKeeper, wait_port
 from bench.side_by_side.controller import Stubs, populate
+from klamm.local.network import free_ports
 from tests.support.pings import Pings
 
 

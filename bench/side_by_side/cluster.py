@@ -17,23 +17,13 @@ from pathlib import Path
 
 from kazoo.client import KazooClient
 
+from klamm.local.network import free_ports
+
 LOG4J = """log4j.rootLogger=INFO, stdout
 log4j.appender.stdout=org.apache.log4j.ConsoleAppender
 log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
 log4j.appender.stdout.layout.ConversionPattern=[%d{ISO8601}] %p %m (%c)%n
 """
-
-
-def free_ports(n):
-    """n ports that were free a moment ago, from below the ephemeral range."""
-    found = []
-    while len(found) < n:
-        port = random.randint(20000, 31000)
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found
 
 
 def wait_port(port, timeout, alive=lambda: True):

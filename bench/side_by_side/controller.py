@@ -29,7 +29,7 @@ import time
 import uuid
 from pathlib import Path
 
-from bench.side_by_side.cluster import LOG4J, ZooKeeper, cpu_s, free_ports, rss_mb, wait_port
+from bench.side_by_side.cluster import LOG4J, ZooKeeper, cpu_s, rss_mb, wait_port
 from bench.side_by_side.zkraw import (
     ZkRaw,
     check,
@@ -39,6 +39,7 @@ from bench.side_by_side.zkraw import (
     op_get,
     read_results,
 )
+from klamm.local.network import free_ports
 from klamm.processes import tied_command
 
 

@@ -33,6 +33,7 @@ from klamm.protocol.fast.produce import (
 from klamm.protocol.records import iterate_batches, iterate_records
 from tests.history.test_spool import record
 from tests.support.recorded_controller import Clock, history_config
+from tests.support.waiting import until
 
 
 class Inbox:
@@ -206,12 +207,6 @@ def test_a_shipper_waits_for_news_and_outlives_failures(
         spool.on_written = None
 
     asyncio.run(scenario())
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for announces nothing
-            await asyncio.sleep(0.001)
 
 
 # The topic

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import BinaryIO
 
 import pytest
@@ -16,6 +16,7 @@ from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server, ServerConnection
+from tests.support.waiting import until
 
 SIZE = 64 * 1024
 
@@ -141,12 +142,6 @@ class Gate:
 
 def framed(content: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

@@ -1,5 +1,6 @@
 """Waiting for a condition, with a deadline."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -18,3 +19,10 @@ def wait_until(look: Callable[[], T], what: str = "", timeout_s: float = PATIENC
             raise TimeoutError(f"not within {timeout_s:g} s: {what or look}; last: {found!r}")
         threading.Event().wait(0.02)
     return found
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """The same for a coroutine: the event loop runs between two looks."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for announces nothing
+            await asyncio.sleep(0.001)
