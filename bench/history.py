@@ -49,7 +49,7 @@ def cluster_of(partitions: int) -> ClusterState:
     cluster.record_leadership(
         LeaderAndIsrs(rows, replicas[:, 0], zeros, replicas, recovery, zeros, zeros)
     )
-    cluster.state[rows] = PartitionState.ONLINE
+    cluster.set_state(rows, PartitionState.ONLINE)
     cluster.replica_state[rows] = ReplicaState.ONLINE
     return cluster
 

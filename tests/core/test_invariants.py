@@ -53,6 +53,8 @@ WRONG: dict[str, Callable[[ClusterState], object]] = {
     "a leader that is not in sync": _set("leader", 1, 3),
     "decided by a later controller": _set("decided_in", 1, 99),
     "imbalanced partitions is off": _set("imbalanced", 1, True),
+    "offline partitions is off": lambda c: setattr(c, "offline_count", 5),
+    "partitions with leadership is off": lambda c: setattr(c, "led_count", 0),
 }
 
 
@@ -65,7 +67,7 @@ def test_each_violation_is_noticed(words: str) -> None:
 
 def test_an_offline_partition_may_have_no_leader() -> None:
     cluster = healthy()
-    cluster.state[1] = PartitionState.OFFLINE
+    cluster.set_state(np.array([1], np.int32), PartitionState.OFFLINE)
     cluster.leader[1] = -1
     assert violations(cluster) == []
 

@@ -27,6 +27,7 @@ from klamm.zookeeper.store import (
     StoreEvent,
 )
 
+_NO_ROWS: Final = np.empty(0, np.int32)
 #: After that long without an event the time that events waited is forgotten (EVT-11).
 QUIET_S: Final = 300.0
 #: The migration state of a cluster that lives in ZooKeeper and stays there.
@@ -74,7 +75,10 @@ def gauges(cluster: ClusterState | None) -> Gauges:
     """Compute the gauges; without a cluster state, on a node that is not controller, all are 0."""
     if cluster is None:
         return Gauges()
-    offline = np.flatnonzero(cluster.state == PartitionState.OFFLINE).astype(np.int32)
+    # This runs after every event: all columns are looked at only while partitions are offline.
+    offline = _NO_ROWS
+    if cluster.offline_count:
+        offline = np.flatnonzero(cluster.state == PartitionState.OFFLINE).astype(np.int32)
     going = cluster.rows_of(cluster.queued_for_deletion)
     states = cluster.replica_state[going][cluster.replicas[going] != NO_BROKER]
     return Gauges(
@@ -82,7 +86,7 @@ def gauges(cluster: ClusterState | None) -> Gauges:
         offline_partitions_count=int(np.count_nonzero(~cluster.is_deletion_started(offline))),
         preferred_replica_imbalance_count=cluster.imbalanced_count,
         global_topic_count=len(cluster.topics),
-        global_partition_count=int(np.count_nonzero(cluster.has_leadership)),
+        global_partition_count=cluster.led_count,
         topics_to_delete_count=len(cluster.queued_for_deletion),
         replicas_to_delete_count=int(np.count_nonzero(states != ReplicaState.DELETION_SUCCESSFUL)),
         topics_ineligible_to_delete_count=len(cluster.ineligible_for_deletion),

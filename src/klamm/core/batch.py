@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from klamm.core.cluster import EPOCH_DURING_DELETE, NO_EPOCH, ClusterState
-from klamm.core.columns import I32, Mask, is_one_of
+from klamm.core.columns import I32, Mask, distinct, is_one_of
 from klamm.core.effects import Procedure, ReplicaRequestRows, SendRequestBatch
 
 #: Rows, the broker of each, its flag, and its leader epoch.
@@ -81,14 +81,7 @@ class BrokerRequestBatch:
             yield announcement
 
     def _distinct_metadata_rows(self) -> I32:
-        rows = np.concatenate([np.empty(0, np.int32), *self._metadata_rows])
-        capacity = len(self._cluster.topic_of)
-        if len(rows) < capacity // 16:
-            return np.unique(rows)
-        # Marking is several times faster than sorting when most of the cluster is concerned.
-        is_named = np.zeros(capacity, np.bool_)
-        is_named[rows] = True
-        return np.flatnonzero(is_named).astype(np.int32)
+        return distinct(self._metadata_rows, len(self._cluster.topic_of))
 
 
 def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ReplicaRequestRows]:

@@ -20,6 +20,7 @@ from klamm.core.columns import (
     I32,
     NO_BROKER,
     Mask,
+    distinct,
     is_one_of,
     padded,
     tally,
@@ -210,6 +211,10 @@ class ClusterState:
         self.replicas: I32 = np.full((capacity, width), NO_BROKER, np.int32)
         self.isr: I32 = np.full((capacity, width), NO_BROKER, np.int32)
         self.replica_state: I8 = np.full((capacity, width), ReplicaState.NON_EXISTENT, np.int8)
+        #: How many partitions are offline, and how many have leadership.
+        self.offline_count = 0
+        self.led_count = 0
+        self._restated: list[I32] = []
         #: Which partitions the gauge of imbalanced ones counts, and how many those are.
         self.imbalanced: Mask = np.zeros(capacity, np.bool_)
         self.imbalanced_count = 0
@@ -316,6 +321,8 @@ class ClusterState:
             self.topic_names.pop(topic.id, None)
         rows = topic.rows
         self._discount(rows)
+        self.set_state(rows, PartitionState.NON_EXISTENT)
+        self.led_count -= int(np.count_nonzero(self.has_leadership[rows]))
         for column, empty in _EMPTY.items():
             getattr(self, column)[rows] = empty
         gone = set(rows.tolist())
@@ -524,6 +531,21 @@ class ClusterState:
         replicas = zip(row.tolist(), broker.tolist(), strict=True)
         return [k for k, replica in enumerate(replicas) if replica in self.leaving]
 
+    # States
+
+    def set_state(self, rows: I32, state: PartitionState | I8) -> None:
+        """Change the state of (different) partitions."""
+        offline = PartitionState.OFFLINE
+        self.offline_count -= int(np.count_nonzero(self.state[rows] == offline))
+        self.state[rows] = state
+        self.offline_count += int(np.count_nonzero(self.state[rows] == offline))
+        self._restated.append(rows)
+
+    def take_restated(self) -> I32:
+        """Partitions whose state was changed since the last call, for the history."""
+        restated, self._restated = self._restated, []
+        return distinct(restated, len(self.state))
+
     # Leadership
 
     def leadership(self, rows: I32) -> LeaderAndIsrs:
@@ -548,6 +570,7 @@ class ClusterState:
         self.recovery[row] = states.recovery
         self.decided_in[row] = states.controller_epoch
         self.partition_epoch[row] = states.version
+        self.led_count += len(row) - int(np.count_nonzero(self.has_leadership[row]))
         self.has_leadership[row] = True
         self._recount(row)
 

@@ -110,6 +110,10 @@ def _of_leadership(cluster: ClusterState) -> Iterator[str]:
         yield f"{cluster.name(row)} was decided by a later controller"
     if np.count_nonzero(cluster.imbalanced) != cluster.imbalanced_count:
         yield "the count of imbalanced partitions is off"
+    if np.count_nonzero(cluster.state == PartitionState.OFFLINE) != cluster.offline_count:
+        yield "the count of offline partitions is off"
+    if np.count_nonzero(cluster.has_leadership) != cluster.led_count:
+        yield "the count of partitions with leadership is off"
 
 
 def _of_lists(cluster: ClusterState, rows: I32, lists: I32, what: str) -> Iterator[str]:

@@ -278,7 +278,7 @@ class Term:
     deletions: dict[str, str] = field(default_factory=dict)
     moves: dict[str, dict[int, Assignment]] = field(default_factory=dict)
     #: The column of partition states.
-    states: bytes = b""
+    states: I8 = field(default_factory=lambda: np.empty(0, np.int8))
 
     def next_seq(self) -> int:
         self.seq += 1
@@ -354,14 +354,15 @@ class Term:
 
     def newly_leaderless(self, cluster: ClusterState) -> I32:
         """Partitions that have no leader now and had one after the previous event."""
-        # Most events change no state, and comparing bytes is the cheapest way to see that.
-        before, self.states = self.states, cluster.state.tobytes()
-        if self.states == before:
-            return np.empty(0, np.int32)
-        fresh = _waits(cluster.state)
-        fresh[: len(before)] &= ~_waits(np.frombuffer(before, np.int8))[: len(fresh)]
-        rows = np.flatnonzero(fresh).astype(np.int32)
-        return rows[~cluster.is_queued(rows)]
+        rows = cluster.take_restated()
+        if len(self.states) < len(cluster.state):
+            grown = np.full(len(cluster.state), PartitionState.NON_EXISTENT, np.int8)
+            grown[: len(self.states)] = self.states
+            self.states = grown
+        now = cluster.state[rows]
+        fresh = rows[_waits(now) & ~_waits(self.states[rows])]
+        self.states[rows] = now
+        return fresh[~cluster.is_queued(fresh)]
 
 
 def _waits(state: I8) -> Mask:

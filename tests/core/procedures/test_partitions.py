@@ -53,7 +53,7 @@ def test_the_machine_starts_from_leadership_and_live_brokers() -> None:
 @pytest.mark.rule("PSM-4", "DEL-7")
 def test_no_leader_is_elected_for_topics_on_their_way_out() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2]}, "u": {0: [1, 2]}})
-    world.cluster.state[rows(world, ("t", 0), ("u", 0))] = P.OFFLINE
+    world.cluster.set_state(rows(world, ("t", 0), ("u", 0)), P.OFFLINE)
     world.cluster.queue_for_deletion(["t"])
     results = world.run(trigger_elections(world.ctx))
     assert results.elected.tolist() == rows(world, ("u", 0)).tolist()
@@ -80,7 +80,7 @@ def test_one_call_is_announced_once() -> None:
 @pytest.mark.rule("PSM-6")
 def test_an_illegal_move_is_named_and_left_alone() -> None:
     world = steady([1], {"t": {0: [1], 1: [1]}})
-    world.cluster.state[rows(world, ("t", 0))] = P.OFFLINE
+    world.cluster.set_state(rows(world, ("t", 0)), P.OFFLINE)
     moved = rows(world, ("t", 0), ("t", 1))
     world.run(change_partition_states(world.ctx, moved, P.NON_EXISTENT))
     assert states(world) == [P.NON_EXISTENT, P.ONLINE]

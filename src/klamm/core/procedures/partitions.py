@@ -92,7 +92,7 @@ def change_partition_states(
     ctx.say_of(LoggerName.STATE_CHANGE, Level.ERROR, rows[~allowed], text)
     rows = rows[allowed]
     if target != PartitionState.ONLINE:
-        cluster.state[rows] = target
+        cluster.set_state(rows, target)
         level = Level.INFO if target == PartitionState.NEW else Level.TRACE
         ctx.say_of(LoggerName.STATE_CHANGE, level, rows, f"partitions become {target.name}")
         return NOBODY_ELECTED
@@ -138,11 +138,12 @@ def start_partition_machine(ctx: Context) -> Procedure[None]:
     """
     cluster = ctx.cluster
     rows = cluster.all_rows()
-    cluster.state[rows] = np.select(
+    states = np.select(
         [~cluster.has_leadership[rows], cluster.leader_is_online(rows)],
         [PartitionState.NEW, PartitionState.ONLINE],
         PartitionState.OFFLINE,
     )
+    cluster.set_state(rows, states.astype(np.int8))
     yield from trigger_elections(ctx)
 
 
@@ -176,7 +177,7 @@ def _initialise(ctx: Context, rows: I32, batch: BrokerRequestBatch) -> Procedure
     _say_failed(ctx, rows[~created], "their states not having been created in ZooKeeper")
     states = states.at(created)
     cluster.record_leadership(states)
-    cluster.state[states.row] = PartitionState.ONLINE
+    cluster.set_state(states.row, PartitionState.ONLINE)
     at, slot = np.nonzero(states.isr != NO_BROKER)
     batch.leader_and_isr(states.row[at], states.isr[at, slot], is_new=True)
     text = "partitions become ONLINE with their first leader"
@@ -226,7 +227,7 @@ def _elect(
             doubtful[at[won][outcomes == WriteOutcome.BAD_VERSION]] = True
             ctx.unclean_elections += int(np.count_nonzero(chosen.outcome[won][done] == UNCLEAN))
             cluster.record_leadership(decided.at(done).accepted())
-            cluster.state[decided.row[done]] = PartitionState.ONLINE
+            cluster.set_state(decided.row[done], PartitionState.ONLINE)
             batch.leader_and_isr_to(decided.row[done], chosen.recipients[won][done])
         again = np.flatnonzero(doubtful)
         if not len(again):
