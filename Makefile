@@ -69,7 +69,7 @@ lint: setup ## the linter, and whether the code is formatted
 types: setup ## the type checker
 	@$(BIN)/mypy
 
-bench: setup ## measure; BENCH=kernels for one benchmark of bench/
+bench: setup ## measure; BENCH=kernels for one benchmark of bench/, BENCH="growth --sizes 1000000" for options
 	@$(BIN)/python -m bench $(BENCH)
 
 bench-spark: setup ## side by side with Spark's own Kafka connector; SPARK_BENCH="--records 1000000"

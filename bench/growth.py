@@ -1,12 +1,13 @@
 """What one small request or change costs while the number of partitions grows.
 
-    python -m bench.growth [--sizes 1000 10000 100000] [--hosted 100 1000 5000] [--rounds 50]
+    python -m bench.growth [--sizes 1000 10000 ...] [--hosted 100 1000 ...] [--rounds 50]
 
 One real broker: an incremental fetch of a session with all its partitions, a produce, the metadata
 of one topic, an offset commit, a topic of one partition created and deleted. Then a controller with
-stub brokers: one ISR change, one new partition, one reassignment, a topic setting, and the return
-of a broker without replicas. Median milliseconds and CPU milliseconds of the node; a row is flat if
-its last column is no more than twice its first.
+stub brokers: one ISR change, one new partition, one topic created and deleted again, one
+reassignment, a topic setting, and the return of a broker without replicas. Median milliseconds and
+CPU milliseconds of the node; a row is flat if its last column is no more than twice its first.
+`--sizes` or `--hosted` without numbers leaves a half out; a million partitions take minutes.
 """
 
 import argparse
@@ -98,11 +99,18 @@ class ControllerRows:
         self._admin = admin
         self._stubs = stubs
         self._connection = BlockingConnection("127.0.0.1", port, "growth")
+        topic = json.loads(admin.get("/brokers/topics/bench-00000")[0])
+        self._replicas = topic["partitions"]["0"]
+        self._topic_id = znodes.decode_topic("", json.dumps(topic).encode()).topic_id
+        data, stat = admin.get("/brokers/topics/bench-00000/partitions/0/state")
+        self._state, self._version = json.loads(data), stat.version
+        self._leader_epoch = admin.exists(f"/brokers/ids/{self._state['leader']}").czxid
 
     def rows(self) -> dict[str, Callable[[int], object]]:
         return {
             "ISR change": self.change_isr,
             "topic of one partition": self.create_topic,
+            "topic created and deleted": self.create_and_delete,
             "reassignment": self.reassign,
             "topic setting": self.set_config,
             "broker without replicas": self.register_broker,
@@ -110,33 +118,28 @@ class ControllerRows:
 
     def change_isr(self, number: int) -> None:
         """The leader of one partition removes a follower from the ISR, or puts it back."""
-        topic = json.loads(self._admin.get("/brokers/topics/bench-00000")[0])
-        path = "/brokers/topics/bench-00000/partitions/0/state"
-        data, stat = self._admin.get(path)
-        state = json.loads(data)
-        leader, replicas = state["leader"], topic["partitions"]["0"]
-        rest = [each for each in replicas if each != leader]
-        isr = [leader, *(rest if len(state["isr"]) < len(replicas) else rest[:-1])]
-        epoch = self._admin.exists(f"/brokers/ids/{leader}").czxid
+        leader, isr = self._state["leader"], self._state["isr"]
+        rest = [each for each in self._replicas if each != leader]
+        isr = [leader, *(rest if len(isr) < len(self._replicas) else rest[:-1])]
         response = self._connection.send(
             ApiKey.ALTER_PARTITION,
             {
                 "broker_id": leader,
-                "broker_epoch": epoch,
+                "broker_epoch": self._leader_epoch,
                 "topics": [
                     {
                         "topic_name": "bench-00000",
-                        "topic_id": znodes.decode_topic("", json.dumps(topic).encode()).topic_id,
+                        "topic_id": self._topic_id,
                         "partitions": [
                             {
                                 "partition_index": 0,
-                                "leader_epoch": state["leader_epoch"],
+                                "leader_epoch": self._state["leader_epoch"],
                                 "new_isr": isr,
                                 "new_isr_with_epochs": [
                                     {"broker_id": each, "broker_epoch": -1} for each in isr
                                 ],
                                 "leader_recovery_state": 0,
-                                "partition_epoch": stat.version,
+                                "partition_epoch": self._version,
                             }
                         ],
                     }
@@ -146,16 +149,29 @@ class ControllerRows:
         )
         code = response.error_code or response.topics[0].partitions[0].error_code
         assert not code, f"AlterPartition: error {code}"
+        self._state["isr"] = isr
+        self._version = response.topics[0].partitions[0].partition_epoch
 
     def create_topic(self, number: int) -> None:
+        """A topic on the stub brokers, until its partition has a leader."""
+        self._create(f"small-{number}", [1, 2, 3])
+
+    def create_and_delete(self, number: int) -> None:
+        """A topic on the node itself, which answers StopReplica, until its znode is gone."""
+        name = f"brief-{number}"
+        self._create(name, [101])
+        self._admin.create(f"/admin/delete_topics/{name}")
+        until(lambda: not self._admin.exists(f"/brokers/topics/{name}"))
+
+    def _create(self, name: str, replicas: list[int]) -> None:
         body = {
-            "partitions": {"0": [1, 2, 3]},
+            "partitions": {"0": replicas},
             "topic_id": topic_id(),
             "adding_replicas": {},
             "removing_replicas": {},
             "version": 3,
         }
-        path = f"/brokers/topics/small-{number}"
+        path = f"/brokers/topics/{name}"
         self._admin.create(path, json.dumps(body).encode())
         until(lambda: self._admin.exists(f"{path}/partitions/0/state"))
 
@@ -208,7 +224,7 @@ class ControllerRows:
 def controller_costs(partitions: int, rounds: int) -> Costs:
     """Measure each row with a controller of `partitions` partitions."""
     directory = Path(tempfile.mkdtemp(prefix="growth-"))
-    zookeeper = ZooKeeper(directory / "zk", heap="3g")
+    zookeeper = ZooKeeper(directory / "zk", heap="6g")
     admin = zookeeper.client()
     try:
         for path in (
@@ -224,7 +240,8 @@ def controller_costs(partitions: int, rounds: int) -> Costs:
         stubs = Stubs(zookeeper.address, [*STUBS, IDLE], base)
         with contextlib.ExitStack() as stack, node(zookeeper, directory) as (port, pid):
             stack.callback(stubs.stop)
-            stubs.quiet()
+            told = 20 * partitions * len(STUBS)
+            stubs.quiet(require=lambda t: t.get("UpdateMetadata", {}).get("bytes", 0) >= told)
             found = {}
             for name, do in ControllerRows(admin, stubs, port).rows().items():
                 few = rounds if do.__name__ != "register_broker" else 3
@@ -430,8 +447,8 @@ def show(title: str, costs: dict[int, Costs]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--hosted", type=int, nargs="*", default=[100, 1_000, 5_000])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--hosted", type=int, nargs="*", default=[100, 1_000, 5_000, 20_000])
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
     if options.hosted:
