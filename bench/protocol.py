@@ -231,7 +231,7 @@ def control(partitions: int) -> None:
     count = partitions // 100
     topics = RequestTopics(
         [f"topic-{n}" for n in range(count)],
-        [uuid.UUID(int=n + 1) for n in range(count)],
+        [uuid.UUID(int=n + 1).bytes for n in range(count)],
         np.arange(count + 1, dtype=np.int64) * 100,
     )
     for isr, what in ((replicas, "equal ISRs"), (shrunk, "every third ISR shrunk")):

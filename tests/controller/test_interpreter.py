@@ -1,9 +1,50 @@
 """The interpreter performs every effect, and the history knows every reason of a decision."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from klamm.controller import announcements
 from klamm.controller.interpreter import _HANDLERS
 from klamm.core import effects
-from klamm.core.effects import DecisionReason, Effect, ReadEffect, WriteEffect
+from klamm.core.cluster import ClusterState, RegisteredBroker, TopicRead
+from klamm.core.columns import I32
+from klamm.core.context import Context
+from klamm.core.effects import (
+    DecisionReason,
+    Effect,
+    Procedure,
+    ReadEffect,
+    ReadStates,
+    ReadStatesAhead,
+    ReplicaRequestRows,
+    SendRequestBatch,
+    StatesRead,
+    WriteEffect,
+)
 from klamm.history.recorder import _KIND_OF
+from klamm.protocol.codec.frames import decode_request
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.zookeeper import znodes
+from tests.support.candidate import Node
+from tests.support.state_znodes import encode_state
+
+
+def on_a_node(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine as a test, with a candidate whose ZooKeeper is in memory."""
+
+    def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            await test(Node(tmp_path), monkeypatch)
+
+        asyncio.run(main())
+
+    return run
+
 
 BASES = {Effect, ReadEffect, WriteEffect}
 EFFECTS = {
@@ -26,3 +67,116 @@ def test_effects_named_read_or_watch_are_reads_and_those_named_write_or_drop_are
 
 def test_the_history_has_a_kind_for_every_reason():
     assert set(_KIND_OF) == set(DecisionReason)
+
+
+def cluster_of(topics: dict[str, int]) -> tuple[ClusterState, list[I32]]:
+    """A cluster with these topics of so many partitions, and the rows of each."""
+    cluster = ClusterState()
+    rows = []
+    for name, count in topics.items():
+        cluster.add_topic(name, None)
+        rows.append(
+            cluster.add_partitions({name: TopicRead(None, {n: [1, 2] for n in range(count)})})
+        )
+    return cluster, rows
+
+
+@on_a_node
+async def test_states_that_are_read_ahead_are_the_ones_that_are_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    cluster, (first, second) = cluster_of({"a": 2500, "b": 30})
+    for name in ("a", "b"):
+        await node.store.ensure_path(znodes.partitions_path(name))
+    for name, number, isr in (("a", 3, [1]), ("a", 2400, [1, 2]), ("b", 7, [1, 2, 3, 4])):
+        await node.store.ensure_path(znodes.partition_path(name, number))
+        await node.store.create(znodes.state_path(name, number), encode_state(1, number, isr, 1))
+    found: list[StatesRead] = []
+
+    def read(*ahead: I32) -> Procedure[None]:
+        for rows in ahead:
+            yield ReadStatesAhead(rows)
+        reply: StatesRead = yield ReadStates(np.concatenate([first, second]))
+        found.append(reply)
+
+    for ahead in ((), (first, second)):
+        await node.interpreter.run(read(*ahead), Context(cluster), None)
+    plain, early = found
+    assert early.states.leader_epoch[early.found].tolist() == [3, 2400, 7]
+    assert plain.found.tolist() == early.found.tolist()
+    for name in plain.states.__slots__:
+        assert np.array_equal(getattr(plain.states, name), getattr(early.states, name)), name
+
+
+@on_a_node
+async def test_what_was_read_ahead_for_nothing_does_not_reach_the_next_procedure(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    cluster, (first, second) = cluster_of({"a": 3, "b": 2})
+
+    def give_up() -> Procedure[None]:
+        yield ReadStatesAhead(first)
+
+    async def read(rows: I32) -> int:
+        counts: list[int] = []
+
+        def procedure() -> Procedure[None]:
+            reply: StatesRead = yield ReadStates(rows)
+            counts.append(len(reply.found))
+
+        await node.interpreter.run(procedure(), Context(cluster), None)
+        return counts[0]
+
+    await node.interpreter.run(give_up(), Context(cluster), None)
+    assert await read(second) == 2
+
+
+@on_a_node
+async def test_a_large_batch_is_encoded_elsewhere_and_no_differently(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    cluster, (first, second) = cluster_of({"a": 40, "b": 30})
+    rows = np.concatenate([first, second])
+    cluster.brokers = {id: RegisteredBroker(id, id) for id in (1, 2)}
+    cluster.has_leadership[rows] = True
+    cluster.isr[rows, 0] = 1
+    cluster.isr[rows[::3], 1] = 2
+    entries = {
+        1: ReplicaRequestRows(rows[::2], rows[::2] % 3 == 0),
+        2: ReplicaRequestRows(second, np.zeros(len(second), np.bool_)),
+    }
+    batch = SendRequestBatch(entries, rows, [1, 2], {})
+    sent: list[bytes] = []
+
+    def note(broker: int, request: Any) -> None:
+        header = RequestHeader(request.api_key, request.api_version, 1, "")
+        sent.append(b"%d:" % broker + b"".join(request.encode(header)))
+
+    monkeypatch.setattr(node.channels, "send", note)
+    await node.request_sender.announce(cluster, batch)
+    at_once, sent = sent, []
+    monkeypatch.setattr(announcements, "_LARGE_BATCH_ROWS", 1)
+    await node.request_sender.announce(cluster, batch)
+    assert len(sent) == 4
+    assert sent == at_once
+
+
+@pytest.mark.rule("CHAN-22")
+@on_a_node
+async def test_the_metadata_of_very_many_partitions_is_sent_in_several_requests(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    cluster, (rows,) = cluster_of({"a": 10})
+    cluster.brokers = {id: RegisteredBroker(id, id) for id in (1, 2)}
+    cluster.has_leadership[rows] = True
+    told: dict[int, list[int]] = {1: [], 2: []}
+
+    def note(broker: int, request: Any) -> None:
+        header = RequestHeader(request.api_key, request.api_version, 1, "")
+        body = decode_request(b"".join(request.encode(header))[4:]).body
+        told[broker] += [int.from_bytes(r[2:6]) for topic in body.topics for r in topic.records]
+
+    monkeypatch.setattr(node.channels, "send", note)
+    monkeypatch.setattr(announcements, "_METADATA_ROWS_MAX", 4)
+    await node.request_sender.announce(cluster, SendRequestBatch({}, rows, [1, 2], {}))
+    assert told == {1: list(range(10)), 2: list(range(10))}

@@ -305,6 +305,7 @@ _NO_STATE = {"leader": -1, "leader_epoch": 0, "isr": [], "controller_epoch": 0}
 
 ZOOKEEPER_EFFECTS: dict[type[effects.Effect], Callable[[Any, Any], Any]] = {
     effects.ReadStates: Ensemble._read_states,
+    effects.ReadStatesAhead: lambda zk, _: None,  # they are read when they are waited for
     effects.WriteStates: Ensemble._write_states,
     effects.CreateStates: Ensemble._create_states,
     effects.ReadTopicNames: lambda zk, _: set(zk.children(TOPICS)),

@@ -7,10 +7,10 @@ inter-broker protocol alone; nothing is negotiated (CHAN-32).
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import ControllerChannels, QueuedRequest
 from klamm.core.cluster import LEADER_DURING_DELETE, ClusterState
-from klamm.core.columns import I32, NO_BROKER, Mask, keep, padded
+from klamm.core.columns import I32, I64, NO_BROKER, Mask, distinct, keep, padded
 from klamm.core.context import Level
 from klamm.core.effects import ReplicaRequestRows, SendRequestBatch
 from klamm.core.events import (
@@ -32,12 +32,13 @@ from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
+    Chosen,
     ControlRequest,
+    EncodedLeaderAndIsr,
     PartitionStates,
     RequestTopics,
     StoppedReplicas,
     decode_leader_and_isr_response,
-    encode_leader_and_isr,
     encode_stop_replica,
     encode_update_metadata,
 )
@@ -60,6 +61,15 @@ _VERSIONS: Final = (
     (Ibp("0.9.0", 0), 0, 1, 0),
     (Ibp("0.8.0", 0), 0, 0, 0),
 )
+
+
+#: From so many rows on, requests are encoded in another thread.
+_LARGE_BATCH_ROWS: Final = 20_000
+#: Partitions of one UpdateMetadata. A broker keeps what it knows of others, so that there may be
+#: several; one about two million would be larger than `socket.request.max.bytes` allows.
+_METADATA_ROWS_MAX: Final = 250_000
+
+_T = TypeVar("_T")
 
 
 class RequestBatchSender:
@@ -112,47 +122,68 @@ class RequestBatchSender:
                 still.append((told, waiter))
         self._own_waiters = still
 
-    def announce(self, cluster: ClusterState, batch: SendRequestBatch) -> None:
-        """Queue the requests of a batch, each kind before the next (CHAN-12)."""
-        for broker, entries in batch.leader_and_isr.items():
-            self._send_leader_and_isr(cluster, broker, entries)
+    async def announce(self, cluster: ClusterState, batch: SendRequestBatch) -> None:
+        """Queue the requests of a batch, each kind before the next (CHAN-12).
+
+        Large batches are encoded in another thread, so that what is queued is sent meanwhile. The
+        cluster does not change until the batch is queued: its one writer waits for this.
+        """
+        is_large = len(batch.metadata_rows) >= _LARGE_BATCH_ROWS
+        encode = asyncio.to_thread if is_large else _at_once
+        if batch.leader_and_isr:
+            shared = await encode(
+                _SharedStates, cluster, self._leader_and_isr, batch.leader_and_isr
+            )
+            for broker, entries in batch.leader_and_isr.items():
+                encoded = await encode(self._encode_leader_and_isr, cluster, entries, shared)
+                self._send_leader_and_isr(cluster, broker, encoded)
         if batch.metadata_brokers:
-            self._send_update_metadata(cluster, batch.metadata_rows, batch.metadata_brokers)
+            rows = batch.metadata_rows[cluster.has_leadership[batch.metadata_rows]]
+            rows = rows[_by_topic(cluster, rows)]
+            for first in range(0, max(len(rows), 1), _METADATA_ROWS_MAX):
+                some = rows[first : first + _METADATA_ROWS_MAX]
+                request = await encode(self._encode_update_metadata, cluster, some)
+                self._send_update_metadata(cluster, request, len(some), batch.metadata_brokers)
         for broker, entries in batch.stop_replica.items():
             self._send_stop_replica(cluster, broker, entries)
 
-    def _send_leader_and_isr(
-        self, cluster: ClusterState, broker: int, entries: ReplicaRequestRows
-    ) -> None:
+    def _encode_leader_and_isr(
+        self, cluster: ClusterState, entries: ReplicaRequestRows, shared: "_SharedStates"
+    ) -> "_EncodedLeaderAndIsr":
         order = _by_topic(cluster, entries.rows)
-        rows = entries.rows[order]
-        topics, ids = _topics(cluster, rows)
-        states = _states(cluster, rows, is_new=entries.flag[order], offline=_nobody(rows))
+        rows, is_new = entries.rows[order], entries.flag[order]
+        topics = _topics(cluster, rows)
         leaders = np.unique(cluster.leader[rows]).tolist()
-        request = encode_leader_and_isr(
-            self._leader_and_isr,
+        request = shared.encoded.request(
             topics,
-            states,
+            Chosen(shared.places(rows), is_new),
             controller_id=self._broker_id,
             controller_epoch=cluster.controller_epoch,
             live_leaders=[
-                {"broker_id": leader, "host_name": host, "port": port}
-                for leader, host, port in self._endpoints(cluster, leaders)
+                {"broker_id": id, "host_name": host, "port": port}
+                for id, host, port in self._endpoints(cluster, leaders)
             ],
         )
-        names = dict(zip(ids, topics.names, strict=True))
-        asked = _Named(topics, states.partition)
+        return _EncodedLeaderAndIsr(request, topics, rows, is_new)
+
+    def _send_leader_and_isr(
+        self, cluster: ClusterState, broker: int, encoded: "_EncodedLeaderAndIsr"
+    ) -> None:
+        request, topics, rows, is_new = encoded
+        asked = _Named(topics, cluster.partition[rows])
 
         def on_response(header: RequestHeader, frame: memoryview) -> Event:
             outcome = decode_leader_and_isr_response(header, frame)
             errors = {}
+            names = dict(zip(topics.ids, topics.names, strict=True)) if outcome.failed else {}
             for failed in outcome.failed:
-                name = failed.topic if isinstance(failed.topic, str) else names.get(failed.topic)
+                topic = failed.topic
+                name = names.get(topic.bytes) if isinstance(topic, UUID) else topic
                 if name is not None:
                     errors[TopicPartition(name, failed.partition)] = failed.error_code
             return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
 
-        become_leader = np.count_nonzero(states.leader == broker)
+        become_leader = np.count_nonzero(cluster.leader[rows] == broker)
         epoch = cluster.controller_epoch
         self._say(
             epoch,
@@ -160,8 +191,8 @@ class RequestBatchSender:
             f"{len(rows) - become_leader} become-follower partitions",
         )
         if state_changes.isEnabledFor(Level.TRACE):
-            for row, is_new in zip(rows.tolist(), states.is_new.tolist(), strict=True):
-                entry = f"{cluster.describe(row)}, new {is_new}"
+            for row, flag in zip(rows.tolist(), is_new.tolist(), strict=True):
+                entry = f"{cluster.describe(row)}, new {flag}"
                 self._say(epoch, f"LeaderAndIsr to broker {broker}: {entry}", Level.TRACE)
         self._send(cluster, broker, request, on_response)
 
@@ -179,15 +210,10 @@ class RequestBatchSender:
                 if endpoint.listener == self._listener:
                     yield broker, endpoint.host, endpoint.port
 
-    def _send_update_metadata(
-        self, cluster: ClusterState, rows: I32, brokers: Sequence[int]
-    ) -> None:
-        rows = rows[cluster.has_leadership[rows]]
-        rows = rows[_by_topic(cluster, rows)]
-        topics, _ = _topics(cluster, rows)
-        replicas = cluster.replicas[rows]
-        offline = keep(replicas, ~cluster.online(rows))
-        states = _states(cluster, rows, is_new=np.zeros(len(rows), np.bool_), offline=offline)
+    def _encode_update_metadata(self, cluster: ClusterState, rows: I32) -> ControlRequest:
+        topics = _topics(cluster, rows)
+        offline = keep(cluster.replicas[rows], ~cluster.online(rows))
+        states = _states(cluster, rows, offline)
         going = cluster.is_queued(rows)
         if going.any():
             states = replace(
@@ -196,7 +222,7 @@ class RequestBatchSender:
                 leader_epoch=np.where(going, np.int32(0), states.leader_epoch),
                 partition_epoch=np.where(going, np.int32(0), states.partition_epoch),
             )
-        request = encode_update_metadata(
+        return encode_update_metadata(
             self._update_metadata,
             topics,
             states,
@@ -204,10 +230,13 @@ class RequestBatchSender:
             controller_epoch=cluster.controller_epoch,
             live_brokers=_live_brokers(cluster),
         )
+
+    def _send_update_metadata(
+        self, cluster: ClusterState, request: ControlRequest, count: int, brokers: Sequence[int]
+    ) -> None:
         self._say(
             cluster.controller_epoch,
-            f"sending UpdateMetadata to brokers {list(brokers)} for "
-            f"{counted(len(rows), 'partition')}",
+            f"sending UpdateMetadata to brokers {list(brokers)} for {counted(count, 'partition')}",
         )
         for broker in brokers:
             done = None
@@ -221,7 +250,7 @@ class RequestBatchSender:
     ) -> None:
         order = _by_topic(cluster, entries.rows)
         rows, is_deleted = entries.rows[order], entries.flag[order]
-        topics, _ = _topics(cluster, rows)
+        topics = _topics(cluster, rows)
         replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
         deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
 
@@ -284,6 +313,20 @@ class RequestBatchSender:
         )
 
 
+async def _at_once(encode: Callable[..., _T], *args: Any) -> _T:
+    """In place of `asyncio.to_thread`: without a thread, and without a pause."""
+    return encode(*args)
+
+
+class _EncodedLeaderAndIsr(NamedTuple):
+    """A request to one broker, and what it is about."""
+
+    request: ControlRequest
+    topics: RequestTopics
+    rows: I32
+    is_new: Mask
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Named:
     """The partitions of a request, for the rare question whether one was among them."""
@@ -309,35 +352,68 @@ def _metadata_response(broker: int) -> Callable[[RequestHeader, memoryview], Eve
     return on_response
 
 
-def _by_topic(cluster: ClusterState, rows: I32) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+class _SharedStates:
+    """The states of all LeaderAndIsr requests of a batch, of which each broker gets its own."""
+
+    def __init__(
+        self, cluster: ClusterState, version: int, entries: Mapping[int, ReplicaRequestRows]
+    ) -> None:
+        capacity = len(cluster.topic_of)
+        self._rows = distinct([each.rows for each in entries.values()], capacity)
+        #: The place of each row; for a few rows it is not worth a table.
+        self._place: I32 | None = None
+        if len(self._rows) > capacity // 16:
+            self._place = np.zeros(capacity, np.int32)
+            self._place[self._rows] = np.arange(len(self._rows), dtype=np.int32)
+        states = _states(cluster, self._rows, _nobody(self._rows))
+        self.encoded = EncodedLeaderAndIsr(version, states)
+
+    def places(self, rows: I32) -> I64:
+        """Where the states of the rows are."""
+        if self._place is None:
+            return np.searchsorted(self._rows, rows)
+        return self._place[rows].astype(np.int64)
+
+
+def _by_topic(cluster: ClusterState, rows: I32) -> I64 | slice:
     """The order in which rows of a topic stand together, by partition."""
-    return np.lexsort((cluster.partition[rows], cluster.topic_of[rows]))
+    partition, topic = cluster.partition[rows], cluster.topic_of[rows]
+    step = np.diff(topic)
+    # Rows are handed out in this order, so that only reused ones have to be sorted.
+    if ((step > 0) | ((step == 0) & (np.diff(partition) > 0))).all():
+        return slice(None)
+    return np.lexsort((partition, topic))
 
 
-def _topics(cluster: ClusterState, rows: I32) -> tuple[RequestTopics, list[UUID | None]]:
-    """The topics of rows that stand together by topic, and their ids."""
+def _topics(cluster: ClusterState, rows: I32) -> RequestTopics:
+    """The topics of rows that stand together by topic."""
     index = cluster.topic_of[rows]
     starts = np.flatnonzero(np.r_[True, np.diff(index) != 0]) if len(rows) else np.empty(0, int)
     topics = [cluster.topic_at(i) for i in index[starts].tolist()]
-    ids = [_uuid(topic.id) for topic in topics]
-    bounds = np.append(starts, len(rows)).astype(np.int64)
-    return RequestTopics([topic.name for topic in topics], ids, bounds), ids
+    return RequestTopics(
+        [topic.name for topic in topics],
+        [_id_bytes(topic.id) for topic in topics],
+        np.append(starts, len(rows)).astype(np.int64),
+    )
 
 
-def _states(cluster: ClusterState, rows: I32, *, is_new: Mask, offline: I32) -> PartitionStates:
+def _states(cluster: ClusterState, rows: I32, offline: I32) -> PartitionStates:
+    # All rows, or nearly all, are mostly one run, of which nothing has to be copied.
+    is_run = len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) > 0).all()
+    at = slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
     return PartitionStates(
-        partition=cluster.partition[rows],
-        controller_epoch=cluster.decided_in[rows],
-        leader=cluster.leader[rows],
-        leader_epoch=cluster.leader_epoch[rows],
-        isr=cluster.isr[rows],
-        partition_epoch=cluster.partition_epoch[rows],
-        replicas=cluster.replicas[rows],
+        partition=cluster.partition[at],
+        controller_epoch=cluster.decided_in[at],
+        leader=cluster.leader[at],
+        leader_epoch=cluster.leader_epoch[at],
+        isr=cluster.isr[at],
+        partition_epoch=cluster.partition_epoch[at],
+        replicas=cluster.replicas[at],
         offline=offline,
         adding=_moving(rows, cluster.adding),
         removing=_moving(rows, cluster.removing),
-        is_new=is_new,
-        recovery=cluster.recovery[rows],
+        is_new=np.zeros(len(rows), np.bool_),
+        recovery=cluster.recovery[at],
     )
 
 
@@ -379,5 +455,5 @@ def _live_brokers(cluster: ClusterState) -> list[Values]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _uuid(topic_id: str | None) -> UUID | None:
-    return None if topic_id is None else znodes.decode_topic_id("cluster", topic_id)
+def _id_bytes(topic_id: str | None) -> bytes | None:
+    return None if topic_id is None else znodes.decode_topic_id("cluster", topic_id).bytes

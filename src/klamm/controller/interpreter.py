@@ -6,18 +6,20 @@ interpreter throws `FencedError` into the procedure.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
-
-import numpy as np
 
 from klamm.controller.announcements import RequestBatchSender
 from klamm.controller.channels import ControllerChannels
 from klamm.controller.event_queue import EventQueue
+from klamm.controller.state_store import StateStore, outcome_codes
 from klamm.core import effects
-from klamm.core.cluster import AdvertisedEndpoint, ClusterState, LeaderAndIsrs, RegisteredBroker
-from klamm.core.columns import I8, I32, I64, NO_BROKER, padded, widen
+from klamm.core.cluster import (
+    AdvertisedEndpoint,
+    ClusterState,
+    RegisteredBroker,
+)
+from klamm.core.columns import I8
 from klamm.core.context import Context, LoggerName
 from klamm.core.effects import Procedure, StatesRead, TopicRead, UnreadableConfig, WriteOutcome
 from klamm.core.events import Event, QueuedEvent
@@ -27,7 +29,6 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.store import (
     ANY_VERSION,
     NO_VERSION,
-    Create,
     Delete,
     Fence,
     NodeExistsError,
@@ -35,7 +36,6 @@ from klamm.zookeeper.store import (
     Row,
     SetData,
     Store,
-    ZooKeeperCode,
 )
 
 log = logging.getLogger("klamm.controller")
@@ -45,12 +45,6 @@ _LOGGERS: Final = {
     LoggerName.PARTITION_MACHINE: log,
     LoggerName.REPLICA_MACHINE: log,
     LoggerName.DELETION: log,
-}
-_OUTCOME: Final = {
-    ZooKeeperCode.OK: WriteOutcome.DONE,
-    ZooKeeperCode.BAD_VERSION: WriteOutcome.BAD_VERSION,
-    ZooKeeperCode.NO_NODE: WriteOutcome.NO_NODE,
-    ZooKeeperCode.NODE_EXISTS: WriteOutcome.EXISTS,
 }
 _UNCLEAN: Final = "unclean.leader.election.enable"
 
@@ -92,6 +86,7 @@ class Interpreter:
         self._put_event_later: Callable[[Event, float], None]
         self._context: Context
         self._queued: QueuedEvent | None = None
+        self._states = StateStore(store, self._complain)
 
     def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
         """Set the queue and the scheduler for events that procedures ask for."""
@@ -118,6 +113,8 @@ class Interpreter:
                     effect = procedure.send(reply)
         except StopIteration:
             pass
+        finally:
+            self._states.cancel()
 
     def flush_remarks(self, context: Context | None) -> None:
         """Write the remarks of procedures to the logs (MET-6, MET-10)."""
@@ -138,102 +135,26 @@ class Interpreter:
 
     # Partition states
 
+    async def _read_states_ahead(self, effect: effects.ReadStatesAhead) -> None:
+        self._states.read_ahead(self._context.cluster, effect.rows)
+
     async def _read_states(self, effect: effects.ReadStates) -> StatesRead:
-        cluster = self._context.cluster
-        rows = effect.rows
-        count = len(rows)
-        found = np.zeros(count, np.bool_)
-        width = max(cluster.width, 1)
-        states = LeaderAndIsrs(
-            rows,
-            np.full(count, NO_BROKER, np.int32),
-            np.zeros(count, np.int32),
-            np.full((count, width), NO_BROKER, np.int32),
-            np.zeros(count, np.int8),
-            np.zeros(count, np.int32),
-            np.full(count, NO_VERSION, np.int32),
-        )
-        at = 0
-        async for chunk in self._store.read_many(self._state_paths(rows.tolist())):
-            columns = znodes.decode_states(chunk.path, chunk.data)
-            for error in columns.errors:
-                self._complain(error)
-            if columns.at:
-                position = np.array(columns.at, np.int64) + at
-                version = np.array(chunk.version, np.int32)[columns.at]
-                states = _fill(states, position, columns, version)
-                found[position] = True
-            at += len(chunk.path)
-        return StatesRead(found, states)
+        return await self._states.read(self._context.cluster, effect.rows)
 
     async def _write_states(self, effect: effects.WriteStates) -> I8:
-        states = effect.states
-        if not len(states):
-            return np.empty(0, np.int8)
-        epoch = self._context.cluster.controller_epoch
-        rows = (
-            (SetData(path, data, version),)
-            for path, data, version in zip(
-                self._state_paths(states.row.tolist()),
-                _encoded(states, epoch),
-                states.version.tolist(),
-                strict=True,
-            )
-        )
-        return await self._write(rows)
+        return await self._states.write(self._context.cluster, effect.states, self._licence())
 
     async def _create_states(self, effect: effects.CreateStates) -> I8:
-        states = effect.states
-        cluster = self._context.cluster
-        data = list(_encoded(states, cluster.controller_epoch))
-        position = {row: k for k, row in enumerate(states.row.tolist())}
-        rows: list[Row] = []
-        wanted: list[int] = []
-        for topic, chunk in cluster.topics_by_row(states.row):
-            # A topic that has a leader already has this node, and creating it again fails the
-            # transaction.
-            if not cluster.has_leadership[topic.rows].any():
-                rows.append((Create(znodes.partitions_path(topic.name), exist_ok=True),))
-                wanted.append(-1)
-            numbers = cluster.partition[chunk].tolist()
-            for row, number in zip(chunk.tolist(), numbers, strict=True):
-                rows.append(
-                    (
-                        Create(znodes.partition_path(topic.name, number), exist_ok=True),
-                        Create(znodes.state_path(topic.name, number), data[position[row]]),
-                    )
-                )
-                wanted.append(position[row])
-        written = await self._write(rows)
-        outcomes = np.empty(len(states), np.int8)
-        target = np.array(wanted)
-        outcomes[target[target >= 0]] = written[target >= 0]
-        return outcomes
+        return await self._states.create(self._context.cluster, effect.states, self._licence())
 
     def _complain(self, error: MalformedZnodeError | None) -> None:
         if error is not None:
             log.error("[Controller id=%s] %s", self._broker_id, error)
 
-    def _state_paths(self, rows: list[int]) -> Iterator[str]:
-        """Paths of `state` znodes, generated lazily."""
-        cluster = self._context.cluster
-        topic_of = cluster.topic_of[rows].tolist()
-        numbers = cluster.partition[rows].tolist()
-        stems: dict[int, str] = {}
-        for index, number in zip(topic_of, numbers, strict=True):
-            stem = stems.get(index)
-            if stem is None:
-                stem = stems[index] = znodes.partitions_path(cluster.topic_at(index).name)
-            yield f"{stem}/{number}/state"
-
     async def _write(self, rows: Iterable[Row]) -> I8:
         """Write rows under the fence; returns the outcome of each."""
         outcomes = await self._store.write_many(rows, self._licence())
-        return np.fromiter(
-            (_OUTCOME.get(outcome.code, WriteOutcome.FAILED) for outcome in outcomes),
-            np.int8,
-            len(outcomes),
-        )
+        return outcome_codes(outcomes, len(outcomes))
 
     def _licence(self) -> Fence:
         assert self.fence is not None, "only a controller writes"
@@ -323,7 +244,7 @@ class Interpreter:
             await self._store.delete_recursive([path], self._licence())
 
     async def _watch_states(self, effect: effects.WatchStates) -> None:
-        for path in self._state_paths(effect.rows.tolist()):
+        for path in self._states.nodes(self._context.cluster, effect.rows).paths():
             await self._store.exists(path, watch=True)
 
     # Requests and notifications in ZooKeeper
@@ -503,7 +424,7 @@ class Interpreter:
             self._channels.open(broker)
 
     async def _send_request_batch(self, effect: effects.SendRequestBatch) -> None:
-        self._request_sender.announce(self._context.cluster, effect)
+        await self._request_sender.announce(self._context.cluster, effect)
 
     # The queue and its requesters
 
@@ -521,6 +442,7 @@ class Interpreter:
 #: How each effect is performed. A test checks that no effect is missing.
 _HANDLERS: Final[Mapping[type[effects.Effect], Callable[..., Awaitable[Any]]]] = {
     effects.ReadStates: Interpreter._read_states,
+    effects.ReadStatesAhead: Interpreter._read_states_ahead,
     effects.WriteStates: Interpreter._write_states,
     effects.CreateStates: Interpreter._create_states,
     effects.WatchStates: Interpreter._watch_states,
@@ -556,33 +478,6 @@ _HANDLERS: Final[Mapping[type[effects.Effect], Callable[..., Awaitable[Any]]]] =
 
 _ABSENT: Final = object()
 _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
-
-
-def _encoded(states: LeaderAndIsrs, controller_epoch: int) -> Iterator[bytes]:
-    """Encode states as znode data, one after the other."""
-    return znodes.encode_states(
-        states.leader.tolist(),
-        states.leader_epoch.tolist(),
-        (tuple(isr) for isr in states.isr.tolist()),
-        states.recovery.tolist(),
-        controller_epoch,
-    )
-
-
-def _fill(
-    states: LeaderAndIsrs, position: I64, columns: znodes.StateZnodes, version: I32
-) -> LeaderAndIsrs:
-    """Copy decoded states into the columns; a longer ISR widens them."""
-    isr = padded(columns.isr)
-    width = max(isr.shape[1], states.isr.shape[1])
-    states = replace(states, isr=widen(states.isr, width))
-    states.leader[position] = columns.leader
-    states.leader_epoch[position] = columns.leader_epoch
-    states.isr[position] = widen(isr, width)
-    states.recovery[position] = columns.recovery
-    states.controller_epoch[position] = columns.controller_epoch
-    states.version[position] = version
-    return states
 
 
 def _topic_data(topic: effects.WriteTopic) -> bytes:

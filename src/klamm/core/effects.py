@@ -79,6 +79,16 @@ class ReadStates(ReadEffect):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ReadStatesAhead(ReadEffect):
+    """Begin to read `state` znodes, while the procedure goes on. Reply: None.
+
+    The next `ReadStates` names the rows of all these effects, in their order, and gets the result.
+    """
+
+    rows: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StatesRead:
     """`found` is false where the znode is missing or cannot be read as a state."""
 

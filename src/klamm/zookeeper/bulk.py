@@ -11,8 +11,9 @@ way as the real store.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from klamm.errors import FencedError
@@ -23,6 +24,8 @@ from klamm.zookeeper.store import (
     Delete,
     Fence,
     Op,
+    PackedReads,
+    PackedRows,
     Row,
     RowOutcome,
     SetData,
@@ -80,6 +83,66 @@ async def write_rows(
 ) -> list[RowOutcome]:
     """Write all rows; see `Store.write_many`."""
     return await _Writer(fence, transact).write(rows)
+
+
+async def read_batches(
+    batches: Iterable[PackedReads], read: Callable[[PackedReads], Coroutine[None, None, bytes]]
+) -> AsyncIterator[bytes]:
+    """Read all batches; see `Store.read_packed`."""
+    under_way: deque[asyncio.Task[bytes]] = deque()
+    source = iter(batches)
+    try:
+        while True:
+            for batch in islice(source, _WINDOW - len(under_way)):
+                under_way.append(start(read(batch)))
+            if not under_way:
+                return
+            reply = await under_way[0]
+            under_way.popleft()
+            yield reply
+    finally:
+        for task in under_way:
+            task.cancel()
+
+
+async def write_batches(
+    batches: Iterable[PackedRows],
+    transact: Callable[[PackedRows], Coroutine[None, None, bool]],
+    write_many: Callable[[list[Row]], Coroutine[None, None, list[RowOutcome]]],
+) -> list[list[RowOutcome] | None]:
+    """Write all batches; see `Store.write_packed`. `transact` returns whether it succeeded."""
+    results: list[list[RowOutcome] | None] = []
+    failed: list[tuple[int, list[Row]]] = []
+    under_way: deque[tuple[PackedRows, asyncio.Task[bool]]] = deque()
+
+    async def settle() -> None:
+        batch, written = under_way[0]
+        if not await written:
+            failed.append((len(results), batch.rows()))
+        under_way.popleft()
+        results.append(None)
+
+    try:
+        for batch in batches:
+            while len(under_way) >= _WINDOW:
+                await settle()
+            under_way.append((batch, start(transact(batch))))
+        while under_way:
+            await settle()
+    finally:
+        for _, written in under_way:
+            written.cancel()
+    outcomes = iter(await write_many([row for _, rows in failed for row in rows]))
+    for at, rows in failed:
+        results[at] = list(islice(outcomes, len(rows)))
+    return results
+
+
+def fenced_error(fence: Fence) -> FencedError:
+    """The error of a write whose fence does not hold."""
+    return FencedError(
+        f"{fence.path} is no longer at version {fence.version}: another controller has taken over."
+    )
 
 
 class _Batch:
@@ -187,10 +250,7 @@ class _Writer:
                 at += len(row)
                 self._outcomes[i] = _won(written.version[at])
         elif written.failed < skip:
-            raise FencedError(
-                f"{self._fence[0].path} is no longer at version {self._fence[0].version}: "
-                "another controller has taken over."
-            )
+            raise fenced_error(Fence(self._fence[0].version, self._fence[0].path))
         else:
             self._lose(batch, written.failed - skip, written.code)
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from klamm.errors import SessionLostError
-from klamm.zookeeper import bulk
+from klamm.zookeeper import bulk, wire
 from klamm.zookeeper.store import (
     ANY_VERSION,
     NO_VERSION,
@@ -30,6 +30,8 @@ from klamm.zookeeper.store import (
     NodeExistsError,
     Op,
     OpResult,
+    PackedReads,
+    PackedRows,
     Row,
     RowOutcome,
     SessionExpired,
@@ -479,6 +481,28 @@ class MemoryStore:
             return bulk.WrittenBatch.of(await self.multi(ops))
 
         return await bulk.write_rows(rows, fence, transact)
+
+    async def read_packed(self, batches: Iterable[PackedReads]) -> AsyncIterator[bytes]:
+        for batch in batches:
+            await self._turn()
+            found = (self._zookeeper._nodes.get(self._full(path)) for path in batch.paths())
+            nodes = [None if node is None else Znode(node.data, node.stat()) for node in found]
+            yield await self._answer(wire.encode_multi_get_reply(nodes, self._zookeeper.zxid))
+
+    async def write_packed(
+        self, batches: Iterable[PackedRows], fence: Fence
+    ) -> list[list[RowOutcome] | None]:
+        async def transact(batch: PackedRows) -> bool:
+            rows = batch.rows()
+            ops = [Check(fence.path, fence.version), *(op for row in rows for op in row)]
+            result = await self.multi(ops)
+            if result.failed == 0:
+                raise bulk.fenced_error(fence)
+            return result.ok
+
+        return await bulk.write_batches(
+            batches, transact, lambda rows: self.write_many(rows, fence)
+        )
 
     async def delete_recursive(self, roots: Iterable[str], fence: Fence | None = None) -> None:
         await bulk.delete_subtrees(self, roots, fence)

@@ -25,6 +25,8 @@ from klamm.zookeeper.store import (
     NodeExistsError,
     NoNodeError,
     Op,
+    PackedReads,
+    PackedRows,
     Row,
     RowOutcome,
     Stat,
@@ -247,6 +249,30 @@ class ZooKeeperStore:
             return ChildrenChunk(paths, wire.decode_multi_children(reply), wire.decode_zxid(reply))
 
         return self._read_many(Opcode.GET_CHILDREN, paths, decode)
+
+    def read_packed(self, batches: Iterable[PackedReads]) -> AsyncIterator[bytes]:
+        async def read(batch: PackedReads) -> bytes:
+            return await self._request(Opcode.MULTI_READ, batch.encode_reads(self._chroot))
+
+        return bulk.read_batches(batches, read)
+
+    async def write_packed(
+        self, batches: Iterable[PackedRows], fence: Fence
+    ) -> list[list[RowOutcome] | None]:
+        check = wire.encode_check(fence, self._chroot)
+
+        async def transact(batch: PackedRows) -> bool:
+            ops = batch.encode(self._chroot, secured=self._sets_acls)
+            reply = await self._request(Opcode.MULTI, check + ops + wire.END)
+            if wire.is_carried_out(reply):
+                return True
+            if wire.decode_multi(reply, self._chroot).failed == 0:
+                raise bulk.fenced_error(fence)
+            return False
+
+        return await bulk.write_batches(
+            batches, transact, lambda rows: self.write_many(rows, fence)
+        )
 
     async def _read_many(
         self, opcode: Opcode, paths: Iterable[str], decode: Callable[[list[str], bytes], _Chunk]

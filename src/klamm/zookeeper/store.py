@@ -244,6 +244,35 @@ class ChildrenChunk(NamedTuple):
     zxid: int
 
 
+# --- packed requests ------------------------------------------------------------------------------
+
+
+class PackedReads(Protocol):
+    """Nodes to be read, which encode themselves."""
+
+    def __len__(self) -> int: ...
+
+    def paths(self) -> list[str]:
+        """Their paths."""
+        ...
+
+    def encode_reads(self, chroot: str) -> bytes:
+        """The multiRead of them, as `wire.encode_multi_read` would encode it."""
+        ...
+
+
+class PackedRows(Protocol):
+    """Rows to be written, which encode themselves: no more of them than fit a transaction."""
+
+    def rows(self) -> list[Row]:
+        """The rows."""
+        ...
+
+    def encode(self, chroot: str, *, secured: bool) -> bytes:
+        """Their operations, as `wire.encode_multi` would encode them, without its end."""
+        ...
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 
@@ -394,6 +423,24 @@ class Store(Protocol):
         a value and holds up no other. Rows about the same node, or about a node and its parent,
         take effect in the order given. Raises `FencedError` when a check fails: transactions sent
         before it stand, nothing is sent after it.
+        """
+        ...
+
+    def read_packed(self, batches: Iterable[PackedReads]) -> AsyncIterator[bytes]:
+        """Read many nodes in the manner of `read_many`, one request for each batch.
+
+        The replies come as ZooKeeper sent them (`wire.decode_multi_get`), in order.
+        """
+        ...
+
+    async def write_packed(
+        self, batches: Iterable[PackedRows], fence: Fence
+    ) -> list[list[RowOutcome] | None]:
+        """Write many rows, each batch in one transaction behind a check of `fence`.
+
+        The result is None for a batch that was written as a whole. The rows of the others are
+        written after all batches were sent, as by `write_many`, and their results returned. So a
+        node is in one batch only, and its parent in the same batch or in an earlier one.
         """
         ...
 

@@ -16,6 +16,7 @@ from klamm.zookeeper.store import (
     Created,
     Delete,
     EventKind,
+    Fence,
     Op,
     OpResult,
     SetData,
@@ -49,15 +50,15 @@ class Opcode(IntEnum):
 _INT: Final = Struct(">i")
 _LONG: Final = Struct(">q")
 _STAT: Final = Struct(">qqqqiiiqiiq")
-_OP_HEADER: Final = Struct(">i?i")  # opcode, whether this is the end, error
+OP_HEADER: Final = Struct(">i?i")  # opcode, whether this is the end, error
 _OP_HEADER_AND_INT: Final = Struct(">i?ii")
 _EVENT: Final = Struct(">ii")  # kind, state of the session
 
-_BODY: Final = 16  # where the body of a reply begins, after its header
+BODY: Final = 16  # where the body of a reply begins, after its header
 _ZXID: Final = 4  # where the zxid is in that header
 _VERSION_IN_STAT: Final = 32
 
-_NO_DATA: Final = _INT.pack(-1)
+NO_DATA: Final = _INT.pack(-1)
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _PERSISTENT_RECURSIVE: Final = 1
 _FLAGS: Final = [_INT.pack(flags) for flags in range(4)]
@@ -69,7 +70,7 @@ def _text(value: str) -> bytes:
 
 
 def _buffer(data: bytes | None) -> bytes:
-    return _NO_DATA if data is None else _INT.pack(len(data)) + data
+    return NO_DATA if data is None else _INT.pack(len(data)) + data
 
 
 #: One entry: every permission, for anyone.
@@ -90,10 +91,10 @@ def node_acl(path: str, *, secured: bool) -> bytes:
     return _CREATOR_ACL if path.startswith(_FOR_THE_CREATOR) else _READABLE_ACL
 
 
-_HEADERS: Final = {opcode: _OP_HEADER.pack(opcode, False, -1) for opcode in Opcode}
-_CREATE, _SET_DATA = _HEADERS[Opcode.CREATE], _HEADERS[Opcode.SET_DATA]
-_DELETE, _CHECK = _HEADERS[Opcode.DELETE], _HEADERS[Opcode.CHECK]
-_END: Final = _OP_HEADER.pack(-1, True, -1)
+HEADERS: Final = {opcode: OP_HEADER.pack(opcode, False, -1) for opcode in Opcode}
+_CREATE, _SET_DATA = HEADERS[Opcode.CREATE], HEADERS[Opcode.SET_DATA]
+_DELETE, _CHECK = HEADERS[Opcode.DELETE], HEADERS[Opcode.CHECK]
+END: Final = OP_HEADER.pack(-1, True, -1)
 
 
 def full_path(chroot: str, path: str) -> str:
@@ -144,7 +145,7 @@ def encode_multi(ops: Iterable[Op], chroot: str, *, secured: bool = False) -> by
         path = (chroot + op.path if op.path != "/" else chroot or "/").encode()
         if type(op) is SetData:
             data = op.data
-            size = _NO_DATA if data is None else pack(len(data))
+            size = NO_DATA if data is None else pack(len(data))
             parts += (_SET_DATA, pack(len(path)), path, size, data or b"", pack(op.version))
         elif type(op) is Create:
             flags = _FLAGS[_EPHEMERAL * op.ephemeral | _SEQUENTIAL * op.sequential]
@@ -154,19 +155,24 @@ def encode_multi(ops: Iterable[Op], chroot: str, *, secured: bool = False) -> by
             parts += (_DELETE, pack(len(path)), path, pack(op.version))
         elif type(op) is Check:
             parts += (_CHECK, pack(len(path)), path, pack(op.version))
-    parts.append(_END)
+    parts.append(END)
     return b"".join(parts)
+
+
+def encode_check(fence: Fence, chroot: str) -> bytes:
+    """The first operation of a transaction that is carried out only while the fence holds."""
+    return _CHECK + encode_version(full_path(chroot, fence.path), fence.version)
 
 
 def encode_multi_read(opcode: Opcode, paths: Iterable[str], chroot: str) -> bytes:
     """Many reads in one request. The server ignores watch flags in here, so there are none."""
-    header = _HEADERS[opcode]
+    header = HEADERS[opcode]
     parts: list[bytes] = []
     pack = _INT.pack
     for path in paths:
         encoded = (chroot + path if path != "/" else chroot or "/").encode()
         parts += (header, pack(len(encoded)), encoded, b"\0")
-    parts.append(_END)
+    parts.append(END)
     return b"".join(parts)
 
 
@@ -202,15 +208,15 @@ def _decode_text(reply: bytes, offset: int) -> tuple[str, int]:
     return reply[offset + 4 : end].decode(), end
 
 
-def decode_stat(reply: bytes, offset: int = _BODY) -> Stat:
+def decode_stat(reply: bytes, offset: int = BODY) -> Stat:
     """The reply to exists and setData."""
     return Stat._make(_STAT.unpack_from(reply, offset))
 
 
 def decode_node(reply: bytes) -> Znode:
     """The reply to getData."""
-    (length,) = _INT.unpack_from(reply, _BODY)
-    start = _BODY + 4
+    (length,) = _INT.unpack_from(reply, BODY)
+    start = BODY + 4
     if length < 0:
         return Znode(None, decode_stat(reply, start))
     return Znode(reply[start : start + length], decode_stat(reply, start + length))
@@ -218,7 +224,7 @@ def decode_node(reply: bytes) -> Znode:
 
 def decode_children(reply: bytes) -> list[str]:
     """The reply to getChildren."""
-    return _decode_names(reply, _BODY)[0]
+    return _decode_names(reply, BODY)[0]
 
 
 def _decode_names(reply: bytes, offset: int) -> tuple[list[str], int]:
@@ -233,7 +239,7 @@ def _decode_names(reply: bytes, offset: int) -> tuple[list[str], int]:
 
 def decode_created(reply: bytes, chroot: str) -> Created:
     """The reply to create2."""
-    path, offset = _decode_text(reply, _BODY)
+    path, offset = _decode_text(reply, BODY)
     return Created(path[len(chroot) :], decode_stat(reply, offset))
 
 
@@ -242,7 +248,7 @@ def decode_multi_get(reply: bytes) -> tuple[list[bytes | None], list[int]]:
     data: list[bytes | None] = []
     version: list[int] = []
     unpack, unpack_version = _OP_HEADER_AND_INT.unpack_from, _INT.unpack_from
-    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    offset, end = BODY, len(reply) - OP_HEADER.size
     while offset < end:
         opcode, _, _, length = unpack(reply, offset)
         offset += 13
@@ -263,10 +269,10 @@ def decode_multi_get(reply: bytes) -> tuple[list[bytes | None], list[int]]:
 def decode_multi_children(reply: bytes) -> list[list[str] | None]:
     """The children of the nodes of a multiRead; None for one that cannot be read."""
     children: list[list[str] | None] = []
-    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    offset, end = BODY, len(reply) - OP_HEADER.size
     while offset < end:
         opcode = _INT.unpack_from(reply, offset)[0]
-        offset += _OP_HEADER.size
+        offset += OP_HEADER.size
         if opcode == -1:
             children.append(None)
             offset += 4
@@ -284,10 +290,10 @@ def decode_multi(reply: bytes, chroot: str) -> TransactionResult:
     """The results of a transaction."""
     results: list[OpResult] = []
     failed = None
-    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    offset, end = BODY, len(reply) - OP_HEADER.size
     while offset < end:
         opcode = _INT.unpack_from(reply, offset)[0]
-        offset += _OP_HEADER.size
+        offset += OP_HEADER.size
         if opcode == Opcode.SET_DATA:
             results.append(OpResult(ZooKeeperCode.OK, None, decode_stat(reply, offset)))
             offset += _STAT.size
@@ -314,7 +320,7 @@ def decode_multi_versions(reply: bytes) -> list[int] | None:
     nothing; None if the transaction failed."""
     version: list[int] = []
     unpack = _INT.unpack_from
-    offset, end = _BODY, len(reply) - _OP_HEADER.size
+    offset, end = BODY, len(reply) - OP_HEADER.size
     while offset < end:
         opcode = unpack(reply, offset)[0]
         offset += 9
@@ -329,6 +335,29 @@ def decode_multi_versions(reply: bytes) -> list[int] | None:
         else:
             version.append(-1)
     return version
+
+
+def is_carried_out(reply: bytes) -> bool:
+    """Whether a transaction was carried out; its results are errors, without exception, if not."""
+    opcode: int = _INT.unpack_from(reply, BODY)[0]
+    return opcode != -1
+
+
+def encode_multi_get_reply(nodes: Iterable[Znode | None], zxid: int) -> bytes:
+    """The reply to a multiRead, as the server encodes it; None stands for a missing node."""
+    parts = [_INT.pack(0), _LONG.pack(zxid), _INT.pack(0)]
+    for node in nodes:
+        if node is None:
+            code = ZooKeeperCode.NO_NODE
+            parts.append(_OP_HEADER_AND_INT.pack(-1, False, code, code))
+        else:
+            parts += (
+                OP_HEADER.pack(Opcode.GET_DATA, False, 0),
+                _buffer(node.data),
+                _STAT.pack(*node.stat),
+            )
+    parts.append(END)
+    return b"".join(parts)
 
 
 def decode_event(event: bytes, offset: int) -> tuple[EventKind, str]:

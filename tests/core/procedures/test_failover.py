@@ -13,6 +13,7 @@ from klamm.core.effects import (
     ReadPreferredRequest,
     ReadReassignRequest,
     ReadStates,
+    ReadStatesAhead,
     ReadTopicNames,
     ReadTopics,
     Schedule,
@@ -48,6 +49,7 @@ def test_the_steps_come_in_their_order() -> None:
         ReadBrokers,
         ReadTopicNames,
         ReadTopics,
+        ReadStatesAhead,
         WatchBrokers,
         ReadStates,
         ChangeChannels,
@@ -214,5 +216,5 @@ def test_topics_are_read_in_portions() -> None:
         world.nodes[f"{TOPICS}/t{n}"] = Node(World._topic_json(f"id-{n}", {0: [1]}, True))
     world.fail_over()
     reads = [e for e in world.performed if isinstance(e, ReadTopics)]
-    assert len(reads) == 3
+    assert len(reads) == 5
     assert len(world.cluster.topics) == 1100

@@ -11,7 +11,9 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import encode_request, encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
+    Chosen,
     ControlRequest,
+    EncodedLeaderAndIsr,
     FailedPartition,
     PartitionStates,
     RequestTopics,
@@ -76,7 +78,7 @@ def columns_of(given_topics: list[Any]) -> tuple[RequestTopics, dict[str, Any]]:
     return (
         RequestTopics(
             [name for name, _, _ in given_topics],
-            [topic_id for _, topic_id, _ in given_topics],
+            [topic_id and topic_id.bytes for _, topic_id, _ in given_topics],
             bounds.astype(np.int64),
         ),
         {"rows": rows},
@@ -171,6 +173,29 @@ def test_leader_and_isr_from_columns_equals_leader_and_isr_from_mappings(version
             **grouped(given_topics),
         },
     )
+
+
+@pytest.mark.parametrize("version", range(8))
+@given(data=st.data(), given_topics=topics)
+@settings(max_examples=12, deadline=None)
+@pytest.mark.rule("CHAN-18")
+def test_a_request_with_some_of_shared_states_equals_one_that_was_encoded_for_them_alone(
+    version, data, given_topics
+):
+    rows = [row for _, _, states in given_topics for row in states]
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    numbered = iter(range(len(rows)))
+    some = [
+        (name, topic_id, [row for row in states if chosen[next(numbered)]])
+        for name, topic_id, states in given_topics
+    ]
+    some_topics, some_columns = columns_of(some)
+    options = {"controller_id": 3, "controller_epoch": 5, "live_leaders": LIVE_LEADERS}
+    alone = states_of(some_columns["rows"])
+    shared = EncodedLeaderAndIsr(version, states_of(rows))
+    request = shared.request(some_topics, Chosen(np.flatnonzero(chosen), alone.is_new), **options)
+    expected = encode_leader_and_isr(version, some_topics, alone, **options)
+    assert frame_of(request) == frame_of(expected)
 
 
 @pytest.mark.parametrize("version", range(9))

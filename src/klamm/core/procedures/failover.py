@@ -18,6 +18,7 @@ from klamm.core.effects import (
     ReadDeletions,
     ReadPreferredRequest,
     ReadStates,
+    ReadStatesAhead,
     ReadTopicNames,
     ReadTopics,
     Schedule,
@@ -39,8 +40,8 @@ from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
 from klamm.names import TopicPartition, counted
 
-#: Topics read at a time, to bound the memory for what was read and not yet put into columns.
-_TOPICS_AT_A_TIME: Final = 500
+#: Topics read at a time. The states of one portion are read while the next is put into columns.
+_TOPICS_AT_A_TIME: Final = 250
 _NO_ROWS: Final = np.empty(0, np.int32)
 
 
@@ -99,7 +100,9 @@ def _read_topics(ctx: Context) -> Procedure[None]:
     names: set[str] = yield ReadTopicNames()
     for some in _slices(sorted(names)):
         reads: dict[str, TopicRead] = yield ReadTopics(some)
-        yield from add_topics(ctx, reads)
+        rows = yield from add_topics(ctx, reads)
+        if len(rows):
+            yield ReadStatesAhead(rows)
     left_out = names - cluster.topics.keys()
     if left_out:
         # No controller can decide which of the two topics owns the id.

@@ -14,6 +14,7 @@ This module needs numpy, which the broker's process does not load: only the cont
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -53,7 +54,7 @@ class RequestTopics(NamedTuple):
     """The topics of a request: topic `i` owns the rows `bounds[i]:bounds[i + 1]`."""
 
     names: Sequence[str]
-    ids: Sequence[UUID | None]
+    ids: Sequence[bytes | None]
     bounds: I64
 
 
@@ -88,21 +89,71 @@ class StoppedReplicas:
     is_deleted: Mask
 
 
+class Chosen(NamedTuple):
+    """Rows for one broker, in the order of the request, and whether each is new to the broker."""
+
+    rows: I64
+    is_new: Mask
+
+
 class ControlRequest(NamedTuple):
     """A request that is encoded but for what differs from broker to broker and from try to try."""
 
     api_key: ApiKey
     api_version: int
     head: bytes  # the body up to the broker epoch
-    tail: memoryview  # and after it
+    tail: Sequence[bytes | memoryview]  # and after it
     has_broker_epoch: bool
 
     def chunks(self, header: RequestHeader, broker_epoch: int) -> list[bytes | memoryview]:
-        """The whole frame, size first. All brokers share the long chunk."""
+        """The whole frame, size first. All brokers share the chunks but for the first."""
         front = encode_request_header(header) + self.head
         if self.has_broker_epoch:
             front += _INT64.pack(broker_epoch)
-        return [_SIZE.pack(len(front) + len(self.tail)) + front, self.tail]
+        size = len(front) + sum(map(len, self.tail))
+        return [_SIZE.pack(size) + front, *self.tail]
+
+
+class EncodedLeaderAndIsr:
+    """Partition states as a LeaderAndIsr has them: requests to several brokers share them."""
+
+    def __init__(self, version: int, states: PartitionStates) -> None:
+        self._version = version
+        columns = {
+            "partition_index": states.partition,
+            "controller_epoch": states.controller_epoch,
+            "leader": states.leader,
+            "leader_epoch": states.leader_epoch,
+            "isr": states.isr,
+            "partition_epoch": states.partition_epoch,
+            "replicas": states.replicas,
+            "adding_replicas": states.adding,
+            "removing_replicas": states.removing,
+            # Which rows are new is known of each broker by itself.
+            "is_new": np.zeros(len(states.partition), np.bool_),
+            "leader_recovery_state": states.recovery,
+        }
+        self._items = _Items(ApiKey.LEADER_AND_ISR, version, columns)
+
+    def request(
+        self,
+        topics: RequestTopics,
+        chosen: Chosen,
+        *,
+        controller_id: int,
+        controller_epoch: int,
+        live_leaders: Sequence[Values],
+    ) -> ControlRequest:
+        """A request with the chosen rows, which are those of `topics`.
+
+        `live_leaders` are mappings of broker_id, host_name and port.
+        """
+        values = {
+            "controller_id": controller_id,
+            "controller_epoch": controller_epoch,
+            "live_leaders": live_leaders,
+        }
+        return _encode(self._items, values, topics, chosen)
 
 
 def encode_leader_and_isr(
@@ -114,26 +165,14 @@ def encode_leader_and_isr(
     controller_epoch: int,
     live_leaders: Sequence[Values],
 ) -> ControlRequest:
-    """LeaderAndIsr; `live_leaders` are mappings of broker_id, host_name and port."""
-    columns = {
-        "partition_index": states.partition,
-        "controller_epoch": states.controller_epoch,
-        "leader": states.leader,
-        "leader_epoch": states.leader_epoch,
-        "isr": states.isr,
-        "partition_epoch": states.partition_epoch,
-        "replicas": states.replicas,
-        "adding_replicas": states.adding,
-        "removing_replicas": states.removing,
-        "is_new": states.is_new,
-        "leader_recovery_state": states.recovery,
-    }
-    values = {
-        "controller_id": controller_id,
-        "controller_epoch": controller_epoch,
-        "live_leaders": live_leaders,
-    }
-    return _encode(ApiKey.LEADER_AND_ISR, version, values, topics, columns)
+    """One LeaderAndIsr; see `EncodedLeaderAndIsr` for several."""
+    return EncodedLeaderAndIsr(version, states).request(
+        topics,
+        Chosen(np.arange(len(states.partition)), states.is_new),
+        controller_id=controller_id,
+        controller_epoch=controller_epoch,
+        live_leaders=live_leaders,
+    )
 
 
 def encode_update_metadata(
@@ -165,7 +204,7 @@ def encode_update_metadata(
         "controller_epoch": controller_epoch,
         "live_brokers": live_brokers,
     }
-    return _encode(ApiKey.UPDATE_METADATA, version, values, topics, columns)
+    return _encode(_Items(ApiKey.UPDATE_METADATA, version, columns), values, topics)
 
 
 def encode_stop_replica(
@@ -188,14 +227,14 @@ def encode_stop_replica(
     }
     key = ApiKey.STOP_REPLICA
     if version >= 3:
-        return [_encode(key, version, values, topics, columns)]
+        return [_encode(_Items(key, version, columns), values, topics)]
     requests = []
     for is_deleted in (True, False):
         chosen = replicas.is_deleted == is_deleted
         if chosen.any():
             some = {"partition_index": replicas.partition[chosen]}
             flagged = values | {"delete_partitions": is_deleted}
-            requests.append(_encode(key, version, flagged, _of_rows(topics, chosen), some))
+            requests.append(_encode(_Items(key, version, some), flagged, _of_rows(topics, chosen)))
     return requests
 
 
@@ -211,21 +250,20 @@ def _of_rows(topics: RequestTopics, chosen: Mask) -> RequestTopics:
 
 
 def _encode(
-    key: ApiKey, version: int, values: Values, topics: RequestTopics, columns: Columns
+    items: "_Items", values: Values, topics: RequestTopics, chosen: Chosen | None = None
 ) -> ControlRequest:
-    schema = message_schema(key, version, "request")
-    fields = wire_fields(schema)
-    # Of the arrays of a request, the one with the partitions is the first in every version.
-    carrier = next(each for each in fields if each.is_array)
-    items = _encode_items(carrier.struct_type, topics, columns)
     parts: list[bytes | memoryview] = []
-    encode_parts(schema, {**values, carrier.name: items}, parts.append)
-    body = memoryview(b"".join(parts))
-    before_epoch = _size_before_broker_epoch(fields)
+    encoded = items.encode(topics, chosen)
+    encode_parts(items.schema, {**values, items.carrier: encoded}, parts.append)
+    # The partitions are the one long part, which is not copied.
+    first = encoded.parts[0] if encoded.parts else None
+    long = next((at for at, part in enumerate(parts) if part is first), len(parts))
+    start, rest = b"".join(parts[:long]), parts[long:]
+    before_epoch = _size_before_broker_epoch(wire_fields(items.schema))
     if before_epoch is None:
-        return ControlRequest(key, version, b"", body, has_broker_epoch=False)
-    head, tail = body[:before_epoch], body[before_epoch + _INT64.size :]
-    return ControlRequest(key, version, bytes(head), tail, has_broker_epoch=True)
+        return ControlRequest(items.key, items.version, b"", [start, *rest], has_broker_epoch=False)
+    head, after = start[:before_epoch], start[before_epoch + _INT64.size :]
+    return ControlRequest(items.key, items.version, head, [after, *rest], has_broker_epoch=True)
 
 
 def _size_before_broker_epoch(fields: Sequence[WireField]) -> int | None:
@@ -237,87 +275,154 @@ def _size_before_broker_epoch(fields: Sequence[WireField]) -> int | None:
     return struct.calcsize(">" + "".join(FIXED_FORMATS[each.kafka_type] for each in before))
 
 
-def _encode_items(item: Any, topics: RequestTopics, columns: Columns) -> EncodedArray:
+class _Items:
     """The array that holds the partitions: of topics, or in old versions, of bare partitions."""
-    fields = wire_fields(item)
-    is_flexible: bool = item.__flexible__
-    inner = next((each for each in fields if each.is_array and each.name not in columns), None)
-    if inner is None:
-        return _encode_ungrouped(fields, is_flexible, topics, columns)
-    rows = (
-        _encode_rows(wire_fields(inner.struct_type), is_flexible, columns, topics.bounds)
-        if inner.struct_type is not None
-        else _encode_indexes(columns["partition_index"], topics.bounds)
-    )
-    has_ids = any(each.name == "topic_id" for each in fields)
-    end = b"\0" if is_flexible else b""
-    counts = np.diff(topics.bounds).tolist()
-    parts: list[bytes | memoryview] = []
-    for name, topic_id, count, states in zip(topics.names, topics.ids, counts, rows, strict=True):
-        head = encode_string(name, is_flexible)
-        if has_ids:
-            head += _NO_UUID if topic_id is None else topic_id.bytes
-        parts.append(head + encode_count(count, is_flexible))
-        parts += states
-        parts.append(end)
-    return EncodedArray(len(topics.names), parts)
+
+    def __init__(self, key: ApiKey, version: int, columns: Columns) -> None:
+        self.key, self.version = key, version
+        self.schema = message_schema(key, version, "request")
+        # Of the arrays of a request, the one with the partitions is the first in every version.
+        carrier = next(each for each in wire_fields(self.schema) if each.is_array)
+        self.carrier = carrier.name
+        item = carrier.struct_type
+        fields = wire_fields(item)
+        self._is_flexible: bool = item.__flexible__
+        self._has_ids = any(each.name == "topic_id" for each in fields)
+        self._columns = columns
+        inner = next((each for each in fields if each.is_array and each.name not in columns), None)
+        #: The fields of a partition; without any it is a bare index.
+        self._fields: Sequence[WireField] = ()
+        #: Unless each partition stands by itself, with the name of its topic before it.
+        self._blocks: _Blocks | None = None
+        if inner is None:
+            self._fields = [each for each in fields if each.name in columns]
+        elif inner.struct_type is not None:
+            self._fields = wire_fields(inner.struct_type)
+            self._blocks = _Blocks(self._fields, self._is_flexible, columns)
+        else:
+            self._blocks = _Blocks.of_indexes(columns["partition_index"])
+
+    def encode(self, topics: RequestTopics, chosen: Chosen | None) -> EncodedArray:
+        """Encode the chosen rows, or all, which are those of the topics."""
+        if self._blocks is None:
+            return self._encode_ungrouped(topics, chosen)
+        heads = [
+            _topic_head(name, topic_id if self._has_ids else _NO_FIELD, count, self._is_flexible)
+            for name, topic_id, count in zip(
+                topics.names, topics.ids, np.diff(topics.bounds).tolist(), strict=True
+            )
+        ]
+        end = b"\0" if self._is_flexible else b""
+        items = _assemble(heads, end, topics.bounds, self._blocks, chosen)
+        return EncodedArray(len(heads), [items])
+
+    def _encode_ungrouped(self, topics: RequestTopics, chosen: Chosen | None) -> EncodedArray:
+        """Every partition with its topic's name before it."""
+        columns = self._columns
+        if chosen is not None:
+            columns = {name: column[chosen.rows] for name, column in columns.items()}
+            columns["is_new"] = chosen.is_new
+        parts: list[bytes | memoryview] = []
+        bounds = topics.bounds.tolist()
+        for name, (first, end) in zip(topics.names, pairwise(bounds), strict=True):
+            of_topic = {column: values[first:end] for column, values in columns.items()}
+            prefix = encode_string(name, self._is_flexible)
+            blocks = _Blocks(self._fields, self._is_flexible, of_topic, prefix)
+            parts.append(_assemble([b""], b"", np.array([0, end - first]), blocks, None))
+        return EncodedArray(bounds[-1], parts)
 
 
-def _encode_ungrouped(
-    fields: Sequence[WireField], is_flexible: bool, topics: RequestTopics, columns: Columns
-) -> EncodedArray:
-    """Every partition with its topic's name before it."""
-    own_fields = [each for each in fields if each.name in columns]
-    parts: list[bytes | memoryview] = []
-    bounds = topics.bounds.tolist()
-    for name, (first, end) in zip(topics.names, pairwise(bounds), strict=True):
-        of_topic = {column: values[first:end] for column, values in columns.items()}
-        whole = np.array([0, end - first])
-        prefix = encode_string(name, is_flexible)
-        parts += _encode_rows(own_fields, is_flexible, of_topic, whole, prefix)[0]
-    return EncodedArray(bounds[-1], parts)
+#: Instead of an id, where topics have no field for it.
+_NO_FIELD: Final = b""
 
 
-def _encode_indexes(indexes: I32, bounds: I64) -> list[list[memoryview]]:
-    """Encode the partitions of each topic in messages that carry only their indexes."""
-    data = indexes.astype(">i4").view(np.uint8).data
-    edges = (bounds * 4).tolist()
-    return [[data[first:end]] for first, end in pairwise(edges)]
+@lru_cache(maxsize=1 << 16)
+def _topic_head(name: str, topic_id: bytes | None, count: int, is_flexible: bool) -> bytes:
+    """What stands before the partitions of a topic."""
+    head = encode_string(name, is_flexible) + (_NO_UUID if topic_id is None else topic_id)
+    return head + encode_count(count, is_flexible)
 
 
-def _encode_rows(
-    fields: Sequence[WireField],
-    is_flexible: bool,
-    columns: Columns,
-    bounds: I64,
-    prefix: bytes = b"",
-) -> list[list[memoryview]]:
-    """For each topic the bytes of its rows, in as few pieces as their layouts allow."""
-    lists = [each.name for each in fields if each.is_array]
-    lengths = {name: _list_lengths(columns[name]) for name in lists}
-    layout, layouts = _number_layouts([lengths[name] for name in lists], int(bounds[-1]))
-    start = np.empty(len(layout), np.int64)  # where a row begins in the block of its layout
-    size = np.empty(layouts, np.int64)
-    data = []
-    for each_layout in range(layouts):
-        rows = np.flatnonzero(layout == each_layout) if layouts > 1 else slice(None)
-        counts = {name: int(lengths[name][rows][0]) for name in lists}
-        chosen = {each.name: columns[each.name][rows] for each in fields}
-        block = _fill_block(fields, is_flexible, chosen, counts, prefix)
-        start[rows] = np.arange(len(block)) * block.itemsize
-        size[each_layout] = block.itemsize
-        data.append(block.view(np.uint8).data)
-    # Rows that follow each other in a topic and share a layout lie side by side in its block.
-    edges = np.union1d(bounds, np.flatnonzero(np.diff(layout)) + 1)
-    first = edges[:-1]
-    number, begin = layout[first], start[first]
-    stop = begin + np.diff(edges) * size[number]
-    pieces = [
-        data[which][low:high]
-        for which, low, high in zip(number.tolist(), begin.tolist(), stop.tolist(), strict=True)
-    ]
-    of_topic = np.searchsorted(edges, bounds).tolist()
-    return [pieces[low:high] for low, high in pairwise(of_topic)]
+class _Blocks:
+    """Rows as the wire has them; those of one layout stand together in a block."""
+
+    def __init__(
+        self,
+        fields: Sequence[WireField],
+        is_flexible: bool,
+        columns: Columns,
+        prefix: bytes = b"",
+    ) -> None:
+        lists = [each.name for each in fields if each.is_array]
+        lengths = {name: _list_lengths(columns[name]) for name in lists}
+        count = len(columns[fields[0].name])
+        #: By row: the number of its layout, and its place in the block of that layout.
+        self._layout, layouts = _number_layouts([lengths[name] for name in lists], count)
+        self._place = np.empty(count, np.int64)
+        self._blocks: list[NDArray[Any]] = []
+        for number in range(layouts):
+            rows = np.flatnonzero(self._layout == number) if layouts > 1 else slice(None)
+            counts = {name: int(lengths[name][rows][0]) for name in lists}
+            chosen = {each.name: columns[each.name][rows] for each in fields}
+            block = _fill_block(fields, is_flexible, chosen, counts, prefix)
+            self._place[rows] = np.arange(len(block))
+            self._blocks.append(block)
+
+    @classmethod
+    def of_indexes(cls, indexes: I32) -> "_Blocks":
+        """Rows that consist of a partition's index."""
+        self = cls.__new__(cls)
+        self._layout, self._place = np.zeros(len(indexes), np.int64), np.arange(len(indexes))
+        self._blocks = [indexes.astype(">i4")]
+        return self
+
+    def sizes(self, chosen: Chosen | None) -> I64:
+        """How many bytes each row takes up."""
+        if not self._blocks:
+            return np.zeros(0, np.int64)
+        layout = self._layout if chosen is None else self._layout[chosen.rows]
+        return np.array([block.itemsize for block in self._blocks])[layout]
+
+    def write(self, out: NDArray[np.uint8], at: I64, chosen: Chosen | None) -> None:
+        """Write each row to its place in `out`."""
+        layout, place = self._layout, self._place
+        if chosen is not None:
+            layout, place = layout[chosen.rows], place[chosen.rows]
+        for number, block in enumerate(self._blocks):
+            mine = np.flatnonzero(layout == number) if len(self._blocks) > 1 else slice(None)
+            # As items without fields, which numpy copies as a whole.
+            item = np.dtype((np.void, block.itemsize))
+            rows = block.view(item)[place[mine]]
+            if not len(rows):
+                continue
+            if chosen is not None and chosen.is_new.any():
+                rows.view(block.dtype)["is_new"] = chosen.is_new[mine]
+            # Every run of as many bytes as a row has is a place for one.
+            runs = np.ndarray(len(out) - block.itemsize + 1, item, out, strides=(1,))
+            runs[at[mine]] = rows
+
+
+def _assemble(
+    heads: Sequence[bytes], end: bytes, bounds: I64, blocks: _Blocks, chosen: Chosen | None
+) -> memoryview:
+    """For each topic its head, its rows and the end."""
+    sizes = blocks.sizes(chosen)
+    before = np.concatenate([[0], np.cumsum(sizes)])  # bytes of rows before each row
+    first = before[bounds[:-1]]
+    head_bytes = np.fromiter(map(len, heads), np.int64, len(heads))
+    topic_bytes = head_bytes + before[bounds[1:]] - first + len(end)
+    starts = np.cumsum(topic_bytes) - topic_bytes
+    out = np.empty(int(topic_bytes.sum()), np.uint8)
+    shift = np.repeat(starts + head_bytes - first, np.diff(bounds))
+    blocks.write(out, before[:-1] + shift, chosen)
+    data = out.data
+    for head, start, stop in zip(
+        heads, starts.tolist(), (starts + head_bytes).tolist(), strict=True
+    ):
+        data[start:stop] = head
+    if end:
+        out[starts + topic_bytes - len(end)] = end[0]
+    return data
 
 
 def _list_lengths(rows: I32) -> I64:

@@ -1,0 +1,203 @@
+"""The `state` znodes of the cluster's rows: reads them into columns, and writes them from columns.
+
+`klamm.zookeeper.bulk_states` has the bytes; this module knows which row is which node.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Final
+
+import numpy as np
+
+from klamm.core.cluster import NO_TOPIC, ClusterState, LeaderAndIsrs
+from klamm.core.columns import I8, I32, I64, NO_BROKER, widen
+from klamm.core.effects import StatesRead, WriteOutcome
+from klamm.errors import MalformedZnodeError
+from klamm.zookeeper.bulk import start
+from klamm.zookeeper.bulk_states import (
+    READ_NODES_MAX,
+    DecodedStates,
+    StateCreations,
+    StateNodes,
+    StateWrites,
+    decode_state_reply,
+    encode_contents,
+    rows_that_fit,
+)
+from klamm.zookeeper.store import NO_VERSION, Fence, RowOutcome, Store, ZooKeeperCode
+
+_OUTCOME: Final = {
+    ZooKeeperCode.OK: WriteOutcome.DONE,
+    ZooKeeperCode.BAD_VERSION: WriteOutcome.BAD_VERSION,
+    ZooKeeperCode.NO_NODE: WriteOutcome.NO_NODE,
+    ZooKeeperCode.NODE_EXISTS: WriteOutcome.EXISTS,
+}
+
+
+def outcome_codes(outcomes: Sequence[RowOutcome] | None, count: int) -> I8:
+    """What came of the rows of a write, as `WriteOutcome`; None: all of them were written."""
+    if outcomes is None:
+        return np.full(count, WriteOutcome.DONE, np.int8)
+    codes = (_OUTCOME.get(outcome.code, WriteOutcome.FAILED) for outcome in outcomes)
+    return np.fromiter(codes, np.int8, count)
+
+
+class StateStore:
+    """Reads and writes states; `complain` gets what cannot be read."""
+
+    def __init__(self, store: Store, complain: Callable[[MalformedZnodeError], None]) -> None:
+        self._store = store
+        self._complain = complain
+        #: Reads that were begun and that nobody has waited for yet.
+        self._early: list[asyncio.Task[StatesRead]] = []
+
+    def nodes(self, cluster: ClusterState, rows: I32) -> StateNodes:
+        """The nodes of rows; those of a topic stand together, if its rows do."""
+        topic_of = cluster.topic_of[rows]
+        starts = np.flatnonzero(np.diff(topic_of, prepend=NO_TOPIC))
+        names = [cluster.topic_at(index).name for index in topic_of[starts].tolist()]
+        return StateNodes(names, [*starts.tolist(), len(rows)], cluster.partition[rows].tolist())
+
+    def read_ahead(self, cluster: ClusterState, rows: I32) -> None:
+        """Begin to read rows; the next `read` is of all rows that were begun, and gets them."""
+        before = self._early[-1] if self._early else None
+
+        async def read() -> StatesRead:
+            # One after the other, so that topics are read in between.
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._read(cluster, rows)
+
+        self._early.append(start(read()))
+
+    def cancel(self) -> None:
+        """Forget what was begun to be read."""
+        for task in self._early:
+            task.cancel()
+        self._early = []
+
+    async def read(self, cluster: ClusterState, rows: I32) -> StatesRead:
+        """Read the states of rows."""
+        if not self._early:
+            return await self._read(cluster, rows)
+        parts = [await task for task in self._early]
+        self._early = []
+        width = max(part.states.isr.shape[1] for part in parts)
+        some = [replace(part.states, isr=widen(part.states.isr, width)) for part in parts]
+        states = LeaderAndIsrs(
+            **{
+                column.name: np.concatenate([getattr(each, column.name) for each in some])
+                for column in fields(LeaderAndIsrs)
+            }
+        )
+        assert np.array_equal(states.row, rows), "the rows that were begun are the ones to be read"
+        return StatesRead(np.concatenate([part.found for part in parts]), states)
+
+    async def _read(self, cluster: ClusterState, rows: I32) -> StatesRead:
+        count = len(rows)
+        found = np.zeros(count, np.bool_)
+        width = max(cluster.width, 1)
+        states = LeaderAndIsrs(
+            rows,
+            np.full(count, NO_BROKER, np.int32),
+            np.zeros(count, np.int32),
+            np.full((count, width), NO_BROKER, np.int32),
+            np.zeros(count, np.int8),
+            np.zeros(count, np.int32),
+            np.full(count, NO_VERSION, np.int32),
+        )
+        asked: deque[StateNodes] = deque()
+
+        def batches() -> Iterator[StateNodes]:
+            for first in range(0, count, READ_NODES_MAX):
+                asked.append(self.nodes(cluster, rows[first : first + READ_NODES_MAX]))
+                yield asked[-1]
+
+        at = 0
+        async for reply in self._store.read_packed(batches()):
+            nodes = asked.popleft()
+            columns = decode_state_reply(reply, nodes)
+            for error in columns.errors:
+                self._complain(error)
+            if len(columns.at):
+                position = columns.at + at
+                states = _fill(states, position, columns)
+                found[position] = True
+            at += len(nodes)
+        return StatesRead(found, states)
+
+    async def write(self, cluster: ClusterState, states: LeaderAndIsrs, fence: Fence) -> I8:
+        """Replace states, each on condition of its version."""
+        if not len(states):
+            return np.empty(0, np.int8)
+        contents = _contents(states, cluster.controller_epoch, states.version)
+        sizes: list[int] = []
+
+        def batches() -> Iterator[StateWrites]:
+            for first, nodes in self._batches(cluster, states.row, contents):
+                sizes.append(len(nodes))
+                yield StateWrites(nodes, contents[first : first + len(nodes)])
+
+        results = await self._store.write_packed(batches(), fence)
+        return np.concatenate([outcome_codes(*each) for each in zip(results, sizes, strict=True)])
+
+    async def create(self, cluster: ClusterState, states: LeaderAndIsrs, fence: Fence) -> I8:
+        """Create first states, and the nodes above them."""
+        order = np.lexsort((cluster.partition[states.row], cluster.topic_of[states.row]))
+        states = states.at(order.astype(np.int32))
+        contents = _contents(states, cluster.controller_epoch)
+        sent: list[StateCreations] = []
+        seen: set[str] = set()
+
+        def is_first(name: str) -> bool:
+            # A topic that has a leader already has the node above its partitions, and creating it
+            # again fails the transaction.
+            is_known = name in seen or cluster.has_leadership[cluster.topics[name].rows].any()
+            seen.add(name)
+            return not is_known
+
+        def batches() -> Iterator[StateCreations]:
+            for first, nodes in self._batches(cluster, states.row, contents):
+                some = contents[first : first + len(nodes)]
+                sent.append(StateCreations(nodes, some, [is_first(name) for name in nodes.names]))
+                yield sent[-1]
+
+        results = await self._store.write_packed(batches(), fence)
+        written = [
+            outcome_codes(batch.of_states(result), len(batch.nodes))
+            for batch, result in zip(sent, results, strict=True)
+        ]
+        outcomes = np.empty(len(states), np.int8)
+        outcomes[order] = np.concatenate(written)
+        return outcomes
+
+    def _batches(
+        self, cluster: ClusterState, rows: I32, contents: Sequence[bytes]
+    ) -> Iterator[tuple[int, StateNodes]]:
+        """The nodes of each transaction, and the position of the first of them among all."""
+        at_most = rows_that_fit(contents)
+        for first in range(0, len(rows), at_most):
+            yield first, self.nodes(cluster, rows[first : first + at_most])
+
+
+def _contents(
+    states: LeaderAndIsrs, controller_epoch: int, version: I32 | None = None
+) -> list[bytes]:
+    return encode_contents(
+        states.leader, states.leader_epoch, states.isr, states.recovery, controller_epoch, version
+    )
+
+
+def _fill(states: LeaderAndIsrs, position: I64, columns: DecodedStates) -> LeaderAndIsrs:
+    """Copy decoded states into the columns; a longer ISR widens them."""
+    width = max(columns.isr.shape[1], states.isr.shape[1])
+    states = replace(states, isr=widen(states.isr, width))
+    states.leader[position] = columns.leader
+    states.leader_epoch[position] = columns.leader_epoch
+    states.isr[position] = widen(columns.isr, width)
+    states.recovery[position] = columns.recovery
+    states.controller_epoch[position] = columns.controller_epoch
+    states.version[position] = columns.version
+    return states
