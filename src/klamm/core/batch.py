@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from klamm.core.cluster import EPOCH_DURING_DELETE, NO_EPOCH, ClusterState
 from klamm.core.columns import I32, Mask, distinct, is_one_of
@@ -91,9 +92,10 @@ def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ReplicaReq
     row, broker, flag, epoch = (np.concatenate(column) for column in zip(*entries, strict=True))
     ids = np.array(sorted(known), np.int32)
     is_known = is_one_of(broker, ids)
-    row, broker, flag, epoch = (column[is_known] for column in (row, broker, flag, epoch))
+    if not is_known.all():
+        row, broker, flag, epoch = (column[is_known] for column in (row, broker, flag, epoch))
     # Sorting a column of 16-bit numbers is a radix sort, and keeps the order of equal ones.
-    rank = np.searchsorted(ids, broker).astype(np.uint16)
+    rank = _ranks(ids, broker)
     order = np.argsort(rank, kind="stable")
     bounds = np.searchsorted(rank[order], np.arange(len(ids) + 1))
     found = {}
@@ -102,6 +104,15 @@ def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ReplicaReq
             mine = order[start:end]
             found[int(ids[k])] = _merged(row[mine], flag[mine], epoch[mine])
     return found
+
+
+def _ranks(ids: I32, broker: I32) -> NDArray[np.uint16]:
+    """The position of each broker among the ids, which are sorted."""
+    if ids[-1] > 1 << 20:
+        return np.searchsorted(ids, broker).astype(np.uint16)
+    table = np.zeros(int(ids[-1]) + 1, np.uint16)
+    table[ids] = np.arange(len(ids), dtype=np.uint16)
+    return table[broker]
 
 
 def _merged(row: I32, flag: Mask, epoch: I32) -> ReplicaRequestRows:

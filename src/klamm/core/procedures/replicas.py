@@ -80,12 +80,15 @@ def start_replica_machine(ctx: Context) -> Procedure[None]:
     states[online] = ReplicaState.ONLINE
     states[is_replica & ~online] = ReplicaState.DELETION_INELIGIBLE
     cluster.replica_state[rows] = states
-    for found, target in (
-        (online, ReplicaState.ONLINE),
-        (is_replica & ~online, ReplicaState.OFFLINE),
-    ):
-        at, slot = np.nonzero(found)
-        yield from change_replica_states(ctx, rows[at], cluster.replicas[rows[at], slot], target)
+    # Replicas that are online stay so, and what is left of that change is to inform their brokers.
+    at, slot = np.nonzero(online & cluster.has_leadership[rows][:, None])
+    batch = BrokerRequestBatch(cluster)
+    batch.leader_and_isr(rows[at], cluster.replicas[rows[at], slot])
+    yield from batch.send()
+    at, slot = np.nonzero(is_replica & ~online)
+    yield from change_replica_states(
+        ctx, rows[at], cluster.replicas[rows[at], slot], ReplicaState.OFFLINE
+    )
 
 
 def _say_failed(ctx: Context, rows: I32, why: str) -> None:
