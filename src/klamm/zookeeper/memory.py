@@ -487,7 +487,7 @@ class MemoryStore:
             await self._turn()
             found = (self._zookeeper._nodes.get(self._full(path)) for path in batch.paths())
             nodes = [None if node is None else Znode(node.data, node.stat()) for node in found]
-            yield await self._answer(wire.encode_multi_get_reply(nodes, self._zookeeper.zxid))
+            yield await self._respond(wire.encode_multi_get_reply(nodes, self._zookeeper.zxid))
 
     async def write_packed(
         self, batches: Iterable[PackedRows], fence: Fence
