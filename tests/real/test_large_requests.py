@@ -21,12 +21,14 @@ from tests.support.large_requests import Existing, LargeRequest, large_requests
 from tests.support.raw import Raw
 from tests.support.waiting import wait_until
 
-_ITEMS = 10_000
-#: Whoever handles all items in one go needs more lines than that; a slice needs far fewer.
-_LINES_MAX = 5 * _ITEMS
+#: Thousands of items; whoever handles and encodes all of them in one go needs more lines than that.
+_BYTES = 70_000
+_LINES_MAX = 50_000
 #: An older epoch than any: the requests of a controller would have to be obeyed.
 _NO_EPOCH = 0
 _WITHOUT_ARRAYS = 11
+#: No broker has so many replicas, and a client that logs in names few mechanisms.
+_CLOSED = {ApiKey.UPDATE_METADATA, ApiKey.SASL_HANDSHAKE}
 
 
 class CountedCluster:
@@ -82,12 +84,18 @@ def test_no_api_holds_an_event_loop(counted: tuple[CountedCluster, Existing]) ->
     long: dict[str, list[str]] = {}
     sent: set[ApiKey] = set()
     for key in map(ApiKey, APIS):
-        for request in large_requests(key, 1 << 20, existing, items_max=_ITEMS):
-            if cluster.send(request) is None:
-                assert key is ApiKey.SASL_HANDSHAKE, f"{request} is answered"
-            sent.add(key)
-            if callbacks := cluster.long_callbacks():
-                long[str(request)] = callbacks
+        # Numbered, if there is anything to number.
+        request = None
+        for request in large_requests(key, _BYTES, existing):
+            if request.is_numbered:
+                break
+        if request is None:
+            continue
+        if cluster.send(request) is None:
+            assert key in _CLOSED, f"{request} is answered"
+        sent.add(key)
+        if callbacks := cluster.long_callbacks():
+            long[str(request)] = callbacks
     assert long == {}
     assert len(sent) >= len(APIS) - _WITHOUT_ARRAYS
 

@@ -32,10 +32,15 @@ from klamm.slices import LargeBody, Steps, aside, discard, run
 
 log = logging.getLogger("klamm.broker.requests")
 
-#: The size from which on requests, but for Produce with its records, are decoded, and their
-#: responses encoded, in another thread: they may name every partition there is.
-_LARGE_BYTES: Final = 64 * 1024
-_PRODUCE: Final = ApiKey.PRODUCE.to_bytes(2, "big")
+#: The size from which on requests are decoded, and their responses encoded, in another thread: they
+#: may name every partition there is, or thousands of groups with two bytes each.
+_LARGE_BYTES: Final = 16 * 1024
+#: The same for requests that are frequent and have a fast decoder. Produce has its records, and its
+#: decoder says when it names too much.
+_LARGE_BYTES_OF: Final = {
+    ApiKey.PRODUCE.to_bytes(2, "big"): 1 << 31,
+    ApiKey.FETCH.to_bytes(2, "big"): 64 * 1024,
+}
 #: From this many items on a response is made in another thread, too.
 _MANY_ITEMS: Final = 1000
 #: Up to this many error codes of a response are counted lazily.
@@ -148,7 +153,8 @@ class Dispatcher:
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
-        if len(frame) > _LARGE_BYTES and frame[:2] != _PRODUCE:
+        size = len(frame)
+        if size > _LARGE_BYTES and size > _LARGE_BYTES_OF.get(bytes(frame[:2]), _LARGE_BYTES):
             return self._serve_large(connection, frame, arrived)
         try:
             request = decode_request(frame)

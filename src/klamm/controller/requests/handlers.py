@@ -55,9 +55,9 @@ Body = dict[str, Any]
 T = TypeVar("T")
 _INT64_MAX: Final = (1 << 63) - 1
 #: The size from which on requests are decoded, and their responses encoded, in another thread.
-_LARGE_BYTES: Final = 64 * 1024
-#: How many partitions of a request are handled as one event.
-_TOGETHER: Final = 2000
+_LARGE_BYTES: Final = 16 * 1024
+#: How many partitions, or other things, of a request are handled as one event.
+_TOGETHER: Final = 1000
 #: How long a request without a timeout of its own waits for a failover.
 _PATIENCE_S: Final = 30.0
 
@@ -134,13 +134,13 @@ class ControllerRequests:
 
     async def _ask_each(
         self, events: Iterable[Event], request: Request
-    ) -> tuple[int, dict[TopicPartition, Any]]:
+    ) -> tuple[int, dict[Any, Any]]:
         """Queue events one after the other; their results as one, or the first error.
 
-        A request about very many partitions is cut into several events, so that the events of
+        A request about very many things is cut into several events, so that the events of
         others are handled in between.
         """
-        results: dict[TopicPartition, Any] = {}
+        results: dict[Any, Any] = {}
         for event in events:
             error, found = await self._ask(event, request)
             if error != ErrorCode.NONE:
@@ -248,8 +248,9 @@ class ControllerRequests:
             )
             async for each in paced(request.body.feature_updates)
         ]
-        event = UpdateFeatures(updates, bool(getattr(request.body, "validate_only", False)))
-        error, verdicts = await self._ask(event, request)
+        validate_only = bool(getattr(request.body, "validate_only", False))
+        events = (UpdateFeatures(piece, validate_only) for piece in _pieces(updates))
+        error, verdicts = await self._ask_each(events, request)
         return {
             "error_code": error,
             "error_message": _message(error),
@@ -404,9 +405,9 @@ async def _each_once(partitions: Iterable[tuple[str, int]]) -> dict[TopicPartiti
     return {TopicPartition(*each): None async for each in paced(partitions)}
 
 
-def _pieces(partitions: Iterable[TopicPartition]) -> Iterable[list[TopicPartition]]:
-    """The partitions of each event; one event without any if there are none."""
-    left = iter(partitions)
+def _pieces(things: Iterable[T]) -> Iterable[list[T]]:
+    """The things that each event is about; one event about nothing if there are none."""
+    left = iter(things)
     piece = list(islice(left, _TOGETHER))
     yield piece
     while piece := list(islice(left, _TOGETHER)):
