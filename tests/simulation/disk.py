@@ -19,6 +19,7 @@ class SimulatedFiles(Files):
     """The files of one broker, over all its lives."""
 
     def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self.process: Process
         self.is_torn_next = False
         #: Directories without room.

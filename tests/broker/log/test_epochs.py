@@ -19,6 +19,12 @@ def directory_of(path: Path) -> LogDirectory:
     return LogDirectory(path, lambda _: None)
 
 
+def loaded(path: Path) -> tuple[LeaderEpochCache, bool]:
+    """The epochs that were written last, and whether they could be read."""
+    epochs = LeaderEpochCache(path, REAL_FILES, directory_of(path))
+    return epochs, epochs.load()
+
+
 def assigned(epochs: LeaderEpochCache, *entries: tuple[int, int]) -> LeaderEpochCache:
     for epoch, start in entries:
         epochs.assign(epoch, start)
@@ -59,9 +65,7 @@ def test_epochs_and_starts_always_increase(tmp_path_factory, entries):
             expected = [entry for entry in expected if entry[0] < epoch and entry[1] < start]
             expected.append((epoch, start))
         assert list(epochs.entries) == expected
-        assert (
-            list(LeaderEpochCache.load(path, REAL_FILES, directory_of(path))[0].entries) == expected
-        )
+        assert list(loaded(path)[0].entries) == expected
 
 
 @pytest.mark.rule("EPC-3")
@@ -124,7 +128,7 @@ def test_the_checkpoint_is_in_kafkas_format(epochs, tmp_path):
 )
 def test_a_damaged_checkpoint_is_reported_and_reads_as_none(tmp_path, content):
     (tmp_path / "leader-epoch-checkpoint").write_bytes(content)
-    epochs, was_readable = LeaderEpochCache.load(tmp_path, REAL_FILES, directory_of(tmp_path))
+    epochs, was_readable = loaded(tmp_path)
     assert (epochs.entries, was_readable) == ((), False)
 
 

@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.log.files import REAL_FILES
+from klamm.broker.log.files import REAL_FILES, size_of
 from klamm.broker.log.indexes import IndexEntry, OffsetIndex, TimeIndex
 
 BASE = 1000
 
 
+def opened(kind, path):
+    """An index in a file that may exist."""
+    return kind(str(path), BASE, REAL_FILES, size_of(path))
+
+
 def offset_index(tmp_path, entries=()) -> OffsetIndex:
-    index = OffsetIndex(tmp_path / f"{BASE:020d}.index", BASE, REAL_FILES)
+    index = opened(OffsetIndex, tmp_path / f"{BASE:020d}.index")
     index.open_for_append()
     for last_offset, position in entries:
         index.append(last_offset, position)
@@ -30,7 +35,7 @@ def test_offset_entries_are_relative_to_the_segment(tmp_path):
 
 @pytest.mark.rule("LOG-17")
 def test_time_entries_are_a_timestamp_and_a_relative_offset(tmp_path):
-    index = TimeIndex(tmp_path / "i.timeindex", BASE, REAL_FILES)
+    index = opened(TimeIndex, tmp_path / "i.timeindex")
     index.open_for_append()
     for timestamp, offset in [(-1, 1000), (50, 1003), (50, 1010), (49, 1012), (60, 1020)]:
         index.append_if_larger(timestamp, offset)
@@ -49,7 +54,7 @@ def test_the_floor_is_found_in_memory_and_on_disk(tmp_path_factory, steps, data)
     assert index.floor(probe) == expected
     index.seal()
     assert index.floor(probe) == expected
-    assert OffsetIndex(index.path, BASE, REAL_FILES).floor(probe) == expected
+    assert opened(OffsetIndex, index.path).floor(probe) == expected
     assert [entry.key for entry in index] == keys
 
 
@@ -84,17 +89,17 @@ def test_zeros_that_kafka_left_behind_are_cut_off(tmp_path):
     index = offset_index(tmp_path, [(1005, 4097), (1030, 9000)])
     index.seal()
     os.truncate(index.path, 10_000)
-    opened = OffsetIndex(index.path, BASE, REAL_FILES)
-    assert opened.is_sane(10_000)
-    assert opened.path.stat().st_size == 16
-    assert opened.last() == IndexEntry(1030, 9000)
+    again = opened(OffsetIndex, index.path)
+    assert again.is_sane(10_000)
+    assert again.path.stat().st_size == 16
+    assert again.last() == IndexEntry(1030, 9000)
 
 
 @pytest.mark.rule("LOG-18")
 def test_a_time_index_of_zeros_only_is_empty(tmp_path):
     path = tmp_path / "i.timeindex"
     path.write_bytes(bytes(1200))
-    index = TimeIndex(path, BASE, REAL_FILES)
+    index = opened(TimeIndex, path)
     assert index.is_sane()
     assert index.last() is None
 
@@ -106,7 +111,7 @@ def test_a_time_index_of_zeros_only_is_empty(tmp_path):
 def test_an_index_that_cannot_belong_to_the_log_is_told(tmp_path, content):
     path = tmp_path / "i.index"
     path.write_bytes(content)
-    assert not OffsetIndex(path, BASE, REAL_FILES).is_sane(log_size=5000)
+    assert not opened(OffsetIndex, path).is_sane(log_size=5000)
 
 
 def test_cutting_keeps_what_comes_before(tmp_path):

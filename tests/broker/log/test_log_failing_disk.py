@@ -15,6 +15,7 @@ class TornFiles(UnsyncedFiles):
     """Works until a given write, of which only a part arrives; nothing works from then on."""
 
     def __init__(self, writes_left: int, part: float) -> None:
+        super().__init__()
         self._left = writes_left
         self._part = part
 

@@ -8,7 +8,7 @@ import pytest
 from klamm.broker.log.cleaner import clean, find_dirt
 from klamm.broker.log.settings import LogConfig
 from klamm.protocol.records import decode_batch_header
-from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, roll
+from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, roll, stored_records
 
 ROUNDS = 1500
 
@@ -66,6 +66,27 @@ def test_appends_and_reads_go_on_beside_flushes_deletions_and_lookups(home: Home
     assert background.rounds > 0
     assert log.start_offset > 0
     assert log.end_offset == 3 * ROUNDS
+
+
+def test_files_that_other_threads_close_are_opened_again(home: Home):
+    """Only one file may be open: each use of a file closes the one before, in whatever thread."""
+    home.files = UnsyncedFiles(open_max=1)
+    home.config = LogConfig(segment_bytes=2000, index_interval_bytes=100)
+    log = home.open()
+
+    def upkeep() -> None:
+        log.flush()
+        log.offset_for_timestamp(NOW, log.end_offset)
+
+    with Background(upkeep) as background:
+        for _ in range(ROUNDS):
+            result = log.append_as_leader(batch_of(3), leader_epoch=0, now_ms=NOW)
+            log.advance_high_watermark(log.end_offset)
+            for offset in (result.first_offset, 0):
+                content = log.read(offset, 1 << 20, log.end_offset, at_least_one=True).bytes()
+                assert decode_batch_header(content).base_offset == offset
+    assert background.rounds > 0
+    assert [record.offset for record in stored_records(log)] == list(range(3 * ROUNDS))
 
 
 @pytest.mark.rule("CMP-4")

@@ -23,6 +23,7 @@ class FailingFiles(UnsyncedFiles):
     """Writes fail below one directory."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.broken: Path | None = None
 
     def pwritev(self, fd, buffers, position):

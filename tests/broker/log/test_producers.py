@@ -1,3 +1,4 @@
+import os
 import struct
 
 import pytest
@@ -27,7 +28,7 @@ def header(
 
 @pytest.fixture
 def producers(tmp_path) -> ProducerStateManager:
-    return ProducerStateManager(tmp_path, REAL_FILES, DAY)
+    return ProducerStateManager(tmp_path, REAL_FILES, DAY, os.listdir(tmp_path))
 
 
 def refusal(producers, batch) -> ErrorCode | None:
@@ -173,7 +174,7 @@ def test_a_snapshot_keeps_the_last_batch_of_each_producer(producers, tmp_path):
     )
     producers.take_snapshot(107)
 
-    loaded = ProducerStateManager(tmp_path, REAL_FILES, DAY)
+    loaded = ProducerStateManager(tmp_path, REAL_FILES, DAY, os.listdir(tmp_path))
     assert loaded.load_snapshot(200, now_ms=2000) == 107
     assert len(loaded) == 3
     assert list(loaded.get(1).batches) == [(2, 4, 102, 104, 1500)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from klamm.broker.log.files import Files, OpenFile, size_of
+from klamm.broker.log.files import Files, LogFile
 
 _ENTRY: Final = struct.Struct(">hqqqq")
 _VERSION: Final = 0
@@ -26,18 +25,19 @@ class AbortedTxn(NamedTuple):
 class TransactionIndex:
     """Entries in the order of their markers. A segment without entries has no file."""
 
-    def __init__(self, path: Path, files: Files) -> None:
-        self.path = path
+    __slots__ = ("_entries", "_files", "file")
+
+    def __init__(self, name: str, files: Files, size: int | None) -> None:
+        """`size` is the file's, None if there is none."""
+        self.file = LogFile(name, files)
         self._files = files
-        self._file: OpenFile | None = None
-        self._entries: list[AbortedTxn] | None = [] if size_of(path) is None else None
+        self._entries: list[AbortedTxn] | None = [] if size is None else None
 
     def append(self, entry: AbortedTxn) -> None:
         entries = self._loaded()
-        if self._file is None:
-            self._file = self._files.open_file(self.path, create=True)
+        file = self.file.opened(create=True)
         packed = _ENTRY.pack(_VERSION, *entry)
-        self._files.write_all(self._file.fd, [packed], len(entries) * _ENTRY.size)
+        self._files.write_all(file.fd, [packed], len(entries) * _ENTRY.size)
         entries.append(entry)
 
     def __iter__(self) -> Iterator[AbortedTxn]:
@@ -47,29 +47,28 @@ class TransactionIndex:
         """Forget the transactions whose marker is at or after `offset`."""
         kept = [entry for entry in self._loaded() if entry.last_offset < offset]
         if len(kept) != len(self._loaded()):
-            file = self._file or self._files.open_file(self.path, create=True)
+            file = self.file.opened(create=True)
             self._files.ftruncate(file.fd, len(kept) * _ENTRY.size)
             self._entries = kept
 
     def seal(self) -> None:
-        self._file = None
+        self.file.close()
 
     def sync(self) -> None:
-        self._files.sync_path(self.path)
+        self.file.sync()
 
-    def rename(self, path: Path) -> None:
+    def rename(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._files.replace(self.path, path)
-        self.path = path
+            self.file.rename(name)
+        self.file.name = name
 
     def delete(self) -> None:
-        self.seal()
-        self._files.delete(self.path)
+        self.file.delete()
         self._entries = []
 
     def _loaded(self) -> list[AbortedTxn]:
         if self._entries is None:
-            content = self.path.read_bytes()
+            content = self.file.path.read_bytes()
             whole = len(content) // _ENTRY.size * _ENTRY.size
             self._entries = [
                 AbortedTxn(*fields)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from klamm.broker.log.files import Files
+from klamm.broker.log.files import Files, read_bytes
 from klamm.config.properties import format_properties, read_properties
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition
@@ -168,16 +168,16 @@ def decode_topic_id(text: str) -> uuid.UUID:
 def read_topic_id(replica: Path) -> uuid.UUID | None:
     """The topic id in `partition.metadata`, None if there is none or it is damaged."""
     try:
-        text = (replica / PARTITION_METADATA).read_text()
+        text = read_bytes(f"{replica}/{PARTITION_METADATA}").decode()
         pairs = dict(line.split(": ", 1) for line in text.splitlines() if line)
         return decode_topic_id(pairs["topic_id"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as error:
-        logger.warning("%s is damaged and ignored: %r", replica / PARTITION_METADATA, error)
+        logger.warning("%s/%s is damaged and ignored: %r", replica, PARTITION_METADATA, error)
         return None
 
 
 def write_topic_id(replica: Path, topic_id: uuid.UUID, files: Files) -> None:
     content = f"version: {_VERSION}\ntopic_id: {encode_topic_id(topic_id)}\n"
-    files.replace_content(replica / PARTITION_METADATA, content.encode(), sync=False)
+    files.replace_content(f"{replica}/{PARTITION_METADATA}", content.encode(), sync=False)

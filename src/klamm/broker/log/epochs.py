@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from klamm.broker.log.checkpoints import LEADER_EPOCHS, decode_checkpoint, encode_checkpoint
 from klamm.broker.log.directory import LogDirectory
-from klamm.broker.log.files import Files
+from klamm.broker.log.files import Files, read_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -43,30 +43,26 @@ class LeaderEpochCache:
     """
 
     def __init__(self, replica: Path, files: Files, directory: LogDirectory) -> None:
-        self._path = replica / LEADER_EPOCHS
+        self._path = f"{replica}/{LEADER_EPOCHS}"
         self._files = files
         self.directory = directory
         self._entries: list[EpochEntry] = []
         self.latest = NO_EPOCH
         self._latest_start = NO_OFFSET
 
-    @classmethod
-    def load(
-        cls, replica: Path, files: Files, directory: LogDirectory
-    ) -> tuple[LeaderEpochCache, bool]:
-        """The epochs as last written, and whether the file could be read."""
-        epochs = cls(replica, files, directory)
+    def load(self) -> bool:
+        """Read the epochs as last written; return whether the file could be read."""
         try:
-            lines = decode_checkpoint(epochs._path.read_bytes())
+            lines = decode_checkpoint(read_bytes(self._path))
             entries = [EpochEntry(int(epoch), int(start)) for epoch, start in lines]
         except FileNotFoundError:
-            return epochs, False
+            return False
         except ValueError as error:
-            logger.warning("%s is damaged and ignored: %s", epochs._path, error)
-            return epochs, False
+            logger.warning("%s is damaged and ignored: %s", self._path, error)
+            return False
         for entry in entries:
-            epochs._add(entry)
-        return epochs, True
+            self._add(entry)
+        return True
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:

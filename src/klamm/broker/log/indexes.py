@@ -6,8 +6,8 @@ maps its indexes, opens such files as they are; the unused zeros at the end of a
 left behind in a crash are cut off when it is opened here.
 
 Only the newest entries of a segment that is being written stay in memory. Older ones are found by
-binary search in the file, which the page cache makes cheap, so that many open segments cost
-neither memory nor, once they are sealed, file descriptors.
+binary search in the file, which the page cache makes cheap. A file is open from its first new entry
+on until the segment is sealed, so that many segments cost neither memory nor file descriptors.
 
 One thread at a time may append or cut; any thread may look something up meanwhile.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from klamm.broker.log.files import Files, OpenFile, size_of
+from klamm.broker.log.files import Files, LogFile, OpenFile
 
 #: What a search reads in one piece, in entries.
 _BLOCK: Final = 512
@@ -79,37 +78,64 @@ class _Index:
 
     _form: ClassVar[struct.Struct]
 
-    def __init__(self, path: Path, files: Files, *, key_base: int, value_base: int) -> None:
-        self.path = path
+    __slots__ = (
+        "_files",
+        "_key_base",
+        "_recent",
+        "_takes_entries",
+        "_value_base",
+        "entries",
+        "file",
+        "is_aligned",
+        "is_missing",
+    )
+
+    def __init__(
+        self, name: str, files: Files, size: int | None, *, key_base: int, value_base: int
+    ) -> None:
+        """`size` is the file's, None if there is none."""
+        self.file = LogFile(name, files)
         self._files = files
         self._key_base = key_base
         self._value_base = value_base
-        self._file: OpenFile | None = None
-        #: Held while the file is renamed or opened by its name.
-        self._naming = threading.Lock()
+        self._takes_entries = False
         self._recent = _NO_ENTRIES
-        size = size_of(path)
         self.is_missing = size is None
         self.is_aligned = (size or 0) % self._form.size == 0
         self.entries = (size or 0) // self._form.size
 
     @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
     def size(self) -> int:
         return self.entries * self._form.size
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file has no bytes, or does not exist."""
+        return not self.entries and self.is_aligned
 
     def is_full(self, max_bytes: int) -> bool:
         """Whether there is no room for an entry and the last entry of a sealed time index."""
         return self.entries >= max_bytes // self._form.size - 1
 
     def open_for_append(self) -> None:
-        """Open or create the file, and keep its newest entries in memory."""
-        self._file = self._files.open_file(self.path, create=True)
+        """Create the file if it is missing, and keep its newest entries in memory."""
+        if self.is_missing:
+            self.file.create()
+            self.is_missing = False
         start = max(0, self.entries - _REMEMBERED)
-        self._recent = _Recent(self._read(self._file, start, self.entries))
+        self._recent = _Recent(
+            self._read(self.file.opened(), start, self.entries) if self.entries else ()
+        )
+        self._takes_entries = True
 
     def seal(self) -> None:
         """Close the file and free the memory; entries can still be looked up."""
-        self._recent, self._file = _NO_ENTRIES, None
+        self._recent, self._takes_entries = _NO_ENTRIES, False
+        self.file.close()
 
     def last(self) -> IndexEntry | None:
         if self._recent:
@@ -146,11 +172,12 @@ class _Index:
 
     def cut(self, rows: int) -> None:
         """Keep the first `rows` entries only."""
-        file = self._opened()
-        self._files.ftruncate(file.fd, rows * self._form.size)
+        if rows != self.entries or not self.is_aligned:
+            file = self._opened()
+            self._files.ftruncate(file.fd, rows * self._form.size)
         self.entries = rows
         self.is_aligned = True
-        if self._file:
+        if self._takes_entries:
             self.open_for_append()
 
     def cut_where(self, is_beyond: Callable[[IndexEntry], bool]) -> None:
@@ -168,27 +195,27 @@ class _Index:
             self.cut(low)
 
     def sync(self) -> None:
-        self._files.sync_path(self.path)
+        self.file.sync()
 
-    def rename(self, path: Path) -> None:
-        with self._naming:
-            with suppress(FileNotFoundError):
-                self._files.replace(self.path, path)
-            self.path = path
+    def rename(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self.file.rename(name)
+        self.file.name = name
 
     def delete(self) -> None:
         self.seal()
-        self._files.delete(self.path)
+        self.file.delete()
 
     def __iter__(self) -> Iterator[IndexEntry]:
         return iter(self._read(self._opened(), 0, self.entries) if self.entries else ())
 
     def _append(self, entry: IndexEntry) -> None:
-        assert self._file is not None, "a sealed index takes no entries"
+        assert self._takes_entries, "a sealed index takes no entries"
+        file = self.file.opened()
         packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
         position = self.entries * self._form.size
-        if self._files.pwritev(self._file.fd, (packed,), position) != self._form.size:
-            self._files.write_all(self._file.fd, (packed,), position)
+        if self._files.pwritev(file.fd, (packed,), position) != self._form.size:
+            self._files.write_all(file.fd, (packed,), position)
         self.entries += 1
         recent = self._recent
         recent.append(entry)
@@ -221,10 +248,8 @@ class _Index:
         return IndexEntry(found + self._key_base, value + self._value_base)
 
     def _opened(self) -> OpenFile:
-        if self._file is not None:
-            return self._file
-        with self._naming:
-            return self._files.open_file(self.path)
+        """The file for a lookup; that of a sealed index is not kept open."""
+        return self.file.opened() if self._takes_entries else self.file.opened_briefly()
 
     def _read(self, file: OpenFile, start: int, end: int) -> list[IndexEntry]:
         size = self._form.size
@@ -241,8 +266,10 @@ class OffsetIndex(_Index):
 
     _form = struct.Struct(">ii")
 
-    def __init__(self, path: Path, base_offset: int, files: Files) -> None:
-        super().__init__(path, files, key_base=base_offset, value_base=0)
+    __slots__ = ()
+
+    def __init__(self, name: str, base_offset: int, files: Files, size: int | None) -> None:
+        super().__init__(name, files, size, key_base=base_offset, value_base=0)
 
     def append(self, last_offset: int, position: int) -> None:
         self._append(IndexEntry(last_offset, position))
@@ -263,8 +290,10 @@ class TimeIndex(_Index):
 
     _form = struct.Struct(">qi")
 
-    def __init__(self, path: Path, base_offset: int, files: Files) -> None:
-        super().__init__(path, files, key_base=0, value_base=base_offset)
+    __slots__ = ()
+
+    def __init__(self, name: str, base_offset: int, files: Files, size: int | None) -> None:
+        super().__init__(name, files, size, key_base=0, value_base=base_offset)
 
     def append_if_larger(self, timestamp: int, offset: int) -> None:
         """Timestamps strictly increase, so one that was seen before adds nothing."""

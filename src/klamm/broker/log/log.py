@@ -291,7 +291,7 @@ class Log:
         self._on_roll(self)
 
     def _become_active(self, segment: Segment, after: Iterable[Segment] | None = None) -> None:
-        segment.open_for_append(self.config.preallocated_bytes)
+        segment.create(self.config.preallocated_bytes)
         self._active = segment
         before = self._segments.items if after is None else after
         self._segments = Segments([*before, segment])

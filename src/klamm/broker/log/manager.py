@@ -9,6 +9,7 @@ that the broker calls; those that wait for the disk are named `checkpoint_*`, `f
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import uuid
@@ -41,6 +42,7 @@ from klamm.broker.log.recovery import Checkpointed, load_log
 from klamm.broker.log.settings import LogConfig
 from klamm.errors import ConfigError
 from klamm.names import TopicPartition
+from klamm.slices import pieces
 
 logger = logging.getLogger(__name__)
 
@@ -159,9 +161,10 @@ class LogManager:
         """Open every log that is there, several at a time if there is an `executor`."""
         work = [job for disk in self._online() for job in self._load_jobs(disk, now_ms)]
         run = executor.map if executor else map
-        for disk, log in run(_call, work):
-            if log is not None:
-                self._add(disk, log)
+        for loaded in run(_load_all, pieces(work)):
+            for disk, log in loaded:
+                if log is not None:
+                    self._add(disk, log)
         self._is_loaded = True
 
     def close(self, *, executor: Executor | None = None) -> None:
@@ -197,15 +200,17 @@ class LogManager:
             recovery_points = disk.checkpoint(RECOVERY_POINTS).read()
             starts = disk.checkpoint(LOG_STARTS).read()
             high_watermarks = disk.checkpoint(HIGH_WATERMARKS).read()
-            replicas = sorted(path for path in disk.directory.path.iterdir() if path.is_dir())
+            with os.scandir(disk.directory.path) as entries:
+                replicas = sorted(entry.name for entry in entries if entry.is_dir())
         except OSError as error:
             disk.directory.fail(error)
             return
-        for path in replicas:
-            if parse_mark(path.name) == "delete":
-                disk.doomed.append((now_ms, path))
-            partition = parse_replica(path.name)
+        for name in replicas:
+            if parse_mark(name) == "delete":
+                disk.doomed.append((now_ms, disk.directory.path / name))
+            partition = parse_replica(name)
             if partition is not None:
+                path = disk.directory.path / name
                 checkpointed = Checkpointed(
                     was_clean=disk.was_clean,
                     recovery_point=recovery_points.get(partition, 0),
@@ -221,6 +226,8 @@ class LogManager:
         path: Path,
         checkpointed: Checkpointed,
         now_ms: int,
+        *,
+        is_new: bool = False,
     ) -> tuple[_Disk, Log | None]:
         """Open one log; None if its directory fails."""
         if not disk.directory.is_online:
@@ -236,6 +243,7 @@ class LogManager:
             now_ms=now_ms,
             producer_expiration_ms=self._producer_expiration_ms,
             on_roll=self._flush_rolled,
+            is_new=is_new,
         )
         try:
             try:
@@ -304,11 +312,16 @@ class LogManager:
             raise StorageError(f"{partition} may be in a log directory that is offline")
         disk = min(online, key=lambda disk: len(disk.logs))
         path = disk.directory.path / str(partition)
+        is_empty = True
         try:
-            path.mkdir(exist_ok=True)
+            os.mkdir(path)
+        except FileExistsError:
+            is_empty = False
         except OSError as error:
             raise disk.directory.fail(error) from error
-        _, log = self._load_one(disk, partition, path, Checkpointed(was_clean=False), now_ms)
+        _, log = self._load_one(
+            disk, partition, path, Checkpointed(was_clean=False), now_ms, is_new=is_empty
+        )
         if log is None:
             raise disk.directory.refusal()
         if topic_id is not None:
@@ -520,5 +533,5 @@ def _close(log: Log) -> None:
         log.close()
 
 
-def _call(loading: _Loading) -> tuple[_Disk, Log | None]:
-    return loading()
+def _load_all(work: Iterable[_Loading]) -> list[tuple[_Disk, Log | None]]:
+    return [load() for load in work]

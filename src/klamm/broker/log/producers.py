@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import heapq
 import logging
-import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +19,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from klamm.broker.log.errors import AppendError
-from klamm.broker.log.files import Files
+from klamm.broker.log.files import Files, read_bytes
 from klamm.broker.log.names import PRODUCER_SNAPSHOT, parse_segment_file, segment_name
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import BatchHeader
@@ -122,7 +121,10 @@ def last_sequence_of(first: int, delta: int) -> int:
 class ProducerStateManager:
     """The producers of one log."""
 
-    def __init__(self, replica: Path, files: Files, expiration_ms: int) -> None:
+    def __init__(
+        self, replica: Path, files: Files, expiration_ms: int, names: Iterable[str]
+    ) -> None:
+        """`names` are the files in the replica's directory."""
         self._replica = replica
         self._files = files
         self._expiration_ms = expiration_ms
@@ -138,7 +140,7 @@ class ProducerStateManager:
         #: Where the earliest transaction begins that a reader may not look past.
         self.first_unstable_offset: int | None = None
         self._verifications: dict[int, VerificationStateEntry] = {}
-        found = map(parse_segment_file, os.listdir(replica))
+        found = (parse_segment_file(name) for name in names if name.endswith(PRODUCER_SNAPSHOT))
         self._snapshots = {
             parsed[0] for parsed in found if parsed and parsed[1] == PRODUCER_SNAPSHOT
         }
@@ -428,11 +430,11 @@ class ProducerStateManager:
             self._files.delete(self._snapshot(end_offset))
             self._snapshots.discard(end_offset)
 
-    def _snapshot(self, offset: int) -> Path:
-        return self._replica / (segment_name(offset) + PRODUCER_SNAPSHOT)
+    def _snapshot(self, offset: int) -> str:
+        return f"{self._replica}/{segment_name(offset)}{PRODUCER_SNAPSHOT}"
 
-    def _read_snapshot(self, path: Path, now_ms: int) -> None:
-        content = path.read_bytes()
+    def _read_snapshot(self, path: str, now_ms: int) -> None:
+        content = read_bytes(path)
         version, crc = _SNAPSHOT_HEAD.unpack_from(content)
         body = content[_SNAPSHOT_HEAD.size :]
         if version != _SNAPSHOT_VERSION or crc32c(body) != crc:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from klamm.broker.log.checkpoints import read_topic_id
+from klamm.broker.log.checkpoints import LEADER_EPOCHS, PARTITION_METADATA, read_topic_id
 from klamm.broker.log.directory import LogDirectory
 from klamm.broker.log.epochs import LeaderEpochCache
-from klamm.broker.log.files import Files
+from klamm.broker.log.files import Files, size_of
 from klamm.broker.log.log import Log
 from klamm.broker.log.names import (
     ABORTED_INDEX,
@@ -40,6 +40,8 @@ from klamm.protocol.records import MAGIC, Batch, has_valid_crc
 logger = logging.getLogger(__name__)
 
 _INDEXES: Final = (OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
+#: The ends of the names of files that a crash has left behind.
+_UNFINISHED: Final = (DELETED, ".tmp", SWAP, CLEANED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,25 @@ def load_log(
     now_ms: int,
     producer_expiration_ms: int,
     on_roll: Callable[[Log], None],
+    is_new: bool = False,
 ) -> Log:
-    """Open the log in `path`, which may be empty, and recover it if necessary. Slow."""
-    _finish_swaps(path, files)
-    segments = _open_segments(path, files, now_ms)
+    """Open the log in `path`, which may be empty, and recover it if necessary. Slow.
+
+    The directory is listed once, because a broker may have many thousands. One that `is_new` is
+    known to be empty.
+    """
+    names = [] if is_new else os.listdir(path)
+    if any(name.endswith(_UNFINISHED) for name in names):
+        _finish_swaps(path, files)
+        names = os.listdir(path)
+    segments = _open_segments(path, names, files, now_ms)
     flushed = len(segments)
     if not checkpointed.was_clean:
         flushed = max(0, bisect_right(segments, checkpointed.recovery_point, key=_base) - 1)
     _repair_indexes(segments[:flushed], config)
-    epochs, has_epochs = LeaderEpochCache.load(path, files, directory)
-    producers = ProducerStateManager(path, files, producer_expiration_ms)
-    if not has_epochs:
+    epochs = LeaderEpochCache(path, files, directory)
+    producers = ProducerStateManager(path, files, producer_expiration_ms, names)
+    if LEADER_EPOCHS not in names or not epochs.load():
         collect_epochs(epochs, segments[:flushed])
     is_believed = flushed == len(segments)
     if not is_believed:
@@ -86,8 +96,8 @@ def load_log(
             logger.warning("%s ends before the log's start and is deleted", segment.path)
             segment.delete()
         end_offset = checkpointed.start_offset
-        fresh = Segment(path, end_offset, files, created_ms=now_ms)
-        fresh.open_for_append(config.preallocated_bytes)
+        fresh = Segment(path, end_offset, files, created_ms=now_ms, sizes={})
+        fresh.create(config.preallocated_bytes)
         segments = [fresh]
         epochs.clear()
         producers.clear()
@@ -110,7 +120,7 @@ def load_log(
             end_offset if checkpointed.was_clean else min(checkpointed.recovery_point, end_offset)
         ),
         high_watermark=checkpointed.high_watermark,
-        topic_id=read_topic_id(path),
+        topic_id=read_topic_id(path) if PARTITION_METADATA in names else None,
         on_roll=on_roll,
     )
 
@@ -167,14 +177,28 @@ def _end_of(path: Path, base_offset: int, files: Files) -> int:
     return max(base_offset + 1, swapped.end_offset())
 
 
-def _open_segments(path: Path, files: Files, now_ms: int) -> list[Segment]:
+def _open_segments(path: Path, names: list[str], files: Files, now_ms: int) -> list[Segment]:
     """All segments in order; an index without its log is removed."""
-    found = _find_files(path)
-    bases = [file.base_offset for file in found if file.suffix == LOG]
-    for file in found:
-        if file.suffix in _INDEXES and file.base_offset not in bases:
-            files.delete(file.path)
-    return [Segment(path, base, files, created_ms=now_ms) for base in bases]
+    sizes: dict[str, int] = {}
+    bases: dict[int, None] = {}
+    for name in sorted(names, key=_logs_first):
+        parsed = parse_segment_file(name)
+        if parsed is None:
+            continue
+        base, suffix = parsed
+        if suffix == LOG:
+            bases[base] = None
+        elif suffix not in _INDEXES:
+            continue
+        elif base not in bases:
+            files.delete(f"{path}/{name}")
+            continue
+        sizes[name] = size_of(f"{path}/{name}") or 0
+    return [Segment(path, base, files, created_ms=now_ms, sizes=sizes) for base in bases]
+
+
+def _logs_first(name: str) -> tuple[bool, str]:
+    return not name.endswith(LOG), name
 
 
 def _repair_indexes(segments: Iterable[Segment], config: LogConfig) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from klamm.broker.log.aborted import TransactionIndex
 from klamm.broker.log.errors import CorruptLogError
-from klamm.broker.log.files import Buffer, Files, OpenFile, size_of
+from klamm.broker.log.files import AnyPath, Buffer, Files, LogFile, OpenFile, size_of
 from klamm.broker.log.indexes import OffsetIndex, TimeIndex
 from klamm.broker.log.names import ABORTED_INDEX, LOG, OFFSET_INDEX, TIME_INDEX, segment_name
 from klamm.broker.log.settings import LogConfig
@@ -23,6 +23,8 @@ from klamm.protocol.records import HEADER_SIZE, LENGTH_END, Batch, BatchHeader, 
 
 NO_TIMESTAMP: Final = -1
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+#: The files of a segment.
+_KINDS: Final = (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 
 #: Base offset, length and last offset delta: enough to step from batch to batch.
 _SPAN: Final = struct.Struct(">qi11xi")
@@ -43,25 +45,48 @@ class Found(NamedTuple):
 class Segment:
     """The batches from `base_offset` up to the next segment's."""
 
+    __slots__ = (
+        "_files",
+        "_first_timestamp",
+        "_is_preallocated",
+        "_log",
+        "_max_timestamp",
+        "_max_timestamp_offset",
+        "_since_index_entry",
+        "_takes_batches",
+        "aborted_index",
+        "base_offset",
+        "created_ms",
+        "offset_index",
+        "size",
+        "time_index",
+    )
+
     def __init__(
         self,
-        replica: Path,
+        replica: AnyPath,
         base_offset: int,
         files: Files,
         *,
         created_ms: int,
         suffix: str = "",
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        stem = replica / segment_name(base_offset)
+        """`sizes` has the files of the replica's directory by name, if they are known already."""
+        stem = segment_name(base_offset)
+        names = [stem + kind + suffix for kind in _KINDS]
+        paths = [f"{replica}/{name}" for name in names]
+        log_size, offsets_size, times_size, aborted_size = (
+            map(size_of, paths) if sizes is None else map(sizes.get, names)
+        )
         self.base_offset: Final = base_offset
-        self.path = Path(f"{stem}{LOG}{suffix}")
-        self.offset_index = OffsetIndex(Path(f"{stem}{OFFSET_INDEX}{suffix}"), base_offset, files)
-        self.time_index = TimeIndex(Path(f"{stem}{TIME_INDEX}{suffix}"), base_offset, files)
-        self.aborted_index = TransactionIndex(Path(f"{stem}{ABORTED_INDEX}{suffix}"), files)
-        self.size = size_of(self.path) or 0
+        self._log = LogFile(paths[0], files)
+        self.offset_index = OffsetIndex(paths[1], base_offset, files, offsets_size)
+        self.time_index = TimeIndex(paths[2], base_offset, files, times_size)
+        self.aborted_index = TransactionIndex(paths[3], files, aborted_size)
+        self.size = log_size or 0
         self.created_ms = created_ms
         self._files = files
-        self._file: OpenFile | None = None
         self._takes_batches = False
         self._is_preallocated = False
         self._since_index_entry = 0
@@ -71,17 +96,21 @@ class Segment:
 
     # -- writing
 
-    def open_for_append(self, preallocated_bytes: int = 0) -> None:
-        """Create the files that are missing and keep them open.
+    def create(self, preallocated_bytes: int = 0) -> None:
+        """Create the file of batches, unless it exists; its indexes come with the first batch.
 
         A file that is still empty gets `preallocated_bytes` at once, and `seal` cuts off what was
         not used. After a crash the recovery of the segment does that.
         """
-        if self._file is None:
-            self._file = self._files.open_file(self.path, create=True)
-        if preallocated_bytes and not self.size:
-            self._files.ftruncate(self._file.fd, preallocated_bytes)
-            self._is_preallocated = True
+        if not self.size:
+            self._log.create()
+            if preallocated_bytes:
+                self._resize(preallocated_bytes)
+                self._is_preallocated = True
+
+    def open_for_append(self) -> None:
+        """Create the files that are missing."""
+        self.create()
         self.offset_index.open_for_append()
         self.time_index.open_for_append()
         self._takes_batches = True
@@ -93,9 +122,9 @@ class Segment:
         """
         if not self._takes_batches:
             self.open_for_append()
-        fd, position = self.file.fd, self.size
-        if self._files.pwritev(fd, buffers, position) != size:
-            self._files.write_all(fd, buffers, position)
+        file, position = self.file, self.size
+        if self._files.pwritev(file.fd, buffers, position) != size:
+            self._files.write_all(file.fd, buffers, position)
         return position
 
     def extend(
@@ -152,7 +181,7 @@ class Segment:
             self.time_index.append_if_larger(self.max_timestamp, self._max_timestamp_offset)
         self._takes_batches = False
         if self._is_preallocated:
-            self._files.ftruncate(self.file.fd, self.size)
+            self._resize(self.size)
             self._is_preallocated = False
         self.offset_index.seal()
         self.time_index.seal()
@@ -172,7 +201,7 @@ class Segment:
 
     def cut(self, size: int, offset: int) -> None:
         """Shorten the file to `size`, where `offset` is the first that is no longer in it."""
-        self._files.ftruncate(self.file.fd, size)
+        self._resize(size)
         self.size = size
         self.offset_index.cut_where(lambda entry: entry.value >= size)
         self.time_index.cut_where(lambda entry: entry.value >= offset)
@@ -180,6 +209,10 @@ class Segment:
         self._since_index_entry = 0
         self._first_timestamp = None
         self._rescan_max_timestamp()
+
+    def _resize(self, size: int) -> None:
+        file = self.file
+        self._files.ftruncate(file.fd, size)
 
     def has_sane_indexes(self) -> bool:
         """Whether both indexes exist and can belong to this file."""
@@ -198,6 +231,8 @@ class Segment:
         The response is the number of bytes that were cut off. Slow: it reads the whole file.
         """
         file_size = self.size
+        if not file_size and self.offset_index.is_empty and self.time_index.is_empty:
+            return 0
         batches = self._batches(0, file_size)
         self.open_for_append()
         self.offset_index.cut(0)
@@ -210,32 +245,27 @@ class Segment:
             header = batch.header
             self.extend(header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
         if self.size < file_size:
-            self._files.ftruncate(self.file.fd, self.size)
+            self._resize(self.size)
         self.seal()
         return file_size - self.size
 
     def sync(self) -> None:
         """Make the content durable. Slow: it waits for the disk."""
-        self._files.fsync(self.file.fd)
+        file = self.file
+        self._files.fsync(file.fd)
         self.offset_index.sync()
         self.time_index.sync()
         self.aborted_index.sync()
 
     def change_suffix(self, old: str, new: str) -> None:
-        """Rename all files. The log goes first: by its name a crash is told how far it got.
-
-        It is opened before, so that a reader does not look for it under its old name.
-        """
-        self._open()
-        path = Path(str(self.path).removesuffix(old) + new)
-        self._files.replace(self.path, path)
-        self.path = path
+        """Rename all files. The log goes first: by its name a crash is told how far it got."""
+        self._log.rename(self._log.name.removesuffix(old) + new)
         for index in (self.offset_index, self.time_index, self.aborted_index):
-            index.rename(Path(str(index.path).removesuffix(old) + new))
+            index.rename(index.file.name.removesuffix(old) + new)
 
     def delete(self) -> None:
         """Remove the files; reads that have them open can continue."""
-        self._files.delete(self.path)
+        self._log.delete()
         self.offset_index.delete()
         self.time_index.delete()
         self.aborted_index.delete()
@@ -243,14 +273,13 @@ class Segment:
     # -- reading
 
     @property
-    def file(self) -> OpenFile:
-        """The file of batches, opened when it is first needed."""
-        return self._file or self._open()
+    def path(self) -> Path:
+        return self._log.path
 
-    def _open(self) -> OpenFile:
-        if self._file is None:
-            self._file = self._files.open_file(self.path)
-        return self._file
+    @property
+    def file(self) -> OpenFile:
+        """The open file of batches. Hold on to it while its descriptor is in use."""
+        return self._log.opened()
 
     @property
     def max_timestamp(self) -> int:
@@ -283,9 +312,9 @@ class Segment:
         """The first batch that ends at or after `offset`; None if all end before it."""
         entry = self.offset_index.floor(offset)
         position = entry.value if entry else 0
-        fd, end = self.file.fd, self.size
+        file, end = self.file, self.size
         while position < end:
-            chunk = os.pread(fd, _STEP_BYTES, position)
+            chunk = os.pread(file.fd, _STEP_BYTES, position)
             at, stop = 0, len(chunk) - _SPAN.size
             while at <= stop:
                 base, length, delta = _SPAN.unpack_from(chunk, at)
@@ -302,9 +331,12 @@ class Segment:
 
     def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Position and header of each batch from `position` on."""
-        fd, end = self.file.fd, self.size
+        end = self.size
+        if position >= end:
+            return
+        file = self.file
         while position < end:
-            chunk = os.pread(fd, min(_HEADERS_BYTES, end - position), position)
+            chunk = os.pread(file.fd, min(_HEADERS_BYTES, end - position), position)
             at = 0
             while at + HEADER_SIZE <= len(chunk):
                 header = decode_batch_header(chunk, at)
@@ -324,24 +356,25 @@ class Segment:
         return self._batches(position, self.size)
 
     def _batches(self, position: int, end: int) -> Iterator[Batch]:
-        fd = self.file.fd
+        file = self.file
         chunk, at = memoryview(b""), 0
         while position + HEADER_SIZE <= end:
             if len(chunk) - at < HEADER_SIZE:
-                chunk, at = memoryview(os.pread(fd, _BATCHES_BYTES, position)), 0
+                chunk, at = memoryview(os.pread(file.fd, _BATCHES_BYTES, position)), 0
             header = decode_batch_header(chunk, at)
             size = header.size
             if size < HEADER_SIZE or position + size > end:
                 return
             if len(chunk) - at < size:
-                chunk, at = memoryview(os.pread(fd, max(size, _BATCHES_BYTES), position)), 0
+                chunk, at = memoryview(os.pread(file.fd, max(size, _BATCHES_BYTES), position)), 0
             yield Batch(header, chunk[at : at + size])
             position += size
             at += size
 
     def content(self, position: int, size: int) -> memoryview:
         """A copy of some bytes of the file."""
-        return memoryview(os.pread(self.file.fd, size, position))
+        file = self.file
+        return memoryview(os.pread(file.fd, size, position))
 
     def end_offset(self) -> int:
         """The offset after the last batch; found from the last index entry on."""
