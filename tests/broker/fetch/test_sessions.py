@@ -210,9 +210,10 @@ class TestMarks:
     """Which partitions of a session a fetch reads."""
 
     def settle(self, server):
-        """Open a session with two partitions, both settled."""
+        """Open a session with two partitions, both settled by its first incremental fetch."""
         context = server.open(0, 0, want(0), want(1), is_follower=True)
         self.respond(server, context)
+        assert self.read(server, 1) == [0, 1]
 
     def respond(self, server, context):
         fetched = [result(requested) for requested in context.partitions]
@@ -229,11 +230,11 @@ class TestMarks:
     def test_what_is_settled_is_read_again_after_an_event_or_when_it_is_named(self):
         server = Server()
         self.settle(server)
-        assert self.read(server, 1) == []
+        assert self.read(server, 2) == []
         server.sessions.partitions.mark(TopicPartition("t", 1))
-        assert self.read(server, 2) == [1]
-        assert self.read(server, 3, want(0, offset=2)) == [0]
-        assert self.read(server, 4) == []
+        assert self.read(server, 3) == [1]
+        assert self.read(server, 4, want(0, offset=2)) == [0]
+        assert self.read(server, 5) == []
 
     def test_an_append_is_nothing_to_the_session_of_a_consumer(self):
         server = Server()
@@ -246,19 +247,31 @@ class TestMarks:
     def test_an_event_between_the_read_and_the_response_is_not_lost(self):
         server = Server()
         self.settle(server)
-        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        context = server.open(100, 2, want(0, offset=1), is_follower=True)
         fetched = [result(requested) for requested in context.partitions]
         for requested, _ in fetched:
             requested.is_settled = True
         server.sessions.partitions.mark(TopicPartition("t", 0))
         context.response(fetched, server.now_ms)
-        assert self.read(server, 2) == [0]
+        assert self.read(server, 3) == [0]
+
+    def test_an_event_before_the_session_exists_is_not_lost(self):
+        """Others are served while a full request reads thousands of partitions."""
+        server = Server()
+        context = server.open(0, 0, want(0), want(1), is_follower=True)
+        fetched = [result(requested) for requested in context.partitions]
+        for requested, _ in fetched:
+            requested.is_settled = True
+        server.sessions.partitions.mark(TopicPartition("t", 0))
+        context.response(fetched, server.now_ms)
+        assert self.read(server, 1) == [0, 1]
+        assert self.read(server, 2) == []
 
     def test_on_other_terms_everything_is_read_again(self):
         server = Server()
         self.settle(server)
-        assert self.read(server, 1, terms="other") == [0, 1]
-        assert self.read(server, 2, terms="other") == []
+        assert self.read(server, 2, terms="other") == [0, 1]
+        assert self.read(server, 3, terms="other") == []
 
     def test_a_topic_that_was_unknown_is_watched_when_its_name_is_found(self):
         server = Server()
@@ -268,15 +281,16 @@ class TestMarks:
         assert self.read(server, 1, by_id=True) == [0], "no event would find it"
         unknown.name = TopicPartition("t", 0)
         assert self.read(server, 2, by_id=True) == [0]
-        assert self.read(server, 3, by_id=True) == []
+        assert self.read(server, 3, by_id=True) == [0], "it was not watched while it was read"
+        assert self.read(server, 4, by_id=True) == []
         server.sessions.partitions.mark(TopicPartition("t", 0))
-        assert self.read(server, 4, by_id=True) == [0]
+        assert self.read(server, 5, by_id=True) == [0]
 
     def test_followers_leave_the_session_with_its_end(self):
         server = Server()
         self.settle(server)
         server.now_ms += 5_000
-        self.read(server, 1)
+        self.read(server, 2)
         assert server.followers[0].caught_up_ms == T0 + 5_000
         server.fetch(100, -1, want(0))
         assert [each.session for each in server.followers.values()] == [None, None]
@@ -286,7 +300,7 @@ class TestMarks:
     def test_a_response_that_is_due_after_the_end_of_its_session_has_no_partitions(self):
         server = Server()
         self.settle(server)
-        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        context = server.open(100, 2, want(0, offset=1), is_follower=True)
         server.fetch(100, -1, want(0))
         assert context.partitions == []
         assert context.response([], server.now_ms) == (SessionResponse(E.NONE, 100), [])
@@ -294,9 +308,9 @@ class TestMarks:
     def test_a_throttled_response_leaves_everything_to_the_next(self):
         server = Server()
         self.settle(server)
-        context = server.open(100, 1, want(0, offset=1), is_follower=True)
+        context = server.open(100, 2, want(0, offset=1), is_follower=True)
         assert context.throttled_response() == SessionResponse(E.NONE, 100)
-        assert self.read(server, 2) == [0]
+        assert self.read(server, 3) == [0]
         assert server.open(0, 0, want(0)).throttled_response() == OK
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm import slices
 from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchReader
 from klamm.broker.fetch.sessions import FetchSessions
@@ -426,5 +427,32 @@ def test_a_session_answers_as_if_it_looked_at_all_its_partitions(history):
             finally:
                 for broker in brokers:
                     broker.close()
+
+    asyncio.run(live())
+
+
+def test_an_append_while_a_fetch_reads_in_slices_ends_its_wait(tmp_path, monkeypatch):
+    """Others are served between slices, and what they append may be what the fetch waits for."""
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+
+    async def let_run() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def live() -> None:
+        broker = Broker(tmp_path, FetchReader)
+        try:
+            for _ in range(2):  # the first fetch opens the session, the second settles partitions
+                await broker.fetch(0, frozenset(), 0, 1 << 20)
+                await let_run()
+                await broker.responses()
+            await broker.fetch(0, frozenset({0, 1}), 1, 1 << 20)
+            await asyncio.sleep(0)
+            broker.append(3, 1)
+            await let_run()
+            _, response = (await broker.responses())[0]
+            assert [each.partition for topic in response.topics for each in topic.partitions] == [3]
+        finally:
+            broker.close()
 
     asyncio.run(live())

@@ -64,7 +64,7 @@ class DelayedFetch(DelayedOperation):
 
     Each partition counts with the bytes that were readable when it was last checked, so that an
     event costs one check and not one for each partition. A fetch of a session begins with the
-    partitions that it has read; the others have nothing to read before an event.
+    partitions that are marked in it; the others have nothing to read before an event.
     """
 
     def __init__(

@@ -100,10 +100,16 @@ class FetchReader:
                 else:
                     self._meters.topic(requested.name.topic).bytes_out += size
 
-    def delayed(self, params: FetchParams, context: FetchContext, fetched: Fetched) -> DelayedFetch:
-        """The delayed operation of a fetch that has found less than its `min_bytes`."""
+    def delayed(self, params: FetchParams, context: FetchContext) -> DelayedFetch:
+        """The delayed operation of a fetch that has found less than its `min_bytes`.
+
+        Of a session it begins with the partitions that are marked now, because others are served
+        while a fetch reads: an append to a partition that it did not have to read may have come.
+        """
         found = {
-            requested.name: requested for requested, _ in fetched if requested.name is not None
+            requested.name: requested
+            for requested in context.partitions
+            if requested.name is not None
         }
         return DelayedFetch(
             params.reader,

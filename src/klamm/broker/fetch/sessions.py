@@ -253,11 +253,15 @@ class FetchSession:
                 self._drop(forgotten)
 
     def begin(self, fetched: Fetched) -> None:
-        """Take over the partitions of the full request that opens the session."""
+        """Take over the partitions of the full request that opens the session.
+
+        None of them is settled: there was no session that an event could have marked them in while
+        they were read. The next fetch reads them once more.
+        """
         for requested, result in fetched:
             cached = self.partitions.get(requested.key) or self._add(requested)
             cached.requested = requested
-            self._conclude(cached, requested, result)
+            cached.remember(result)
 
     def response(self, fetched: Fetched) -> Fetched:
         """The results that have changed; partitions with records are read last next time."""
@@ -297,8 +301,10 @@ class FetchSession:
     ) -> bool:
         """Remember a result; return whether the response has to contain it."""
         is_news = cached.remember(result)
+        was_watched = cached.watched is not None
         self._index.add(self, cached)
-        if requested.is_settled and cached.watched is not None:
+        # An event may have passed a partition whose name became known only while it was read.
+        if requested.is_settled and was_watched:
             self._marked.pop(cached, None)
             if requested.follower is not None:
                 requested.follower.join_session(self)

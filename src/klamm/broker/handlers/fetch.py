@@ -101,13 +101,11 @@ class FetchHandlers:
             or (context.session is None and not result.fetched)
         ):
             return self._respond(call, params, context, result.fetched)
-        operation = self._delay(params, context, result.fetched, request.max_wait_ms)
+        operation = self._delay(params, context, request.max_wait_ms)
         return self._read_again(call, params, context, operation)
 
-    def _delay(
-        self, params: FetchParams, context: FetchContext, fetched: Fetched, max_wait_ms: int
-    ) -> DelayedFetch:
-        operation = self._reader.delayed(params, context, fetched)
+    def _delay(self, params: FetchParams, context: FetchContext, max_wait_ms: int) -> DelayedFetch:
+        operation = self._reader.delayed(params, context)
         purgatories = self._purgatories
         purgatory = (
             purgatories.follower_fetches
