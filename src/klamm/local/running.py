@@ -222,7 +222,7 @@ class RunningCluster:
             self.zookeeper = self.options.zookeeper
             return None
         kept = None if self.options.data_dir is None else self.data_dir / "zookeeper"
-        server = ZooKeeperServer(data_dir=kept, heap="256m")
+        server = ZooKeeperServer(data_dir=kept, heap="256m", starts_quickly=True)
         self._processes.callback(server.stop)
         server.launch()
         self.zookeeper = server.address

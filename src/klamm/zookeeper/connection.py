@@ -401,7 +401,8 @@ class _Client(KazooClient):  # type: ignore[misc]
         tls: ssl.SSLContext | None = None,
         login: DigestLogin | None = None,
     ) -> None:
-        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.5)
+        # Brokers start beside ZooKeeper, and should not sleep when it begins to serve.
+        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_delay=0.1)
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_ms / 1000,

@@ -144,13 +144,16 @@ class ZooKeeperServer:
         settings: Mapping[str, str] | None = None,
         tls: "ZooKeeperTls | None" = None,
         users: Mapping[str, str] | None = None,
+        starts_quickly: bool = False,
     ) -> None:
         """With `tls`, clients have to show a certificate that the trust store believes.
 
-        `users` with their passwords can log in with DIGEST-MD5.
+        `users` with their passwords can log in with DIGEST-MD5. A server that `starts_quickly`
+        compiles less, and is slower than others when it has very much to do.
         """
         self._tls = tls
         self._users = users or {}
+        self._starts_quickly = starts_quickly
         if not re.fullmatch(r"[1-9][0-9]*[kmgKMG]", heap):
             raise ConfigError(f"A heap is given as 512m or 2g, not {heap!r}.")
         self.host = host
@@ -290,6 +293,8 @@ class ZooKeeperServer:
 
     def _command(self, java: Path, jars: Sequence[Path], data_dir: Path) -> list[str]:
         options = [f"-Xmx{self._heap}", *_JVM_OPTIONS]
+        if self._starts_quickly:
+            options.append("-XX:TieredStopAtLevel=1")
         if self._is_temporary:
             options += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=4096"]
         if self._users:

@@ -135,6 +135,7 @@ class LogManager:
             _Disk(LogDirectory(path, self._lose, on_flush=on_flush), files) for path in paths
         ]
         self._logs: dict[TopicPartition, Log] = {}
+        self._of_topic: dict[str, dict[int, Log]] = {}
         self._lost: set[TopicPartition] = set()
         self._is_loaded = False
 
@@ -194,6 +195,7 @@ class LogManager:
             disk.logs.clear()
             disk.written.clear()
         self._logs.clear()
+        self._of_topic.clear()
 
     def _load_jobs(self, disk: _Disk, now_ms: int) -> Iterable[_Loading]:
         try:
@@ -266,8 +268,19 @@ class LogManager:
             )
         if log.directory.is_online:
             self._logs[log.partition] = disk.logs[log.partition] = log
+            topic, index = log.partition
+            self._of_topic.setdefault(topic, {})[index] = log
         else:
             self._lost.add(log.partition)
+
+    def _remove(self, disk: _Disk, partition: TopicPartition) -> None:
+        disk.logs.pop(partition, None)
+        if self._logs.pop(partition, None) is not None:
+            topic, index = partition
+            logs = self._of_topic[topic]
+            del logs[index]
+            if not logs:
+                del self._of_topic[topic]
 
     # -- finding, creating, deleting
 
@@ -361,16 +374,14 @@ class LogManager:
             self._files.replace(log.path, path)
         except OSError as error:
             raise disk.directory.fail(error) from error
-        self._logs.pop(partition, None)
-        disk.logs.pop(partition, None)
+        self._remove(disk, partition)
         disk.uncleanable.discard(partition)
         return disk, log, path
 
     def configure(self, topic: str, config: LogConfig) -> None:
         """Let new settings take effect on the logs of a topic."""
-        for log in self.logs():
-            if log.partition.topic == topic:
-                log.config = config
+        for log in list(self._of_topic.get(topic, {}).values()):
+            log.config = config
 
     def describe(self) -> list[DirectoryDescription]:
         """The content of a DescribeLogDirs response, one entry for each directory."""
@@ -519,8 +530,7 @@ class LogManager:
         disk = next(disk for disk in self._disks if disk.directory is directory)
         for partition in list(disk.logs):
             self._lost.add(partition)
-            self._logs.pop(partition, None)
-            disk.logs.pop(partition, None)
+            self._remove(disk, partition)
         self._on_failure(directory.path)
 
 
