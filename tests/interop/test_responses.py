@@ -553,6 +553,17 @@ def test_groups(both: dict[Kind, MixedCluster]):
     )
 
 
+def init_producer(transactional_id: str | None, producer_id: int) -> Question:
+    return ask(
+        K.INIT_PRODUCER_ID,
+        4,
+        transactional_id=transactional_id,
+        transaction_timeout=1000,
+        producer_id=producer_id,
+        producer_epoch=-1,
+    )
+
+
 def test_the_cluster(both: dict[Kind, MixedCluster]):
     def about(*names: str, version: int = 9, create: bool = False) -> Question:
         topics = [{"name": name, "topic_id": None} for name in names]
@@ -579,30 +590,9 @@ def test_the_cluster(both: dict[Kind, MixedCluster]):
                 4,
                 topics=[{"topic": "there", "partitions": [0, 1, 7]}],
             ),
-            ask(
-                K.INIT_PRODUCER_ID,
-                4,
-                transactional_id="",
-                transaction_timeout=1000,
-                producer_id=-1,
-                producer_epoch=-1,
-            ),
-            ask(
-                K.INIT_PRODUCER_ID,
-                4,
-                transactional_id=None,
-                transaction_timeout=1000,
-                producer_id=-1,
-                producer_epoch=-1,
-            ),
-            ask(
-                K.INIT_PRODUCER_ID,
-                4,
-                transactional_id=None,
-                transaction_timeout=1000,
-                producer_id=5,
-                producer_epoch=-1,
-            ),
+            init_producer(transactional_id="", producer_id=-1),
+            init_producer(transactional_id=None, producer_id=-1),
+            init_producer(transactional_id=None, producer_id=5),
             ask(K.CONTROLLED_SHUTDOWN, 3, broker_id=9, broker_epoch=1),
             ask(K.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=0),
             ask(K.ALTER_PARTITION, 3, broker_id=1, broker_epoch=0, topics=[]),

@@ -122,7 +122,7 @@ def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
 
 
 class Gate:
-    """Answers each request with its bytes, once it is told to."""
+    """Responds to each request with its bytes, once it is open."""
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
@@ -132,12 +132,18 @@ class Gate:
 
     def __call__(self, connection: object, frame: memoryview) -> Awaitable[MeasuredResponse]:
         self.begun.append(bytes(frame))
-        return self._answer(bytes(frame))
+        return self._respond(bytes(frame))
 
-    async def _answer(self, frame: bytes) -> MeasuredResponse:
+    async def _respond(self, frame: bytes) -> MeasuredResponse:
         await self.is_open.wait()
         self.finished.append(frame)
         return [framed(frame)], self._meter, (0, len(frame), (), 0, 0, 0, 0)
+
+
+async def serving(gate: Gate) -> tuple[Server, int]:
+    """A server in front of the gate, and its port."""
+    server = Server(gate, frame_bytes_max=1_000_000, idle_max_s=0, backlog=5)
+    return server, await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
 
 
 def framed(content: bytes) -> bytes:
@@ -148,8 +154,7 @@ def framed(content: bytes) -> bytes:
 def test_requests_that_come_before_the_response_wait_and_are_served_in_order(runner):
     async def scenario() -> None:
         gate = Gate()
-        server = Server(gate, frame_bytes_max=1_000_000, idle_max_s=0, backlog=5)
-        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        server, port = await serving(gate)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         requests = [b"first", b"second", bytes(500_000), b"last"]
         writer.write(framed(requests[0]))
@@ -172,8 +177,7 @@ def test_requests_that_come_before_the_response_wait_and_are_served_in_order(run
 def test_a_client_that_has_said_all_gets_its_responses_before_the_connection_is_closed(runner):
     async def scenario() -> None:
         gate = Gate()
-        server = Server(gate, frame_bytes_max=1000, idle_max_s=0, backlog=5)
-        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        server, port = await serving(gate)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(framed(b"one") + framed(b"two"))
         writer.write_eof()
@@ -192,8 +196,7 @@ def test_a_client_that_has_said_all_gets_its_responses_before_the_connection_is_
 def test_a_request_is_finished_although_its_client_has_gone(runner):
     async def scenario() -> None:
         gate = Gate()
-        server = Server(gate, frame_bytes_max=1000, idle_max_s=0, backlog=5)
-        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        server, port = await serving(gate)
         client = socket.create_connection(("127.0.0.1", port))
         client.sendall(framed(b"one"))
         await until(lambda: len(gate.begun) == 1)

@@ -18,19 +18,6 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(scope="module")
-def shared(new_lab: Callable[[], Lab]) -> Lab:
-    """Scripted brokers 1 to 3 and controller 100."""
-    lab = new_lab()
-    lab.start(brokers=3)
-    return lab
-
-
-@pytest.fixture(scope="module")
-def node(shared: Lab) -> Node:
-    return shared.nodes[100]
-
-
 def wait_named(node: Node, sentence: str) -> None:
     """The node's log says it in one line."""
     wait_until(lambda: any(sentence in line for line in node.log.splitlines()), sentence)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,19 +18,6 @@ pytestmark = pytest.mark.real
 UNCLEAN = "unclean.leader.election.enable"
 TOPIC, BROKER = 2, 4
 SET, DELETE = 0, 1
-
-
-@pytest.fixture(scope="module")
-def shared(new_lab: Callable[[], Lab]) -> Lab:
-    """Scripted brokers 1 to 3 and controller 100, which holds no data."""
-    lab = new_lab()
-    lab.start(brokers=3)
-    return lab
-
-
-@pytest.fixture(scope="module")
-def node(shared: Lab) -> Node:
-    return shared.nodes[100]
 
 
 def alter(node: Node, kind: int, name: str, operation: int, value: str | None) -> E:
