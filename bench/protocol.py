@@ -109,7 +109,7 @@ def produce(partitions: int) -> None:
         for p in range(partitions)
     ]
     line(
-        f"encode Produce answer, {partitions} partitions",
+        f"encode Produce response, {partitions} partitions",
         kio_writes(
             ApiKey.PRODUCE,
             version,
@@ -151,7 +151,7 @@ def fetch(partitions: int) -> None:
         for p in range(partitions)
     ]
     line(
-        f"encode Fetch answer, {partitions} partitions",
+        f"encode Fetch response, {partitions} partitions",
         kio_writes(
             ApiKey.FETCH, version, {"responses": [{"topic_id": TOPIC_ID, "partitions": rows}]}
         ),
@@ -178,7 +178,7 @@ def metadata(partitions: int) -> None:
     }
     schema = message_schema(ApiKey.METADATA, version, "response")
     line(
-        f"encode Metadata answer, {partitions} partitions",
+        f"encode Metadata response, {partitions} partitions",
         kio_writes(ApiKey.METADATA, version, values),
         best_us(lambda: encode_struct(schema, values)),
     )
