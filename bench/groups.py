@@ -31,7 +31,6 @@ COMMIT_S = 1.0
 REBALANCED = 200
 REBALANCES = 5
 _TIMEOUT_S = 60.0
-_TOPIC = "groups-bench"
 #: Where a frame has its correlation id: after the size, the API key and the version.
 _CORRELATION_ID_AT = 8
 _MEMBER_ID_REQUIRED = 79
@@ -41,8 +40,8 @@ _PROTOCOL = {"protocol_type": "consumer", "protocol_name": "range"}
 class Member:
     """One member of a group, with a connection of its own to the coordinator."""
 
-    def __init__(self, group: str, number: int, address: tuple[str, int]) -> None:
-        self.group, self.number, self.address = group, number, address
+    def __init__(self, group: str, number: int, address: tuple[str, int], topic: str) -> None:
+        self.group, self.number, self.address, self.topic = group, number, address, topic
         self.member_id, self.generation = "", -1
         self._connection = ClientConnection(f"member-{number}", _TIMEOUT_S, _TIMEOUT_S)
         self._heartbeat = self._commit = b""
@@ -50,12 +49,18 @@ class Member:
     async def send(self, key: ApiKey, version: int, **values: Any) -> Any:
         return await self._connection.send(*self.address, key, version, values)
 
+    async def introduce(self) -> None:
+        """Get a member id."""
+        while not self.member_id:
+            joined = await self._join()
+            if joined.error_code == _MEMBER_ID_REQUIRED:
+                self.member_id = joined.member_id
+            else:  # the coordinator is not ready
+                await asyncio.sleep(0.1)
+
     async def join(self) -> None:
         """Join, or join again, and wait for the assignment."""
         joined = await self._join()
-        if joined.error_code == _MEMBER_ID_REQUIRED:
-            self.member_id = joined.member_id
-            joined = await self._join()
         _check(joined.error_code)
         self.member_id, self.generation = joined.member_id, joined.generation_id
         synced = await self.send(
@@ -108,7 +113,7 @@ class Member:
             RequestHeader(ApiKey.OFFSET_COMMIT, 8, 0, "member"),
             {
                 **self._identity("generation_id_or_member_epoch"),
-                "topics": [{"name": _TOPIC, "partitions": [position]}],
+                "topics": [{"name": self.topic, "partitions": [position]}],
             },
         )
 
@@ -145,6 +150,7 @@ def _check(error: int) -> None:
 
 async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[Member]:
     """Members of all groups, which know their coordinators and have joined."""
+    topic = load.topic_of(bootstrap, 3)
     host, port = bootstrap.split(",")[0].rsplit(":", 1)
     asking = ClientConnection("bench", _TIMEOUT_S, _TIMEOUT_S)
     while True:
@@ -155,24 +161,13 @@ async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[M
         await asyncio.sleep(0.1)
     asking.close()
     members = [
-        Member(each.key, number, (each.host, each.port))
+        Member(each.key, number, (each.host, each.port), topic)
         for each in found.coordinators
         for number in range(size)
     ]
-    await asyncio.gather(*(_join_when_ready(member) for member in members))
-    # The first members of a group had others join after them: all join once more, together.
+    await asyncio.gather(*(member.introduce() for member in members))
     await asyncio.gather(*(member.join() for member in members))
     return members
-
-
-async def _join_when_ready(member: Member) -> None:
-    """Join; try again while the coordinator loads, or while others join."""
-    while True:
-        try:
-            await member.join()
-            return
-        except RuntimeError:
-            await asyncio.sleep(0.1)
 
 
 async def commits(bootstrap: str, groups: int, size: int, seconds: float) -> Figures:
@@ -245,7 +240,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=50)
     parser.add_argument("--members", type=int, default=20, help="of each group")
     options = parser.parse_args()
-    config = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 50}
+    config = {
+        "offsets.topic.replication.factor": 3,
+        "offsets.topic.num.partitions": 50,
+        # All members come within this time, so that a group begins with all of them.
+        "group.initial.rebalance.delay.ms": 2000,
+    }
     with duel(options.rounds, config) as contest:
         contest.measure(
             f"{options.groups * options.members} members in {options.groups} groups",
