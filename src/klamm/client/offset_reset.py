@@ -24,10 +24,12 @@ class OffsetReset:
 
 
 def to_earliest(first: int, last: int, committed: int) -> int:
+    """Reset to the first offset."""
     return first
 
 
 def to_latest(first: int, last: int, committed: int) -> int:
+    """Reset to the end."""
     return last
 
 
@@ -37,10 +39,12 @@ def to_current(first: int, last: int, committed: int) -> int:
 
 
 def to_offset(offset: int) -> OffsetTarget:
+    """Reset to this offset."""
     return lambda first, last, committed: offset
 
 
 def shift_by(distance: int) -> OffsetTarget:
+    """Reset to the committed offset plus a distance."""
     return lambda first, last, committed: to_current(first, last, committed) + distance
 
 

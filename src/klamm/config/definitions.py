@@ -208,4 +208,5 @@ def _decimal_parts(value: float) -> tuple[str, str, int]:
 
 
 def by_name(keys: Iterable[Key]) -> Mapping[str, Key]:
+    """The keys by their names."""
     return {key.name: key for key in keys}

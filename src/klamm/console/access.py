@@ -69,6 +69,7 @@ def list_users(session: Session, request: Request, _: Any) -> Any:
 
 
 def add_user(session: Session, request: Request, body: Any) -> Any:
+    """Add a SCRAM credential, as `klamm users add`."""
     admin, _ = session.online()
     check_fields(body, ("user", "password", "mechanism", "iterations"), "A user")
     name, password = text_in(body, "user"), text_in(body, "password")
@@ -79,6 +80,7 @@ def add_user(session: Session, request: Request, body: Any) -> Any:
 
 
 def remove_user(session: Session, request: Request, body: Any) -> Any:
+    """Remove the credentials of a user, as `klamm users remove`."""
     admin, _ = session.online()
     check_fields(body, ("user", "mechanism"), "A user to be removed")
     name = text_in(body, "user")
@@ -119,6 +121,7 @@ def explain(session: Session, request: Request, _: Any) -> Any:
 
 
 def add_acl(session: Session, request: Request, body: Any) -> Any:
+    """Add one ACL, as `klamm acls add`."""
     admin, _ = session.online()
     binding = _binding(body)
     acls.add(admin, [binding])
@@ -181,6 +184,7 @@ def list_quotas(session: Session, request: Request, _: Any) -> Any:
 
 
 def set_quotas(session: Session, request: Request, body: Any) -> Any:
+    """Set quotas of an entity, as `klamm quotas set`."""
     admin, _ = session.online()
     entity, values = _entity(body), body.get("quotas")
     if not isinstance(values, dict) or not values or not all(map(_is_number, values.values())):
@@ -190,6 +194,7 @@ def set_quotas(session: Session, request: Request, body: Any) -> Any:
 
 
 def remove_quotas(session: Session, request: Request, body: Any) -> Any:
+    """Remove quotas of an entity, as `klamm quotas remove`."""
     admin, _ = session.online()
     entity = _entity(body)
     return {"removed": quotas.remove(admin, entity, [str(key) for key in body.get("keys") or ()])}

@@ -30,6 +30,7 @@ _EFFECTS_SHOWN: Final = 500
 
 
 def create_topic(session: Session, request: Request, body: Any) -> Any:
+    """Create a topic, and wait until the brokers know it."""
     admin, watch = session.online()
     name = text_in(body, "topic")
     topic = NewTopic(
@@ -46,6 +47,7 @@ def create_topic(session: Session, request: Request, body: Any) -> Any:
 
 
 def delete_topic(session: Session, request: Request, body: Any) -> Any:
+    """Delete a topic, and wait until the brokers have forgotten it."""
     admin, watch = session.online()
     name = text_in(body, "topic")
     topics.delete(admin, name)
@@ -55,6 +57,7 @@ def delete_topic(session: Session, request: Request, body: Any) -> Any:
 
 
 def add_partitions(session: Session, request: Request, body: Any) -> Any:
+    """Give a topic more partitions, and wait until the brokers know them."""
     admin, _ = session.online()
     name, total = text_in(body, "topic"), number_in(body, "partitions")
     topics.add_partitions(admin, name, total)
@@ -63,6 +66,7 @@ def add_partitions(session: Session, request: Request, body: Any) -> Any:
 
 
 def alter_settings(session: Session, request: Request, body: Any) -> Any:
+    """Change settings of a topic or a broker."""
     admin, watch = session.online()
     if "topic" in body:
         resource = ConfigResource.topic(text_in(body, "topic"))
@@ -81,12 +85,14 @@ def alter_settings(session: Session, request: Request, body: Any) -> Any:
 
 
 def preview_reset(session: Session, request: Request, body: Any) -> Any:
+    """The changes that a reset of a group's offsets would make."""
     admin, _ = session.online()
     name, chosen, goal = _reset(body)
     return [asdict(each) for each in offset_reset.plan_reset(admin, name, chosen, goal)]
 
 
 def reset_group(session: Session, request: Request, body: Any) -> Any:
+    """Reset the offsets of a group."""
     admin, _ = session.online()
     name, chosen, goal = _reset(body)
     resets = offset_reset.plan_reset(admin, name, chosen, goal)
@@ -95,6 +101,7 @@ def reset_group(session: Session, request: Request, body: Any) -> Any:
 
 
 def delete_group(session: Session, request: Request, body: Any) -> Any:
+    """Delete a group."""
     admin, _ = session.online()
     groups.delete(admin, text_in(body, "group"))
     return {"group": body["group"]}
@@ -166,6 +173,7 @@ def preview_election(session: Session, request: Request, body: Any) -> Any:
 
 
 def elect(session: Session, request: Request, body: Any) -> Any:
+    """Elect preferred or unclean leaders."""
     admin, _ = session.online()
     names = _names(body)
     outcomes = elections.elect(admin, _election(body), None if names is None else sorted(names))
@@ -192,6 +200,7 @@ def _names(body: Any) -> set[tuple[str, int]] | None:
 
 
 def preview_plan(session: Session, request: Request, body: Any) -> Any:
+    """Make a plan for the cluster as it is, and keep it until it is run."""
     admin, watch = session.online()
     columns = watch.fresh().columns
     sizes = read_sizes(admin, columns.live.tolist())
@@ -203,6 +212,7 @@ def preview_plan(session: Session, request: Request, body: Any) -> Any:
 
 
 def moves(session: Session, request: Request, _: Any) -> Any:
+    """The running plan, and all reassignments in progress."""
     session.online()
     mover = session.background.mover
     job = None if mover is None else mover.job()
@@ -210,12 +220,14 @@ def moves(session: Session, request: Request, _: Any) -> Any:
 
 
 def run_plan(session: Session, request: Request, body: Any) -> Any:
+    """Run a plan that was previewed."""
     throttle = body.get("throttle")
     limit = None if throttle is None else number_in(body, "throttle")
     return _mover(session).run(text_in(body, "plan"), limit)
 
 
 def steer(session: Session, request: Request, body: Any) -> Any:
+    """Pause, resume or cancel the running plan."""
     mover = _mover(session)
     match request.path_params["what"]:
         case "pause":
@@ -239,16 +251,19 @@ def _mover(session: Session) -> Mover:
 
 
 def lessons(session: Session, request: Request, _: Any) -> Any:
+    """The lessons and their progress."""
     return _lessons(session).describe()
 
 
 def start_lesson(session: Session, request: Request, body: Any) -> Any:
+    """Begin a lesson."""
     found = _lessons(session)
     found.start(text_in(body, "lesson"))
     return found.describe()
 
 
 def do_to_broker(session: Session, request: Request, body: Any) -> Any:
+    """Kill, stop, pause, cut off or bring back a broker."""
     return _lessons(session).act(text_in(body, "do"), number_in(body, "broker"))
 
 

@@ -22,28 +22,34 @@ _ACTIONS_SHOWN: Final = 100
 
 
 def topics(session: Session, request: Request, _: Any) -> Any:
+    """The topics, as `klamm topics list --json`."""
     return views.topic_rows(session.columns(fresh=True))
 
 
 def topic(session: Session, request: Request, _: Any) -> Any:
+    """One topic, as `klamm topics describe --json`."""
     return views.topic_details(session.online()[0], request.path_params["name"])
 
 
 def topic_settings(session: Session, request: Request, _: Any) -> Any:
+    """The settings of a topic."""
     return views.setting_rows(
         session.online()[0], ConfigResource.topic(request.path_params["name"])
     )
 
 
 def partitions(session: Session, request: Request, _: Any) -> Any:
+    """All partitions with their replicas and leaders."""
     return views.partition_rows(session.columns(fresh=True))
 
 
 def groups(session: Session, request: Request, _: Any) -> Any:
+    """The groups, as `klamm groups list --json`."""
     return views.group_rows(session.online()[0])
 
 
 def group(session: Session, request: Request, _: Any) -> Any:
+    """One group, as `klamm groups describe --json`."""
     return views.group_details(session.online()[0], request.path_params["name"])
 
 
@@ -81,15 +87,18 @@ def denials(session: Session, request: Request, _: Any) -> Any:
 
 
 def brokers(session: Session, request: Request, _: Any) -> Any:
+    """The brokers, as `klamm brokers list --json`."""
     return views.broker_rows(session.columns(fresh=True))
 
 
 def broker(session: Session, request: Request, _: Any) -> Any:
+    """One broker, as `klamm brokers describe --json`."""
     admin, watch = session.online()
     return views.broker_details(admin, watch.fresh().columns, request.path_params["id"])
 
 
 def broker_settings(session: Session, request: Request, _: Any) -> Any:
+    """The settings of a broker."""
     return views.setting_rows(session.online()[0], ConfigResource.broker(request.path_params["id"]))
 
 
@@ -106,6 +115,7 @@ def actions(session: Session, request: Request, _: Any) -> Any:
 
 
 def story(session: Session, request: Request, _: Any) -> Any:
+    """The story of a partition, as `klamm story --json`."""
     return session.background.story(request.path_params["name"])
 
 
@@ -124,6 +134,7 @@ def history(session: Session, request: Request, _: Any) -> Any:
 
 
 def event(session: Session, request: Request, _: Any) -> Any:
+    """One event of the history."""
     return session.read_ledger().event(parse_key(request.path_params["id"])).describe()
 
 
@@ -142,6 +153,7 @@ def map_then(session: Session, request: Request, _: Any) -> Response:
 
 
 def whatif(session: Session, request: Request, body: Any) -> Any:
+    """What a failure of these brokers or racks would do, as `klamm whatif --set`."""
     kinds = [kind for kind in ("brokers", "racks") if kind in body]
     if len(kinds) != 1 or not isinstance(body[kinds[0]], list):
         raise ConfigError('Say which fail: {"brokers": [1, 2]} or {"racks": ["a"]}.')
@@ -151,6 +163,7 @@ def whatif(session: Session, request: Request, body: Any) -> Any:
 
 
 def worst(session: Session, request: Request, _: Any) -> Any:
+    """The worst failure of one broker, of two, and of a rack."""
     return find_worst(*_judged(session))
 
 

@@ -131,7 +131,7 @@ def _topics(columns: ClusterColumns, after: Judgement, is_new: Mask) -> list[dic
 
 
 def find_worst(columns: ClusterColumns, settings: Settings) -> dict[str, Any]:
-    """The worst broker, pair of brokers and rack, unasked."""
+    """The failures of one broker, of two and of a rack that would lose most."""
     partitions = partitions_of(columns, settings)
     racks = columns.racks()
     asked: dict[str, Failures] = {}

@@ -20,6 +20,7 @@ from klamm.errors import ConfigError
 
 
 def cluster(session: Session, request: Request, _: Any) -> dict[str, Any]:
+    """The summary of the cluster: brokers, controller, health and history."""
     session.columns(fresh=True)
     columns, health, _version, _layout = session.moment()
     ledger = session.ledger_if_read()
@@ -70,6 +71,7 @@ def cluster_summary(
 
 
 def map_now(session: Session, request: Request, _: Any) -> Response:
+    """The map of all partitions as binary columns."""
     columns, health, version, layout = session.moment()
     extra = {"version": version, "layout": layout, "health": health}
     content = session.encoded(version, lambda: encode_columns(columns, extra))
@@ -78,6 +80,7 @@ def map_now(session: Session, request: Request, _: Any) -> Response:
 
 
 async def events(request: Request) -> Response:
+    """The decisions of the history as server-sent events."""
     session: Session = request.app.state.session
     last = request.headers.get("last-event-id") or request.query_params.get("after")
     ledger = await run_in_threadpool(lambda: session.ledger)
@@ -88,6 +91,7 @@ async def events(request: Request) -> Response:
 
 
 async def changes(request: Request) -> Response:
+    """The changes of the cluster as server-sent events."""
     session: Session = request.app.state.session
     return stream_changes(session.watch, session.stopping)
 

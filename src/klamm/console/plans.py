@@ -164,6 +164,7 @@ def as_plan(rows: list[dict[str, Any]]) -> dict[TopicPartition, tuple[int, ...]]
 
 
 def as_rows(plan: Plan) -> list[dict[str, Any]]:
+    """The moves as rows for JSON."""
     return [
         {"topic": topic, "partition": partition, "replicas": list(replicas)}
         for (topic, partition), replicas in plan.items()

@@ -317,6 +317,7 @@ def _difference(before: Moment, after: Moment) -> dict[str, Any]:
 
 
 def describe_health(health: Health) -> dict[str, Any]:
+    """The health as the pages get it."""
     return {
         "level": health.level,
         "text": health.text,

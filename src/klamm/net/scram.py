@@ -104,14 +104,17 @@ def parse_credential(text: str) -> ScramCredential:
 
 
 def digest(mechanism: ScramMechanism, data: bytes) -> bytes:
+    """Hash data with the function of the mechanism."""
     return hashlib.new(mechanism.hash_name, data).digest()
 
 
 def mac(mechanism: ScramMechanism, key: bytes, data: bytes) -> bytes:
+    """The HMAC of data with the function of the mechanism."""
     return hmac.digest(key, data, mechanism.hash_name)
 
 
 def xor(left: bytes, right: bytes) -> bytes:
+    """The bitwise exclusive or of two byte strings."""
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 

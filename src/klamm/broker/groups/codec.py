@@ -63,6 +63,7 @@ Exists = Callable[[TopicPartition], bool]
 
 
 def join_request(header: RequestHeader, body: Any, client_address: str) -> JoinRequest:
+    """Read a JoinGroup; version 0 has no rebalance timeout, which is then the session timeout."""
     session_timeout_ms = body.session_timeout // _MILLISECOND
     rebalance_timeout = getattr(body, "rebalance_timeout", body.session_timeout)
     return JoinRequest(
@@ -80,6 +81,7 @@ def join_request(header: RequestHeader, body: Any, client_address: str) -> JoinR
 
 
 def join_body(header: RequestHeader, response: JoinResponse) -> Values:
+    """The body of a JoinGroup response; old versions send an empty protocol for null."""
     protocol = response.protocol
     if protocol is None and header.api_version < FIRST_JOIN_WITH_NULL_PROTOCOL:
         protocol = ""
@@ -103,6 +105,7 @@ def join_body(header: RequestHeader, response: JoinResponse) -> Values:
 
 
 def sync_request(header: RequestHeader, body: Any) -> SyncRequest:
+    """Read a SyncGroup."""
     return SyncRequest(
         group_id=body.group_id,
         member_id=body.member_id,
@@ -116,6 +119,7 @@ def sync_request(header: RequestHeader, body: Any) -> SyncRequest:
 
 
 def sync_body(response: SyncResponse) -> Values:
+    """The body of a SyncGroup response."""
     return {
         "error_code": response.error,
         "protocol_type": response.protocol_type,
@@ -125,6 +129,7 @@ def sync_body(response: SyncResponse) -> Values:
 
 
 def heartbeat_request(body: Any) -> HeartbeatRequest:
+    """Read a Heartbeat."""
     return HeartbeatRequest(
         group_id=body.group_id,
         member_id=body.member_id,
@@ -134,10 +139,12 @@ def heartbeat_request(body: Any) -> HeartbeatRequest:
 
 
 def heartbeat_body(error: ErrorCode) -> Values:
+    """The body of a Heartbeat response."""
     return {"error_code": error}
 
 
 def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
+    """Read a LeaveGroup; versions before 3 name one member."""
     if header.api_version < FIRST_LEAVE_IN_BATCHES:
         members: tuple[MemberIdentity, ...] = (MemberIdentity(body.member_id),)
     else:
@@ -148,6 +155,7 @@ def leave_request(header: RequestHeader, body: Any) -> LeaveRequest:
 
 
 def leave_body(header: RequestHeader, response: LeaveResponse) -> Values:
+    """The body of a LeaveGroup response; versions before 3 have the member's error at the top."""
     error = response.error
     if header.api_version < FIRST_LEAVE_IN_BATCHES and not error:
         # These versions have one member, whose error stands at the top level.
@@ -237,6 +245,7 @@ def offset_fetch_body(
     requests: Sequence[OffsetFetchRequest],
     responses: Sequence[OffsetFetchResponse],
 ) -> Values:
+    """The body of an OffsetFetch response about one group or several."""
     groups = [
         {
             "group_id": request.group_id,
@@ -250,6 +259,7 @@ def offset_fetch_body(
 
 
 def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
+    """Read an OffsetDelete; partitions that do not exist are left out."""
     named = dict.fromkeys(
         TopicPartition(topic.name, each.partition_index)
         for topic in body.topics
@@ -259,6 +269,7 @@ def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
 
 
 def offset_delete_body(body: Any, response: OffsetDeleteResponse) -> Values:
+    """The body of an OffsetDelete response."""
     if response.error:
         return {"error_code": response.error}
     return {"topics": _partition_errors(body.topics, response.errors)}
@@ -323,6 +334,7 @@ def _names(given: Iterable[str], known: Set[str]) -> Sequence[str]:
 
 
 def list_groups_body(listed: GroupList) -> Values:
+    """The body of a ListGroups response."""
     return {
         "error_code": listed.error,
         "groups": [
@@ -338,6 +350,7 @@ def list_groups_body(listed: GroupList) -> Values:
 
 
 def delete_groups_body(response: DeleteGroupsResponse) -> Values:
+    """The body of a DeleteGroups response."""
     return {
         "results": [
             {"group_id": group_id, "error_code": error}
@@ -368,6 +381,7 @@ def find_coordinator_keys(header: RequestHeader, body: Any) -> tuple[int, Sequen
 
 
 def find_coordinator_body(header: RequestHeader, found: Sequence[FoundCoordinator]) -> Values:
+    """The body of a FindCoordinator response about one key or several."""
     has_several = header.api_version >= FIRST_FIND_OF_SEVERAL_KEYS
 
     def message(error: ErrorCode) -> str:

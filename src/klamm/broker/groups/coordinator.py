@@ -189,6 +189,7 @@ class GroupCoordinator:
     # Requests that may be delayed or that write records
 
     def join(self, ticket: Ticket, request: JoinRequest, now_ms: int) -> list[Effect]:
+        """Handle a JoinGroup; the response comes with the end of the join phase."""
         error = self._check_join(request)
         group = self._groups.get(request.group_id)
         if not error and group is None:
@@ -203,6 +204,7 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def sync(self, ticket: Ticket, request: SyncRequest, now_ms: int) -> list[Effect]:
+        """Handle a SyncGroup; the response comes with the leader's assignment."""
         error = self._check_sync(request)
         group = self._groups.get(request.group_id)
         if error or group is None:
@@ -213,6 +215,7 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def leave(self, ticket: Ticket, request: LeaveRequest, now_ms: int) -> list[Effect]:
+        """Handle a LeaveGroup: remove members and begin a rebalance."""
         error = self.check_group(request.group_id)
         group = self._groups.get(request.group_id)
         if error:
@@ -227,6 +230,7 @@ class GroupCoordinator:
     def commit_offsets(
         self, ticket: Ticket, request: OffsetCommitRequest, now_ms: int
     ) -> list[Effect]:
+        """Handle an OffsetCommit; the response comes when the record is replicated."""
         if not request.offsets:
             self._outbox.response(
                 ticket, OffsetCommitResponse(errors={})
@@ -254,6 +258,7 @@ class GroupCoordinator:
     def delete_offsets(
         self, ticket: Ticket, request: OffsetDeleteRequest, now_ms: int
     ) -> list[Effect]:
+        """Handle an OffsetDelete; offsets of topics that the group reads are kept."""
         error = self.check_group(request.group_id)
         group = self._groups.get(request.group_id)
         if not error and group is None:
@@ -275,6 +280,7 @@ class GroupCoordinator:
         return self._outbox.drain()
 
     def delete_groups(self, ticket: Ticket, group_ids: Iterable[str], now_ms: int) -> list[Effect]:
+        """Handle a DeleteGroups; only empty groups are deleted."""
         # A group that is named twice is deleted once.
         wanted = dict.fromkeys(group_ids)
         errors = {group_id: self._delete_group(group_id, now_ms) for group_id in wanted}
@@ -284,6 +290,7 @@ class GroupCoordinator:
     # Requests that get their response at once and write nothing
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int) -> ErrorCode:
+        """Handle a Heartbeat: prolong the session, or tell of a rebalance."""
         error = self.check_group(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return ErrorCode.NONE  # no member has timed out yet, as far as this broker knows
@@ -293,6 +300,7 @@ class GroupCoordinator:
         return self._membership.heartbeat(group, request, now_ms)
 
     def fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
+        """The committed offsets of a group, or an error."""
         error = self.check_group(request.group_id, may_be_empty=True)
         if error:
             return OffsetFetchResponse(error=error)
@@ -308,6 +316,7 @@ class GroupCoordinator:
         return OffsetFetchResponse(error=ErrorCode.NONE, offsets=offsets)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
+        """The state and the members of a group; an unknown group is dead."""
         error = self.check_group(group_id, may_be_empty=True)
         if error:
             return DescribedGroup(error=error, group_id=group_id)

@@ -27,6 +27,8 @@ class GroupProtocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
+    """A JoinGroup request."""
+
     group_id: str
     member_id: str
     protocol_type: str
@@ -49,6 +51,8 @@ class JoinedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinResponse:
+    """The response to a JoinGroup request."""
+
     error: ErrorCode
     member_id: str
     generation: int = NO_GENERATION
@@ -61,6 +65,8 @@ class JoinResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest:
+    """A SyncGroup request."""
+
     group_id: str
     member_id: str
     generation: int
@@ -73,6 +79,8 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResponse:
+    """The response to a SyncGroup request: the assignment of one member."""
+
     error: ErrorCode
     protocol_type: str | None = None
     protocol: str | None = None
@@ -81,6 +89,8 @@ class SyncResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
+    """A Heartbeat request."""
+
     group_id: str
     member_id: str
     generation: int
@@ -96,17 +106,23 @@ class MemberIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequest:
+    """A LeaveGroup request; old versions have one member."""
+
     group_id: str
     members: tuple[MemberIdentity, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveResponse:
+    """The response to a LeaveGroup request."""
+
     error: ErrorCode
     members: tuple[tuple[MemberIdentity, ErrorCode], ...] = ()  # as asked for, in that order
 
 
 class OffsetToCommit(NamedTuple):
+    """The offset that a commit has for one partition."""
+
     offset: int
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str | None = ""
@@ -123,6 +139,8 @@ class TransactionalProducer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitRequest:
+    """An OffsetCommit or TxnOffsetCommit request."""
+
     group_id: str
     offsets: Mapping[TopicPartition, OffsetToCommit]  # of partitions that exist
     member_id: str = UNKNOWN_MEMBER
@@ -134,17 +152,23 @@ class OffsetCommitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitResponse:
+    """The response to an OffsetCommit or TxnOffsetCommit request."""
+
     errors: Mapping[TopicPartition, ErrorCode]  # one for each offset of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetFetchRequest:
+    """The request of an OffsetFetch for one group."""
+
     group_id: str
     partitions: tuple[TopicPartition, ...] | None  # None: all that have an offset
     require_stable: bool = False
 
 
 class FetchedOffset(NamedTuple):
+    """The committed offset of one partition; without one, the offset is -1."""
+
     error: ErrorCode = ErrorCode.NONE
     offset: int = NO_OFFSET
     leader_epoch: int = NO_LEADER_EPOCH
@@ -153,28 +177,38 @@ class FetchedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetFetchResponse:
+    """The response of an OffsetFetch for one group."""
+
     error: ErrorCode
     offsets: Mapping[TopicPartition, FetchedOffset] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetDeleteRequest:
+    """An OffsetDelete request."""
+
     group_id: str
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetDeleteResponse:
+    """The response to an OffsetDelete request."""
+
     error: ErrorCode
     errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteGroupsResponse:
+    """The response to a DeleteGroups request."""
+
     errors: Mapping[str, ErrorCode]  # by group id
 
 
 class DescribedMember(NamedTuple):
+    """A member in the response to DescribeGroups."""
+
     member_id: str
     instance_id: str | None
     client_id: str
@@ -185,6 +219,8 @@ class DescribedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedGroup:
+    """A group in the response to DescribeGroups."""
+
     error: ErrorCode
     group_id: str
     state: str = ""
@@ -194,6 +230,8 @@ class DescribedGroup:
 
 
 class ListedGroup(NamedTuple):
+    """A group in the response to ListGroups."""
+
     group_id: str
     protocol_type: str
     state: str
@@ -201,6 +239,8 @@ class ListedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupList:
+    """The response to ListGroups; an error means that it may be incomplete."""
+
     error: ErrorCode
     groups: Sequence[ListedGroup] = ()
 

@@ -43,12 +43,16 @@ class GroupRecord(NamedTuple):
 
 
 class OffsetKey(NamedTuple):
+    """The key of a committed offset."""
+
     group_id: str
     topic: str
     partition: int
 
 
 class GroupKey(NamedTuple):
+    """The key of a group's metadata."""
+
     group_id: str
 
 
@@ -115,6 +119,7 @@ def group_tombstone(group_id: str) -> GroupRecord:
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:
+    """Encode the key of a committed offset."""
     return b"".join(
         (
             _INT16.pack(OFFSET_KEY_VERSION),
@@ -126,6 +131,7 @@ def encode_offset_key(key: OffsetKey) -> bytes:
 
 
 def encode_group_key(group_id: str) -> bytes:
+    """Encode the key of a group's metadata."""
     return _INT16.pack(GROUP_KEY_VERSION) + _string(group_id)
 
 
@@ -153,6 +159,7 @@ def encode_offset_value(committed: CommittedOffset) -> bytes:
 
 
 def encode_group_value(group: StoredGroup) -> bytes:
+    """Encode the metadata of a group."""
     timestamp_ms = group.state_timestamp_ms
     parts = [
         _INT16.pack(GROUP_VALUE_VERSION),
@@ -189,6 +196,7 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
 
 
 def decode_offset_value(value: bytes) -> CommittedOffset:
+    """Decode a committed offset of any version."""
     reader, version = _open_value(value)
     return CommittedOffset(
         offset=reader.int64(),
@@ -200,6 +208,7 @@ def decode_offset_value(value: bytes) -> CommittedOffset:
 
 
 def decode_group_value(value: bytes) -> StoredGroup:
+    """Decode the metadata of a group, of any version."""
     reader, version = _open_value(value)
     return StoredGroup(
         protocol_type=reader.string(),

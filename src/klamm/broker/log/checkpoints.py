@@ -153,6 +153,7 @@ def take_clean_shutdown_mark(path: Path, files: Files) -> bool:
 
 
 def put_clean_shutdown_mark(path: Path, files: Files) -> None:
+    """Mark the log directory as shut down in order."""
     files.replace_content(path / CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}', sync=True)
 
 
@@ -162,6 +163,7 @@ def encode_topic_id(topic_id: uuid.UUID) -> str:
 
 
 def decode_topic_id(text: str) -> uuid.UUID:
+    """The id of Kafka's 22 characters."""
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
@@ -179,5 +181,6 @@ def read_topic_id(replica: Path) -> uuid.UUID | None:
 
 
 def write_topic_id(replica: Path, topic_id: uuid.UUID, files: Files) -> None:
+    """Write the topic id to the `partition.metadata` file of a replica."""
     content = f"version: {_VERSION}\ntopic_id: {encode_topic_id(topic_id)}\n"
     files.replace_content(f"{replica}/{PARTITION_METADATA}", content.encode(), sync=False)

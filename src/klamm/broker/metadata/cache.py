@@ -34,6 +34,8 @@ V = TypeVar("V")
 
 
 class BrokerEndpoint(NamedTuple):
+    """The address of a broker on one listener."""
+
     host: str
     port: int
 
@@ -95,6 +97,7 @@ class TopicMetadata:
         return unpack_partition(record) if record else None
 
     def record(self, index: int) -> bytes | None:
+        """The packed record of a partition; None if the topic does not have it."""
         records = self.records
         if not self._has_gaps:
             return records[index] if 0 <= index < len(records) else None

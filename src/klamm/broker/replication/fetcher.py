@@ -57,6 +57,8 @@ class ListOffsetsQuery(NamedTuple):
 
 
 class ListOffsetsResult(NamedTuple):
+    """The response of a leader to ListOffsets."""
+
     error: int
     offset: int = -1
 

@@ -65,6 +65,7 @@ _SIZE: Final = struct.Struct(">i")
 
 
 def wall_ms() -> int:
+    """The wall clock in milliseconds."""
     return time.time_ns() // 1_000_000
 
 

@@ -70,6 +70,7 @@ def init_request(body: Any, requester: Requester | None = None) -> InitRequest:
 
 
 def init_body(header: RequestHeader, response: InitResponse) -> Values:
+    """The body of an InitProducerId response."""
     error = _fenced(response.error, header.api_version, _FIRST_INIT_WITH_FENCED)
     return {
         "error_code": error,
@@ -179,6 +180,7 @@ def _refused(
 def add_offsets_request(
     body: Any, offsets_partition: TopicPartition, requester: Requester | None = None
 ) -> AddRequest:
+    """The AddOffsetsToTxn as an addition of a partition of `__consumer_offsets`."""
     return AddRequest(
         transactional_id=body.transactional_id,
         producer_id=body.producer_id,
@@ -189,6 +191,7 @@ def add_offsets_request(
 
 
 def end_request(body: Any, requester: Requester | None = None) -> EndRequest:
+    """Read an EndTxn."""
     return EndRequest(
         transactional_id=body.transactional_id,
         producer_id=body.producer_id,
@@ -228,6 +231,7 @@ def offset_commit_error(header: RequestHeader, error: ErrorCode) -> ErrorCode:
 
 
 def markers(body: Any) -> list[WritableMarker]:
+    """Read the markers of a WriteTxnMarkers."""
     return [
         WritableMarker(
             each.producer_id,
@@ -248,6 +252,7 @@ def markers(body: Any) -> list[WritableMarker]:
 
 
 def markers_body(results: Mapping[int, Mapping[TopicPartition, ErrorCode]]) -> Values:
+    """The body of a WriteTxnMarkers response."""
     return {
         "markers": [
             {
@@ -275,6 +280,7 @@ def markers_body(results: Mapping[int, Mapping[TopicPartition, ErrorCode]]) -> V
 
 
 def descriptions_body(found: Iterable[DescribedTransaction]) -> Values:
+    """The body of a DescribeTransactions response."""
     return {
         "transaction_states": [
             {
@@ -296,6 +302,7 @@ def descriptions_body(found: Iterable[DescribedTransaction]) -> Values:
 
 
 def list_request(body: Any) -> ListRequest:
+    """Read a ListTransactions; names of unknown states are kept apart."""
     states: set[TransactionState] = set()
     unknown: dict[str, None] = {}
     for name in body.state_filters:
@@ -312,6 +319,7 @@ def list_request(body: Any) -> ListRequest:
 
 
 def list_body(found: TransactionList) -> Values:
+    """The body of a ListTransactions response."""
     return {
         "error_code": found.error,
         "unknown_state_filters": found.unknown_states,

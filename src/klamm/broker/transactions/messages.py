@@ -37,12 +37,16 @@ class Requester(NamedTuple):
 
 
 class ProducerIdAndEpoch(NamedTuple):
+    """A producer id with its epoch."""
+
     producer_id: int
     producer_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
+    """An InitProducerId request with a transactional id."""
+
     transactional_id: str
     timeout_ms: int
     #: What the producer has, if it asks for a higher epoch (KIP-360).
@@ -52,6 +56,8 @@ class InitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitResponse:
+    """The response to an InitProducerId request."""
+
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -70,6 +76,8 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddResponse:
+    """The response to an AddPartitionsToTxn or AddOffsetsToTxn request."""
+
     error: ErrorCode
 
 
@@ -83,6 +91,8 @@ class VerifyResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRequest:
+    """An EndTxn request: commit or abort."""
+
     transactional_id: str
     producer_id: int
     producer_epoch: int
@@ -92,6 +102,8 @@ class EndRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndResponse:
+    """The response to an EndTxn request."""
+
     error: ErrorCode
 
 
@@ -111,6 +123,8 @@ class DescribedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequest:
+    """The filters of a ListTransactions request."""
+
     #: Only transactions in one of these states; None: in any.
     states: frozenset[TransactionState] | None = None
     #: States that were asked for and do not exist.
@@ -121,6 +135,8 @@ class ListRequest:
 
 
 class ListedTransaction(NamedTuple):
+    """A transaction in the response to ListTransactions."""
+
     transactional_id: str
     producer_id: int
     state: str
@@ -128,6 +144,8 @@ class ListedTransaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionList:
+    """The response to ListTransactions."""
+
     error: ErrorCode
     unknown_states: tuple[str, ...] = ()
     transactions: Sequence[ListedTransaction] = ()

@@ -80,6 +80,7 @@ class Tour:
         )
 
     def see_cluster(self) -> None:
+        """Show the brokers and the controller."""
         with self.presenter.step(f"A cluster of {len(RACKS)} brokers in {len(RACKS)} racks"):
             self.cluster.start()
             self.presenter.say(f"ZooKeeper at {self.cluster.zookeeper}")
@@ -96,6 +97,7 @@ class Tour:
             self.presenter.check(f"one of them, {controller}, is controller", controller in RACKS)
 
     def create_topic(self) -> None:
+        """Create a topic over the racks."""
         with self.presenter.step(
             f"A topic of {len(RACKS)} partitions with {len(RACKS)} replicas each"
         ):
@@ -121,6 +123,7 @@ class Tour:
             )
 
     def kill_leader(self) -> None:
+        """Kill a leader under load, and show the election."""
         before = self._partitions()
         lost = next(each.leader for each in before if each.leader != self.cluster.controller_id())
         with self.presenter.step(f"Broker {lost}, which leads, is killed"):
@@ -148,6 +151,7 @@ class Tour:
             )
 
     def bring_back(self) -> None:
+        """Start the dead broker; it catches up and leads again."""
         away = next(iter(set(RACKS) - {b for each in self._partitions() for b in each.isr}))
         with self.presenter.step(f"Broker {away} returns, catches up, and leads again"):
             self.cluster.start(away)
@@ -168,6 +172,7 @@ class Tour:
             )
 
     def stop_controller(self) -> None:
+        """Shut the controller's broker down in order."""
         leaving = self.cluster.wait_controller()
         with self.presenter.step(f"Broker {leaving}, the controller, shuts down in order"):
             self.cluster.stop(leaving)
@@ -190,6 +195,7 @@ class Tour:
             )
 
     def move_replicas(self) -> None:
+        """Reassign replicas while records are written."""
         with self.presenter.step("A fourth broker joins, and takes over the replicas of the first"):
             new = self.cluster.add_broker(rack=RACKS[1])
             self.presenter.say(
@@ -214,6 +220,7 @@ class Tour:
             )
 
     def count(self, writer: NumberedProducer) -> dict[int, list[int]]:
+        """Check that no acknowledged record is lost, doubled or reordered."""
         with self.presenter.step("The records are all there"):
             writer.stop()
             found = read_numbers(self.cluster.bootstrap_servers, TOPIC, len(RACKS))
@@ -231,6 +238,7 @@ class Tour:
         return found
 
     def compare(self, reader: SparkJob, found: dict[int, list[int]]) -> None:
+        """Compare what Spark read with the topic."""
         with self.presenter.step("A Spark job has read the topic through it all"):
             count = sum(map(len, found.values()))
             with self.presenter.waiting("the Spark job reads the last records"):
@@ -247,6 +255,7 @@ class Tour:
             reader.stop()
 
     def ingest(self, found: dict[int, list[int]], out: Path) -> None:
+        """Ingest the topic into a table."""
         kind = "delta" if find_spec("deltalake") else "parquet"
         table = out / "lake" / TOPIC
         with self.presenter.step(f"The topic becomes a {kind.title()} table while a broker dies"):
@@ -275,6 +284,7 @@ class Tour:
             )
 
     def report(self, out: Path) -> None:
+        """Make the tables and the report of the history."""
         with self.presenter.step("What the controllers did, as a report"):
             spools = [str(spool) for spool in self.cluster.spools]
             with self.presenter.waiting("Spark starts, and makes tables of the history"):

@@ -101,6 +101,7 @@ def cards(entries: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def section(heading: str, body: str) -> str:
+    """A section with a heading and its parts."""
     name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
     return f'<section id="{name}"><h2>{escape(heading)}</h2>{body}</section>'
 
@@ -117,6 +118,7 @@ def command(line: str) -> str:
 
 
 def paragraph(text: str) -> str:
+    """A paragraph of escaped text."""
     return f"<p>{escape(text)}</p>"
 
 
@@ -129,10 +131,13 @@ def note(heading: str, sentences: Sequence[str]) -> str:
 
 
 def picture(svg: str, caption: str) -> str:
+    """A picture with its caption."""
     return f"<figure>{_wide(svg)}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
+    """A table with a heading for each column."""
+
     def cells(tag: str, texts: Sequence[str]) -> str:
         return "".join(
             f'<{tag} class="{"n" if heading.startswith("#") else "t"}">{_escaped(text)}</{tag}>'

@@ -60,6 +60,7 @@ def make_figure(rows: int = 0, inches: float = 0.7) -> tuple[Figure, Axes]:
 
 
 def add_legend(axes: Axes, entries: Sequence[Any]) -> None:
+    """Add a legend to a picture."""
     if entries:
         axes.legend(
             loc="lower left",

@@ -41,6 +41,7 @@ class PartitionMetadata(NamedTuple):
 
 
 def unpack_partition(record: bytes) -> PartitionMetadata:
+    """The fields of a packed record."""
     index, leader, leader_epoch = _INDEX_LEADER_EPOCH.unpack_from(record, _INDEX_AT)
     replicas, at = _array(record, _ARRAYS_AT)
     isr, at = _array(record, at)
@@ -89,6 +90,7 @@ def _after_tags(data: bytes, at: int) -> int:
 
 
 def index_of(record: bytes) -> int:
+    """The partition number of a packed record."""
     return int.from_bytes(record[2:6], "big", signed=True)
 
 

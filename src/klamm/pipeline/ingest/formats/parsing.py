@@ -73,6 +73,7 @@ def dead_letters(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Table:
 
 
 def all_positions(count: int) -> I64:
+    """The positions of all rows."""
     return np.arange(count, dtype=np.int64)
 
 
