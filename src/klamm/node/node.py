@@ -11,7 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, ParamSpec, TypeVar
 
 import uvloop
 
@@ -39,6 +40,12 @@ from klamm.zookeeper.store import EventKind, SessionExpired, Store, WatchEvent
 
 log = logging.getLogger("klamm.broker")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: How long a step of the start waits for the new session after it has lost its own.
+_RETRY_PAUSE_S: Final = 0.1
+
 
 class Node:
     """A broker's main process."""
@@ -51,6 +58,7 @@ class Node:
         self._is_stopping = False
         self._failure: ConfigError | None = None
         self._session: asyncio.Task[None] | None = None
+        self._is_registered = False
         self._registering = asyncio.Lock()
         self._previous_session: int | None = None
         self._store: Store
@@ -90,15 +98,16 @@ class Node:
             connect_timeout_s=config.zookeeper_connection_timeout_ms / 1000,
             access=registration.zookeeper_access(config),
         )
-        await registration.create_persistent_paths(store)
-        cluster_id = await registration.cluster_id(store)
-        broker_id = await self._determine_broker_id(store)
+        self._session = asyncio.create_task(self._follow_session())
+        await self._in_session(registration.create_persistent_paths, store)
+        cluster_id = await self._in_session(registration.cluster_id, store)
+        broker_id = await self._in_session(self._determine_broker_id, store)
         config = self.config = config.with_broker_id(broker_id)
         self._identity = BrokerIdentity(broker_id, cluster_id)
         self._candidate.configure(config.layers.static, broker_id, cluster_id)
-        await self._load_dynamic_config()
+        await self._in_session(self._load_dynamic_config)
         self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
-        await self._broker.load()
+        await self._in_session(self._broker.load)
         meters = self._broker.meters.requests
         dispatcher = Dispatcher(self._broker.handlers(), meters)
         await self._inject_faults(dispatcher)
@@ -117,16 +126,12 @@ class Node:
             listener = self._broker.security.listener(each, dispatcher, meter)
             ports[each.name] = await self._server.listen(each, listener)
         self._registration = self._describe(ports)
-        await registration.check_endpoints(
-            store,
-            broker_id,
-            config.advertised_endpoints(
-                hostname=registration.advertised_hostname(), bound_ports=ports
-            ),
+        endpoints = config.advertised_endpoints(
+            hostname=registration.advertised_hostname(), bound_ports=ports
         )
-        await self._register()
+        await self._in_session(registration.check_endpoints, store, broker_id, endpoints)
         self._config_changes = ConfigChanges(store, self._apply_config)
-        self._session = asyncio.create_task(self._follow_session())
+        await self._in_session(self._register)
         # A session that is lost right after the registration is renewed like any other.
         with contextlib.suppress(SessionLostError):
             await self._config_changes.process()
@@ -134,6 +139,20 @@ class Node:
         self._metrics = MetricsEndpoint(self._broker, self._candidate)
         if config.klamm_metrics_port is not None:
             await self._metrics.listen(config.klamm_metrics_host, config.klamm_metrics_port)
+
+    async def _in_session(
+        self, step: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Carry out a step of the start, again under a new session if its own is lost.
+
+        A machine that slept, or a long recovery, must not end a broker that is about to register.
+        """
+        while True:
+            try:
+                return await step(*args, **kwargs)
+            except SessionLostError:
+                log.warning("the ZooKeeper session was lost during the start; trying again")
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _inject_faults(self, dispatcher: Dispatcher) -> None:
         """Follow the faults of a local cluster, if this broker belongs to one."""
@@ -187,6 +206,7 @@ class Node:
                 break
         self._identity.broker_epoch = epoch
         self._broker.registered()
+        self._is_registered = True
         self._previous_session = self._store.session_id
         log.info("[BrokerServer id=%s] registered with epoch %s", self._identity.broker_id, epoch)
         if "controller" in self.config.klamm_roles:
@@ -210,8 +230,22 @@ class Node:
                 case WatchEvent(_, path) if path == self._registration_path:
                     await self._on_registration_change()
                 case SessionExpired(session_id) if session_id == self._store.session_id:
+                    if not self._is_registered:
+                        await self._renew_session()
+                        continue
                     self._candidate.session_lost()
                     await self._start_new_session(self._identity.broker_epoch)
+
+    async def _renew_session(self) -> None:
+        """Open a new session for a broker that has yet to register."""
+        while not self._is_stopping:
+            try:
+                await self._store.renew()
+                if hasattr(self, "_broker"):
+                    await self._broker.security.on_new_session()
+            except SessionLostError:
+                continue
+            return
 
     async def _on_registration_change(self) -> None:
         """Register again if somebody has removed the registration: the session is still alive."""
