@@ -84,7 +84,9 @@ class Proxy:
             return
         self._open |= {writer, onward}
         try:
-            await asyncio.gather(self._pass(reader, onward), self._pass(onward_reader, writer))
+            # Python 3.11 logs a handler that is cancelled at the end of its event loop.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(self._pass(reader, onward), self._pass(onward_reader, writer))
         finally:
             self._open -= {writer, onward}
 
