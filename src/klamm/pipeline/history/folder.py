@@ -8,6 +8,7 @@ reasons.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -28,6 +29,7 @@ from klamm.pipeline.history.fold.task import (
     fold_shard,
     read_records,
     sealed_name,
+    staged_name,
     state_name,
     tail_name,
     tail_records_name,
@@ -45,6 +47,12 @@ TAIL_EVENTS_KEPT: Final = 1000
 #: The number of earlier states that are kept, for records older than the tail.
 _BASES_KEPT: Final = 16
 _SOURCE: Final = "_source.json"
+#: Sorts after the names of all sealed files.
+_LAST_SEALED: Final = "part-~"
+#: Files of an object store that are renamed at the same time.
+_REQUESTS_AT_A_TIME: Final = 16
+#: The tables whose sealed files the fold makes.
+OF_SHARDS: Final = tuple(name for name in TABLES if name != "quarantine")
 #: What is known of a record before it is folded.
 KEYS: Final = pa.schema(
     [
@@ -88,8 +96,9 @@ class HistoryFolder:
         else:
             self.manifest = Manifest.from_json(content)
             self._remove_unknown()
-        #: Files with records that have to be taken in again, and their first events.
-        self._again: list[tuple[EventKey, str]] = []
+            self._put_in_place()
+        #: Tables and names of files that waited, and have been made again since.
+        self._superseded: list[tuple[str, str]] = []
         self._tail = self._read_tail_keys()
         if self.manifest.min_isr != self._min_isr:
             self.manifest.min_isr = self._min_isr
@@ -126,9 +135,10 @@ class HistoryFolder:
         fresh, late = self._sort_out(keys)
         if late:
             self._revert(self._base_before(min(late)))
+            fresh, _ = self._sort_out(keys)
         self._note(keys)
-        if self._again:
-            self._take_in_again(names, keys)
+        if self.manifest.again:
+            self._take_in_again(names, fresh)
             fresh, names = {}, ()
         elif not (fresh or is_forced):
             self._remove(names)
@@ -138,6 +148,7 @@ class HistoryFolder:
 
     def _fold(self, names: Sequence[str], seal_before: EventKey | None) -> ReportFacts:
         manifest = self.manifest
+        seal_until = self._seal_until(seal_before)
         plan = FoldPlan(
             out=self._out.uri,
             shards=manifest.shards,
@@ -145,7 +156,9 @@ class HistoryFolder:
             serial=self.next_serial,
             inputs=(*self._tail_files(), *names),
             base=manifest.base,
-            seal_until=self._seal_until(seal_before),
+            seal_until=seal_until,
+            # Rows move from one file to another then, or are made again.
+            is_staged=seal_until is not None or manifest.reverted_to is not None,
             cluster_id=manifest.cluster_id,
             history_from=manifest.history_from or 0,
             history_until=manifest.history_until or 0,
@@ -155,7 +168,7 @@ class HistoryFolder:
         return self._publish(plan, run_shards(self._spark, plan))
 
     def _publish(self, plan: FoldPlan, told: Sequence[Row]) -> ReportFacts:
-        """Write the tables that need all shards, and then the manifest."""
+        """Write the tables that need all shards, and the manifest; put staged files in place."""
         manifest = self.manifest
         cluster, topics = told[0], told[1:]
         balance = summary.LeaderBalance()
@@ -168,7 +181,7 @@ class HistoryFolder:
             name = sealed_name(plan.next_generation, CLUSTER_SHARD)
             manifest.sealed_rows["leader_balance"] = manifest.sealed_rows.get(
                 "leader_balance", 0
-            ) + self._write("leader_balance", name, final)
+            ) + self._write(plan, "leader_balance", name, final)
             manifest.balance = balance.to_json()
         summaries = [shard["topics"] for shard in topics]
         failovers = summary.merge_failovers(summaries)
@@ -180,17 +193,23 @@ class HistoryFolder:
         }
         counts: dict[str, int] = defaultdict(int)
         for table, of_table in rows.items():
-            counts[table] += self._write(table, tail_name(CLUSTER_SHARD), of_table)
-        for shard in told:
+            counts[table] += self._write(plan, table, tail_name(CLUSTER_SHARD), of_table)
+        for number, shard in enumerate(told):
             for table, count in shard["rows"]["tail"].items():
                 counts[table] += count
+                self._note_staged(plan, table, tail_name(number))
             for table, count in shard["rows"]["sealed"].items():
                 manifest.sealed_rows[table] = manifest.sealed_rows.get(table, 0) + count
+                self._note_staged(plan, table, sealed_name(plan.next_generation, number))
         for table, count in manifest.sealed_rows.items():
             counts[table] += count
         counts["quarantine"] = manifest.quarantined
         self._commit(plan)
+        self._put_in_place()
         self._remove(plan.inputs)
+        for table, name in self._superseded:
+            (self._out / table).delete(name)
+        self._superseded.clear()
         balance.sample(tail_balance)
         facts = gather(
             origin=replace(self._origin, cluster_id=manifest.cluster_id),
@@ -204,7 +223,8 @@ class HistoryFolder:
             tables=dict(counts),
             stories=self._story_records,
         )
-        write_report(facts, self._out)
+        if not manifest.again:
+            write_report(facts, self._out)
         return facts
 
     def _commit(self, plan: FoldPlan) -> None:
@@ -255,13 +275,48 @@ class HistoryFolder:
                 (self._out / name).delete(file)
 
     def _remove_unknown(self) -> None:
-        """Remove sealed files of a refresh that did not complete."""
-        last = sealed_name(self.manifest.generation + 1, 0)[: len("part-000000")]
+        """Remove files of a refresh that did not complete."""
+        known = self._staged_files()
         for table in TABLES:
-            if table != "quarantine":
-                for name in (self._out / table).names():
-                    if name.startswith("part-") and name[: len(last)] >= last:
-                        (self._out / table).delete(name)
+            for name in (self._out / table).names():
+                if name.startswith(".") and (table, name) not in known:
+                    (self._out / table).delete(name)
+
+    def _staged_files(self) -> set[tuple[str, str]]:
+        """The tables and names, while they wait, of files that the manifest knows."""
+        staged = ((*place.split("/"), serial) for place, serial in self.manifest.staged.items())
+        return {(table, staged_name(name, serial)) for table, name, serial in staged}
+
+    def _put_in_place(self) -> None:
+        """Show readers the files that wait, unless more records have to be taken in again first.
+
+        Rows that a seal moves are in two files between two renames, the shortest time that there
+        can be: a folder has no operation for both.
+        """
+        manifest = self.manifest
+        if manifest.again or not manifest.staged:
+            return
+        # Of each shard of each table the sealed file comes first, and at once its tail.
+        places = sorted(manifest.staged, key=lambda place: (place[-len("00.parquet") :], place))
+        with ThreadPoolExecutor(1 if self._out.is_local else _REQUESTS_AT_A_TIME) as pool:
+            list(pool.map(self._put_file_in_place, places))
+        if manifest.reverted_to is not None:
+            self._remove_outdated(manifest.reverted_to)
+        manifest.staged, manifest.reverted_to = {}, None
+
+    def _put_file_in_place(self, place: str) -> None:
+        table, name = place.split("/")
+        source = staged_name(name, self.manifest.staged[place])
+        (self._out / table).put_in_place(source, name)
+
+    def _remove_outdated(self, after: int) -> None:
+        """Remove sealed files after a base that the folder went back to, if none replaces them."""
+        first = sealed_name(after + 1, CLUSTER_SHARD)
+        for table in OF_SHARDS:
+            for name in (self._out / table).names():
+                is_sealed = name.startswith("part-") and name >= first
+                if is_sealed and f"{table}/{name}" not in self.manifest.staged:
+                    (self._out / table).delete(name)
 
     def _read_tail_keys(self) -> dict[RecordKey, int]:
         keys: dict[RecordKey, int] = {}
@@ -324,10 +379,10 @@ class HistoryFolder:
     def _revert(self, generation: int) -> None:
         """Go back to an earlier base; what came after it is taken in again by the next refresh.
 
-        The tables stay as they are until their records are sealed again, under the same names.
+        The tables stay as they are until all of it is taken in.
         """
         before = self.manifest
-        self._again = self._copy_records(generation)
+        again = [*self._copy_records(generation), *before.again]
         if generation:
             content = (self._out / STATE / _base_name(generation)).read()
             assert content is not None, "the state of a base that was found"
@@ -339,16 +394,24 @@ class HistoryFolder:
         self.manifest.history_until = before.history_until
         self.manifest.positions = before.positions
         self.manifest.quarantined = before.quarantined
+        self.manifest.again = sorted(again)
+        earlier = before.reverted_to
+        self.manifest.reverted_to = generation if earlier is None else min(generation, earlier)
+        first = sealed_name(generation + 1, CLUSTER_SHARD)
+        self.manifest.staged = {}
+        for place, serial in before.staged.items():
+            table, name = place.split("/")
+            if first <= name < _LAST_SEALED:
+                self._superseded.append((table, staged_name(name, serial)))
+            else:
+                self.manifest.staged[place] = serial
         self._tail = {}
 
-    def _copy_records(self, after: int) -> list[tuple[EventKey, str]]:
+    def _copy_records(self, after: int) -> list[tuple[int, int, str]]:
         """Files in `_state` with the records after a base, and the first event in each."""
-        first_name = sealed_name(after + 1, CLUSTER_SHARD)
-        records = self._out / "records"
         tables = [
-            parquet.read_table(pa.BufferReader((records / name).read() or b""))
-            for name in records.names()
-            if name.startswith("part-") and name >= first_name
+            parquet.read_table(pa.BufferReader((self._out / "records" / name).read() or b""))
+            for name in self._sealed_records(after)
         ]
         for name in self._tail_files():
             tables.append(read_records((self._out / STATE / name).read() or b""))
@@ -358,27 +421,53 @@ class HistoryFolder:
                 name = f"again-{self.next_serial:08d}-{number:06d}.arrows"
                 write_records(self._out / STATE / name, table)
                 first = table.slice(0, 1).select(["controller_epoch", "seq"]).to_pylist()[0]
-                copies.append(((first["controller_epoch"], first["seq"]), name))
-        return sorted(copies)
+                copies.append((first["controller_epoch"], first["seq"], name))
+        return copies
 
-    def _take_in_again(self, names: Sequence[str], keys: pa.Table) -> None:
+    def _sealed_records(self, after: int) -> list[str]:
+        """The files of `records` that were sealed after a base, some of which may still wait."""
+        first = sealed_name(after + 1, CLUSTER_SHARD)
+        names = [
+            name
+            for name in (self._out / "records").names()
+            if name.startswith("part-") and name >= first
+        ]
+        if self.manifest.reverted_to is not None:
+            outdated = sealed_name(self.manifest.reverted_to + 1, CLUSTER_SHARD)
+            names = [name for name in names if name < outdated]
+        for place, serial in sorted(self.manifest.staged.items()):
+            table, name = place.split("/")
+            if table == "records" and first <= name < _LAST_SEALED:
+                names.append(staged_name(name, serial))
+        return names
+
+    def _take_in_again(self, names: Sequence[str], fresh: Mapping[RecordKey, int]) -> None:
         """Fold everything after the base that was gone back to, a file at a time."""
-        again, self._again = self._again, []
-        self._tail.update(record_keys(keys))
+        self._tail.update(fresh)
         extra = list(names)
-        for number, (_, name) in enumerate(again):
+        while self.manifest.again:
+            (_, _, name), *rest = self.manifest.again
             table = read_records((self._out / STATE / name).read() or b"")
             self._tail.update(record_keys(table))
-            is_last = number + 1 == len(again)
-            self._fold([name, *extra], None if is_last else again[number + 1][0])
+            self.manifest.again = rest
+            self._fold([name, *extra], rest[0][:2] if rest else None)
             extra = []
-        self._remove_unknown()
 
     # Files
 
-    def _write(self, table: str, name: str, rows: list[Row]) -> int:
+    def _write(self, plan: FoldPlan, table: str, name: str, rows: list[Row]) -> int:
         cluster = {"cluster_id": self.manifest.cluster_id}
-        return write_rows(self._out, table, name, OF_ALL[table], [row | cluster for row in rows])
+        self._note_staged(plan, table, name)
+        return write_rows(
+            self._out, table, plan.name_now(name), OF_ALL[table], [row | cluster for row in rows]
+        )
+
+    def _note_staged(self, plan: FoldPlan, table: str, name: str) -> None:
+        if plan.is_staged:
+            place = f"{table}/{name}"
+            if place in self.manifest.staged:
+                self._superseded.append((table, staged_name(name, self.manifest.staged[place])))
+            self.manifest.staged[place] = plan.serial
 
     def _remove(self, names: Iterable[str]) -> None:
         """Remove files of `_state` that are not needed any more."""

@@ -1,5 +1,6 @@
 """Where files are: a path of this machine, or a URI of an object store."""
 
+import contextlib
 import os
 import time
 import uuid
@@ -131,6 +132,15 @@ class Location:
             return
         store.create_dir(f"{path}/{target}".rpartition("/")[0], recursive=True)
         store.move(f"{path}/{source}", f"{path}/{target}")
+
+    def put_in_place(self, source: str, target: str) -> None:
+        """Rename a file of the folder over another; one that was renamed before is left alone."""
+        store, path = self.open()
+        if self.is_local:
+            with contextlib.suppress(FileNotFoundError):
+                Path(path, source).replace(Path(path, target))
+        elif (self / source).exists():
+            store.move(f"{path}/{source}", f"{path}/{target}")
 
     def delete(self, name: str) -> None:
         """Delete a file of the folder, if it is there."""

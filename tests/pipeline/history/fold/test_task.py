@@ -1,7 +1,9 @@
 """Tables that are kept up to date are those that are made at once, whatever way records come."""
 
+import contextlib
 import math
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from tests.pipeline.history.night import Cluster
 pytestmark = pytest.mark.timeout(600)
 
 Row = dict[str, Any]
+Key = tuple[int, int, int]
 SPOOLS = Origin({"spools": ["here"]}, "spools")
 
 
@@ -110,6 +113,84 @@ def test_records_in_any_order_twice_and_late_make_the_same_tables(
         assert_same(
             rows_of(tmp_path / "pieces", table), rows_of(tmp_path / "once", table), schema.names
         )
+
+
+class KilledError(Exception):
+    """In the place of the end of a process."""
+
+
+class Killer:
+    """Ends a refresh before one of its changes of files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left: int | None = None
+        self._has_killed = False
+        for name in ("replace", "put_in_place", "delete"):
+            monkeypatch.setattr(Location, name, self._counted(getattr(Location, name)))
+
+    def arm(self, changes: int | None) -> None:
+        """Let so many changes happen and no more; None: do nothing."""
+        self._left, self._has_killed = changes, False
+
+    def disarm(self) -> bool:
+        """Let all changes happen again; whether one did not."""
+        self._left = None
+        return self._has_killed
+
+    def _counted(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            if self._left is not None:
+                self._left -= 1
+                if self._left < 0:
+                    self._has_killed = True
+                    raise KilledError
+            return change(*arguments)
+
+        return counted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+):
+    """Records come late, so that seals are taken back as well; a killed refresh comes again."""
+    records = records_of(random_history(tmp_path / "nodes", seed))
+    put_in(open_folder(tmp_path / "once"), records)
+    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 8)
+    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 4)
+    killer, chance = Killer(monkeypatch), random.Random(seed)
+    order = sorted(range(len(records)), key=lambda at: at + chance.uniform(0, 25))
+    folder, kills = open_folder(tmp_path / "pieces", shards=2), 0
+    done: set[Key] = set()
+    size = 10
+    while order:
+        some = records.take(pa.array(order[:size]))
+        killer.arm(chance.choice([None, *range(0, 150, 2)]))
+        with contextlib.suppress(KilledError):
+            put_in(folder, some)
+            del order[: len(some)]
+            done |= {*keys_in(some)}
+            size = chance.randint(4, 12)
+        was_killed = killer.disarm()
+        kills += was_killed
+        if was_killed or chance.random() < 0.2:
+            folder = open_folder(tmp_path / "pieces", shards=2)
+        if not folder.manifest.again:
+            shown = [*keys_in(parquet.read_table(tmp_path / "pieces" / "records"))]
+            assert len(shown) == len({*shown})
+            assert done <= {*shown} <= done | {*keys_in(some)}
+    assert kills > 5
+    assert folder.manifest.generation >= 1
+    for table, schema in SCHEMAS.items():
+        assert_same(
+            rows_of(tmp_path / "pieces", table), rows_of(tmp_path / "once", table), schema.names
+        )
+        assert not [*(tmp_path / "pieces" / table).glob(".*.staged-*")]
+
+
+def keys_in(records: pa.Table) -> Iterator[Key]:
+    names = ("controller_epoch", "seq", "part")
+    return zip(*(records.column(name).to_pylist() for name in names), strict=True)
 
 
 @pytest.mark.spark_heavy

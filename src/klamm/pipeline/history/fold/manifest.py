@@ -1,7 +1,8 @@
 """The manifest of a folder of tables: the records that are in it, and its files.
 
 The manifest is written last, as a whole. Files that it does not know are of a refresh that did not
-come to its end; the next one writes them again.
+come to its end; the next one writes them again. Files that it calls staged are complete; the
+process that wrote it puts them in place, or else the next one.
 """
 
 from collections.abc import Iterable
@@ -81,6 +82,12 @@ class Manifest:
     balance: Row | None = None
     #: How far each spool file has been read.
     positions: dict[str, int] = field(default_factory=dict)
+    #: Files of tables (`TABLE/NAME`) that wait to be put in place, with the refresh that made them.
+    staged: dict[str, int] = field(default_factory=dict)
+    #: The earlier base that the folder went back to, until the tables are complete again.
+    reverted_to: int | None = None
+    #: Files in `_state` with records after that base, and their first events.
+    again: list[tuple[int, int, str]] = field(default_factory=list)
 
     def to_json(self) -> bytes:
         values = {name: getattr(self, name) for name in Manifest.__slots__}
@@ -96,5 +103,6 @@ class Manifest:
             | {
                 "base": None if base is None else tuple(base),
                 "sealed": Sealed.from_json(values["sealed"]),
+                "again": [tuple(each) for each in values.get("again", ())],
             }
         )

@@ -57,6 +57,8 @@ class FoldPlan:
     base: Key | None
     #: The last event to be sealed now; None if nothing is.
     seal_until: Key | None
+    #: Whether files wait under another name until the manifest is written.
+    is_staged: bool
     cluster_id: str | None
     #: When the history begins and ends.
     history_from: int
@@ -86,6 +88,10 @@ class FoldPlan:
     def next_generation(self) -> int:
         return self.generation if self.seal_until is None else self.generation + 1
 
+    def name_now(self, name: str) -> str:
+        """The name that a file of a table is written under."""
+        return staged_name(name, self.serial) if self.is_staged else name
+
     @property
     def folder(self) -> Location:
         return Location(self.out, self.store)
@@ -109,6 +115,11 @@ def sealed_name(generation: int, shard: int) -> str:
 def tail_name(shard: int) -> str:
     """The file with a shard's rows that may change."""
     return f"tail-{shard:02d}.parquet"
+
+
+def staged_name(name: str, serial: int) -> str:
+    """The name, which readers pass over, of a file that waits for the end of its refresh."""
+    return f".{name}.staged-{serial:08d}"
 
 
 def tail_records_name(serial: int) -> str:
@@ -148,13 +159,12 @@ def _fold_cluster(plan: FoldPlan, records: pa.Table) -> Row:
     sealed, open_tail = _divide(records, plan.seal_until)
     counts = _fold(plan, CLUSTER_SHARD, state, slim, OF_CLUSTER)
     if plan.seal_until is not None:
-        name = sealed_name(plan.next_generation, CLUSTER_SHARD)
+        name = plan.name_now(sealed_name(plan.next_generation, CLUSTER_SHARD))
         sealed = _stamped(sealed, plan.cluster_id)
         counts["sealed"]["records"] = write_rows(plan.folder, "records", name, SCHEMA, sealed)
+    name = plan.name_now(tail_name(CLUSTER_SHARD))
     shown = _stamped(open_tail, plan.cluster_id)
-    counts["tail"]["records"] = write_rows(
-        plan.folder, "records", tail_name(CLUSTER_SHARD), SCHEMA, shown
-    )
+    counts["tail"]["records"] = write_rows(plan.folder, "records", name, SCHEMA, shown)
     write_records(plan.folder / STATE / tail_records_name(plan.serial), open_tail)
     return {"rows": counts, "cluster": summary.of_cluster(state)}
 
@@ -217,9 +227,6 @@ def _seal(
     for table, schema in schemas.items():
         if rows := state.rows.get(table):
             counts[table] = _write(plan, table, name, schema, rows)
-        elif table != "records":
-            # There is one if the folder went back to an earlier base.
-            (plan.folder / table).delete(name)
     state.rows.clear()
     place = plan.folder / STATE / state_name(plan.next_generation, shard)
     place.replace(orjson.dumps(state.to_json()))
@@ -228,7 +235,9 @@ def _seal(
 
 def _write(plan: FoldPlan, table: str, name: str, schema: pa.Schema, rows: Sequence[Row]) -> int:
     cluster = {"cluster_id": plan.cluster_id}
-    return write_rows(plan.folder, table, name, schema, [row | cluster for row in rows])
+    return write_rows(
+        plan.folder, table, plan.name_now(name), schema, [row | cluster for row in rows]
+    )
 
 
 def _load_state(plan: FoldPlan, shard: int) -> Row | None:
