@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.chaos.agreement import Margins, compare
 from tests.chaos.checker import Promises, check
-from tests.chaos.pipeline_view import make_view, read_view
+from tests.chaos.pipeline_view import compare_refreshes, make_view, read_view
 from tests.chaos.plan import Plan, make_plan
 from tests.chaos.recording import read_history
 from tests.chaos.report import Result, figures, write_report
@@ -32,6 +32,8 @@ def main() -> int:
         shutil.rmtree(view, ignore_errors=True)
         make_view(spools(directory), view)
         violations += compare(history, read_view(view), Margins())
+        pieces = directory / "view-in-pieces"
+        violations += compare_refreshes(spools(directory), view, pieces, given.seed)
     result = Result(plan, _command(given), history, violations)
     write_report(result, directory)
     for what, how_much in figures(history).items():

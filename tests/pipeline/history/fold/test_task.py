@@ -1,118 +1,62 @@
 """Tables that are kept up to date are those that are made at once, whatever way records come."""
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from klamm.errors import ConfigError
-from klamm.history.arrow import SCHEMA
-from klamm.history.spool import read_spool, spool_files
+from klamm.history.spool import spool_files
 from klamm.pipeline.history import folder as folders
 from klamm.pipeline.history.definitions import TABLES, make_tables
 from klamm.pipeline.history.fold.schemas import TABLES as SCHEMAS
-from klamm.pipeline.history.fold.task import STATE, FoldPlan, fold_shard, write_records
-from klamm.pipeline.history.folder import HistoryFolder, keys_of
+from klamm.pipeline.history.folder import HistoryFolder
 from klamm.pipeline.history.input import read_spools
 from klamm.pipeline.history.report_facts import Origin
 from klamm.pipeline.history.sources import SpoolInput
 from klamm.pipeline.ingest.location import Location
 from tests.pipeline.history.chance import random_history
 from tests.pipeline.history.night import Cluster
+from tests.pipeline.history.refreshes import (
+    Row,
+    assert_same,
+    differences,
+    fill_in_pieces,
+    folding_here,
+    open_folder,
+    put_in,
+    records_in,
+    rows_of,
+)
 
 #: The first test of a run pays for Spark's start.
 pytestmark = pytest.mark.timeout(600)
 
-Row = dict[str, Any]
 Key = tuple[int, int, int]
-SPOOLS = Origin({"spools": ["here"]}, "spools")
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process() -> Iterator[None]:
     """Shards are folded one after the other, without Spark."""
-
-    def run_shards(spark: Any, plan: FoldPlan) -> list[Row]:
-        sent = FoldPlan.from_json(plan.to_json())
-        told = (fold_shard(sent, shard) for shard in range(plan.shards + 1))
-        return [orjson.loads(orjson.dumps(each)) for each in told]
-
-    monkeypatch.setattr(folders, "run_shards", run_shards)
-    monkeypatch.setattr(folders, "write_report", lambda facts, out: None)
-
-
-def open_folder(out: Path, shards: int = 1, **options: Any) -> HistoryFolder:
-    return HistoryFolder(None, Location(str(out)), SPOOLS, shards=shards, **options)  # type: ignore[arg-type]
-
-
-def records_of(cluster: Cluster) -> pa.Table:
-    batches = [batch for spool in cluster.spools for batch in read_spool(spool)]
-    return pa.Table.from_batches(batches, SCHEMA)
-
-
-def put_in(folder: HistoryFolder, records: pa.Table) -> None:
-    name = f"incoming-{folder.next_serial:08d}-00000.arrows"
-    write_records(folder.place / STATE / name, records)
-    folder.refresh([name], keys_of(records))
-
-
-def rows_of(out: Path, table: str) -> list[Row]:
-    return parquet.read_table(out / table).to_pylist()
-
-
-def in_any_order(rows: list[Row], columns: list[str]) -> list[Row]:
-    """Rows with these columns, in an order that depends on nothing else."""
-    chosen = [{name: row[name] for name in columns} for row in rows]
-    return sorted(chosen, key=lambda row: repr([_coarse(row[name]) for name in columns]))
-
-
-def _coarse(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
-
-
-def assert_same(found: list[Row], expected: list[Row], columns: list[str]) -> None:
-    found, expected = in_any_order(found, columns), in_any_order(expected, columns)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        for name in columns:
-            if isinstance(one[name], float) and isinstance(other[name], float):
-                assert math.isclose(one[name], other[name], rel_tol=1e-9, abs_tol=1e-6), name
-            else:
-                assert one[name] == other[name], (name, one, other)
+    with folding_here():
+        yield
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_records_in_any_order_twice_and_late_make_the_same_tables(
-    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+    in_process: None, tmp_path: Path, seed: int
 ):
-    records = records_of(random_history(tmp_path / "nodes", seed))
-    once = open_folder(tmp_path / "once")
-    put_in(once, records)
-    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 12)
-    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 6)
-    chance = random.Random(seed)
-    order = sorted(range(len(records)), key=lambda at: at + chance.uniform(0, 25))
-    order += chance.sample(order, 5)
-    folder = open_folder(tmp_path / "pieces", shards=3)
-    while order:
-        count = chance.randint(4, 15)
-        put_in(folder, records.take(pa.array(order[:count])))
-        del order[:count]
-        if chance.random() < 0.2:  # as after a kill
-            folder = open_folder(tmp_path / "pieces", shards=3)
+    records = records_in(random_history(tmp_path / "nodes", seed).spools)
+    put_in(open_folder(tmp_path / "once"), records)
+    folder = fill_in_pieces(records, tmp_path / "pieces", seed, tail=6)
     assert folder.manifest.generation >= 1
-    for table, schema in SCHEMAS.items():
-        assert_same(
-            rows_of(tmp_path / "pieces", table), rows_of(tmp_path / "once", table), schema.names
-        )
+    assert [*differences(tmp_path / "pieces", tmp_path / "once")] == []
 
 
 class KilledError(Exception):
@@ -154,7 +98,7 @@ def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
     in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ):
     """Records come late, so that seals are taken back as well; a killed refresh comes again."""
-    records = records_of(random_history(tmp_path / "nodes", seed))
+    records = records_in(random_history(tmp_path / "nodes", seed).spools)
     put_in(open_folder(tmp_path / "once"), records)
     monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 8)
     monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 4)
@@ -181,11 +125,8 @@ def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
             assert done <= {*shown} <= done | {*keys_in(some)}
     assert kills > 5
     assert folder.manifest.generation >= 1
-    for table, schema in SCHEMAS.items():
-        assert_same(
-            rows_of(tmp_path / "pieces", table), rows_of(tmp_path / "once", table), schema.names
-        )
-        assert not [*(tmp_path / "pieces" / table).glob(".*.staged-*")]
+    assert [*differences(tmp_path / "pieces", tmp_path / "once")] == []
+    assert not [*(tmp_path / "pieces").rglob(".*.staged-*")]
 
 
 def keys_in(records: pa.Table) -> Iterator[Key]:
@@ -200,7 +141,7 @@ def test_they_are_the_tables_that_the_definitions_give(
 ):
     cluster = random_history(tmp_path / "nodes", seed)
     out = tmp_path / "out"
-    put_in(open_folder(out), records_of(cluster))
+    put_in(open_folder(out), records_in(cluster.spools))
     defined = make_tables(read_spools(spark, cluster.spools))
     for table in TABLES:
         expected = defined[table.name].toArrow()
@@ -217,7 +158,7 @@ def _in_utc(table: pa.Table) -> list[Row]:
 
 
 def test_a_refresh_without_news_changes_no_file(in_process: None, tmp_path: Path):
-    records = records_of(random_history(tmp_path / "nodes", 3))
+    records = records_in(random_history(tmp_path / "nodes", 3).spools)
     folder = open_folder(tmp_path / "out")
     put_in(folder, records)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.parquet")}
@@ -231,7 +172,7 @@ def test_another_min_isr_makes_the_tables_again(
 ):
     monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 12)
     monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 6)
-    records = records_of(random_history(tmp_path / "nodes", 4))
+    records = records_in(random_history(tmp_path / "nodes", 4).spools)
     put_in(open_folder(tmp_path / "out"), records)
     two = {f"topic-{number}": 2 for number in range(30)}
     again = open_folder(tmp_path / "out", min_isr=two)
