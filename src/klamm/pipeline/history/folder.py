@@ -284,8 +284,11 @@ class HistoryFolder:
 
     def _staged_files(self) -> set[tuple[str, str]]:
         """The tables and names, while they wait, of files that the manifest knows."""
-        staged = ((*place.split("/"), serial) for place, serial in self.manifest.staged.items())
-        return {(table, staged_name(name, serial)) for table, name, serial in staged}
+        known = set()
+        for place, serial in self.manifest.staged.items():
+            table, name = place.split("/")
+            known.add((table, staged_name(name, serial)))
+        return known
 
     def _put_in_place(self) -> None:
         """Show readers the files that wait, unless more records have to be taken in again first.

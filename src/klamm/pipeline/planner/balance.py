@@ -47,7 +47,7 @@ def _move_many(state: ReplicaPlan, target: Target, target_bytes: Target, amount:
     is_taken = np.zeros(len(state.rows), np.bool_)
     needy = np.flatnonzero((state.load < target.lower) & (gives == 0)).astype(np.int32)
     for broker in np.flatnonzero(gives):
-        here = np.flatnonzero((state.rows == broker).any(axis=1) & ~state.fixed & ~is_taken)
+        here = np.flatnonzero(state.on(int(broker)) & ~state.fixed & ~is_taken)
         if 0 < len(needy) <= _FEW:
             # With few to choose from, a replica taken at random would often fit on none of them.
             here = here[_fits_instead(state, here, int(broker), needy).any(axis=1)]
@@ -125,7 +125,7 @@ def _move_through_others(state: ReplicaPlan, target: Target) -> bool:
 
 def _ways_from(state: ReplicaPlan, broker: int) -> I64:
     """For each broker a row that could move there from `broker`, or -1."""
-    rows = np.flatnonzero((state.rows == broker).any(axis=1) & ~state.fixed)
+    rows = np.flatnonzero(state.on(int(broker)) & ~state.fixed)
     if len(rows) > 2000:
         rows = state.random.choice(rows, 2000, replace=False)
     ways = np.full(state.brokers, -1, np.int64)
@@ -232,8 +232,7 @@ def _cheapest(gain: F64, cost: F64, need: float, most: float) -> int | None:
 
 def _sample(state: ReplicaPlan, source: int, goal: int) -> I64:
     """Some rows that may move from the one to the other."""
-    on_source = (state.rows == source).any(axis=1)
-    rows = np.flatnonzero(on_source & ~(state.rows == goal).any(axis=1) & ~state.fixed)
+    rows = np.flatnonzero(state.on(source) & ~state.on(goal) & ~state.fixed)
     if len(rows) > _SWAP_SAMPLE:
         rows = state.random.choice(rows, _SWAP_SAMPLE, replace=False)
     if not len(rows):
@@ -257,6 +256,8 @@ def balance_leaders(rows: I32, fixed: Mask, brokers: int, target: Target) -> I32
     """
     rows = rows.copy()
     load = np.bincount(rows[:, 0], minlength=brokers).astype(np.float64)
+    edges = _edges(rows[~fixed], brokers)
+    led = _rows_by_leader(rows, fixed, brokers)
     for _ in range(_CHAINS_MAX * 4):
         excess, deficit = target.excess(load), target.deficit(load)
         if not (excess.any() or deficit.any()):
@@ -267,7 +268,6 @@ def balance_leaders(rows: I32, fixed: Mask, brokers: int, target: Target) -> I32
         else:
             sources = (load - 1 >= target.lower) & (load > target.share)
             goals = deficit > 0
-        edges = _edges(rows, fixed, brokers)
         chain = _shortest(edges, sources, goals & ~sources)
         if chain is None:
             break
@@ -276,22 +276,36 @@ def balance_leaders(rows: I32, fixed: Mask, brokers: int, target: Target) -> I32
         amount = max(1, int(min(abs(too_much), abs(too_little))))
         amount = min([amount, *(int(edges[a, b]) for a, b in pairwise(chain))])
         for a, b in pairwise(chain):
-            led = np.flatnonzero((rows[:, 0] == a) & (rows[:, 1:] == b).any(axis=1) & ~fixed)
-            led = led[:amount]
-            slot = (rows[led] == b).argmax(axis=1)
-            rows[led, slot] = a
-            rows[led, 0] = b
+            at = np.flatnonzero((rows[led[a], 1:] == b).any(axis=1))[:amount]
+            chosen = led[a][at]
+            edges -= _edges(rows[chosen], brokers)
+            slot = (rows[chosen] == b).argmax(axis=1)
+            rows[chosen, slot] = a
+            rows[chosen, 0] = b
+            edges += _edges(rows[chosen], brokers)
+            led[a] = np.delete(led[a], at)
+            led[b] = np.sort(np.concatenate([led[b], chosen]))
         load[first] -= amount
         load[last] += amount
     return rows
 
 
-def _edges(rows: I32, fixed: Mask, brokers: int) -> I64:
+def _rows_by_leader(rows: I32, fixed: Mask, brokers: int) -> list[I64]:
+    """The rows that each broker leads and may pass on, in ascending order."""
+    free = np.flatnonzero(~fixed)
+    leader = rows[free, 0]
+    order = np.argsort(leader, kind="stable")
+    return np.split(free[order], np.searchsorted(leader[order], np.arange(1, brokers)))
+
+
+def _edges(rows: I32, brokers: int) -> I64:
     """How many rows each broker leads that have each other broker among their replicas."""
-    leader = np.repeat(rows[~fixed, :1], rows.shape[1] - 1, axis=1)
-    other = rows[~fixed, 1:]
-    pair = (leader.astype(np.int64) * brokers + other)[other != HOLE]
-    return np.bincount(pair, minlength=brokers * brokers).reshape(brokers, brokers)
+    edges = np.zeros(brokers * brokers, np.int64)
+    for other in rows[:, 1:].T:
+        has_other = other != HOLE
+        pair = rows[has_other, 0].astype(np.int64) * brokers + other[has_other]
+        edges += np.bincount(pair, minlength=brokers * brokers)
+    return edges.reshape(brokers, brokers)
 
 
 def _shortest(edges: I64, sources: Mask, goals: Mask) -> list[int] | None:

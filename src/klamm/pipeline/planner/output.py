@@ -11,6 +11,7 @@ from klamm.core.columns import I32, I64, NO_BROKER
 from klamm.pipeline.output import OutputFolder
 from klamm.pipeline.planner.planner import Planned
 from klamm.pipeline.planner.report import PlannedWaves, render_summary
+from klamm.pipeline.planner.state import held_by, places_of
 
 _MOVES_AT_A_TIME: Final = 20_000
 
@@ -104,16 +105,16 @@ def _balance(planned: Planned, rows: I32) -> dict[str, Any]:
     """Replicas, preferred leaders and bytes: of all together, and of each broker."""
     held = np.unique(rows[rows != NO_BROKER])
     ids = np.union1d(planned.brokers, held)
-    row, slot = np.nonzero(rows != NO_BROKER)
-    at = np.searchsorted(ids, rows[row, slot])
+    places = places_of(rows, ids)
+    weight = np.zeros(len(rows)) if planned.weight is None else planned.weight
+    replicas, bytes_ = held_by(places, weight, len(ids))
     first = rows[:, 0]
     loads = {
-        "replicas": np.bincount(at, minlength=len(ids)),
+        "replicas": replicas.astype(np.int64),
         "leaders": np.bincount(np.searchsorted(ids, first[first != NO_BROKER]), minlength=len(ids)),
     }
     if planned.weight is not None:
-        of_row = planned.weight[row]
-        loads["bytes"] = np.bincount(at, weights=of_row, minlength=len(ids)).astype(np.int64)
+        loads["bytes"] = bytes_.astype(np.int64)
     return {name: _spread(load) for name, load in loads.items()} | {
         "brokers": {
             str(broker): {name: int(load[place]) for name, load in loads.items()}

@@ -29,7 +29,7 @@ from klamm.names import counted
 from klamm.pipeline.arrow import numbers_from_arrow, rows_from_arrow
 from klamm.pipeline.planner.balance import balance_bytes, balance_leaders, balance_replicas
 from klamm.pipeline.planner.notes import Measure, movement_note
-from klamm.pipeline.planner.state import HOLE, ReplicaPlan
+from klamm.pipeline.planner.state import HOLE, ReplicaPlan, held_by, places_of
 from klamm.pipeline.planner.targets import F64, Target, shares
 
 _UNLIMITED: Final = float("inf")
@@ -283,8 +283,7 @@ def _state(
     weight: F64 | None,
     demands: Demands,
 ) -> ReplicaPlan:
-    is_known = np.isin(before, ids)
-    places = np.where(is_known, np.searchsorted(ids, before), HOLE).astype(np.int32)
+    places = places_of(before, ids)
     places = keep(places, places != HOLE)
     width = max(before.shape[1], int(wanted.max(initial=1)))
     places = widen(places, width)
@@ -404,12 +403,7 @@ class _Loads:
 
     @classmethod
     def of(cls, state: ReplicaPlan, some: Mask) -> "_Loads":
-        row, slot = np.nonzero((state.rows != HOLE) & some[:, None])
-        broker = state.rows[row, slot]
-        loads = cls(np.zeros(state.brokers), np.zeros(state.brokers))
-        np.add.at(loads.replicas, broker, 1)
-        np.add.at(loads.bytes, broker, state.weight[row])
-        return loads
+        return cls(*held_by(state.rows, state.weight, state.brokers, some))
 
 
 def _bound(
@@ -464,7 +458,7 @@ def _lightest(state: ReplicaPlan, weight: F64, excess: F64) -> float:
 
 def _in_old_order(before: I32, state: ReplicaPlan, ids: I32) -> I32:
     """The places of replicas: those that stay in their order, new ones behind."""
-    places = np.where(np.isin(before, ids), np.searchsorted(ids, before), HOLE).astype(np.int32)
+    places = places_of(before, ids)
     width = state.rows.shape[1]
     old = widen(places, max(width, places.shape[1]))
     now = widen(state.rows, old.shape[1])

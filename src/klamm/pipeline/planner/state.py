@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from klamm.core.columns import I32, I64, Mask
+from klamm.core.columns import I32, I64, Mask, count
 from klamm.pipeline.planner.targets import F64, Target, pour
 
 HOLE: Final = -1
@@ -55,9 +55,7 @@ class ReplicaPlan:
             room,
             room_bytes,
         )
-        row, slot = np.nonzero(rows != HOLE)
-        state.load += np.bincount(rows[row, slot], minlength=len(rack))
-        state.bytes += np.bincount(rows[row, slot], weights=weight[row], minlength=len(rack))
+        state.load, state.bytes = held_by(rows, weight, len(rack))
         return state
 
     @property
@@ -70,7 +68,14 @@ class ReplicaPlan:
 
     def holes(self) -> I64:
         """How many replicas each row lacks."""
-        return np.asarray(self.wanted - (self.rows != HOLE).sum(axis=1))
+        return np.asarray(self.wanted - count(self.rows))
+
+    def on(self, broker: int) -> Mask:
+        """The rows that have a replica on this broker."""
+        found: Mask = np.zeros(len(self.rows), np.bool_)
+        for places in self.rows.T:
+            found |= places == broker
+        return found
 
     def racks_of(self, rows: I64) -> I32:
         """The rack of each slot; HOLE where there is no replica."""
@@ -163,6 +168,34 @@ class ReplicaPlan:
             self.put(some[found], score[found].argmin(axis=1).astype(np.int32))
             failed.append(some[~found])
         return np.concatenate([np.empty(0, np.int64), *failed])
+
+
+# Of ten million rows, arrays of all slots in eight bytes each would fill the driver: these functions
+# look at one column after the other.
+
+
+def held_by(
+    rows: I32, weight: F64, brokers: int, some: Mask | slice = slice(None)
+) -> tuple[F64, F64]:
+    """The replicas and the bytes that each broker, by its place, has of all rows or of some."""
+    load, bytes_ = np.zeros(brokers), np.zeros(brokers)
+    weight = weight[some]
+    for column in rows.T:
+        places = column[some]
+        is_there = places != HOLE
+        load += np.bincount(places[is_there], minlength=brokers)
+        bytes_ += np.bincount(places[is_there], weights=weight[is_there], minlength=brokers)
+    return load, bytes_
+
+
+def places_of(rows: I32, ids: I32) -> I32:
+    """The place of each broker among `ids`, which are sorted; HOLE where it is none of them."""
+    places = np.full(rows.shape, HOLE, np.int32)
+    for slot, column in enumerate(rows.T):
+        at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
+        is_known = ids[at] == column
+        places[is_known, slot] = at[is_known]
+    return places
 
 
 def _interleave(given: I64) -> I32:
