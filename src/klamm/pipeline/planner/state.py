@@ -170,8 +170,8 @@ class ReplicaPlan:
         return np.concatenate([np.empty(0, np.int64), *failed])
 
 
-# Of ten million rows, arrays of all slots in eight bytes each would fill the driver: these functions
-# look at one column after the other.
+# Arrays of all slots of ten million rows, in eight bytes each, would fill the driver, so these
+# functions look at one column after the other.
 
 
 def held_by(
