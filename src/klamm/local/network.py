@@ -89,6 +89,8 @@ class Proxy:
                 await asyncio.gather(self._pass(reader, onward), self._pass(onward_reader, writer))
         finally:
             self._open -= {writer, onward}
+            writer.transport.abort()
+            onward.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
