@@ -1,12 +1,12 @@
 """How long a broker with many partitions and a large log takes to start.
 
-    python -m bench.restart [--partitions 5000] [--megabytes 1] [--both]
+    python -m bench.restart [--partitions 5000] [--megabytes 1] [--only klamm]
 
 One broker, replication factor 1. One partition is filled by a producer, and the broker is shut
 down; the files of all other partitions become copies of it. Then the broker is started, until its
 registration and until every partition has its leader: after a controlled shutdown, after SIGKILL,
 when it reads the last segment of each partition again, and after another controlled shutdown. The
-files are in the page cache. With --both, Apache Kafka does the same first (KAFKA_LIBS).
+files are in the page cache. Apache Kafka 3.9.1 does the same first.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.side_by_side.cluster import Cluster, ZooKeeper
+from bench.side_by_side.duel import BOTH
+from tools.fetch_kafka import libs
 
 TOPIC = "restart"
 PATIENCE_S = 600
@@ -30,9 +32,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--partitions", type=int, default=5000)
     parser.add_argument("--megabytes", type=int, default=1, help="of each partition")
-    parser.add_argument("--both", action="store_true")
+    parser.add_argument("--only", choices=BOTH)
     options = parser.parse_args()
-    for implementation in ("kafka", "klamm") if options.both else ("klamm",):
+    if options.only != "klamm":
+        os.environ.setdefault("KAFKA_LIBS", str(libs()))
+    for implementation in (options.only,) if options.only else BOTH:
         measure(implementation, options.partitions, options.megabytes)
 
 

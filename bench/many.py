@@ -1,18 +1,20 @@
-"""Real brokers with many partitions: what each costs, and how long a failure is felt. One JSON object on stdout.
+"""Brokers with many partitions: what they cost, and how long a failure is felt.
 
-  python -m bench.side_by_side.many --implementation kafka|klamm [--topics 50] [--partitions 100] [--consumers 0]
-  python -m bench.side_by_side.many --both
+    make bench BENCH=many
+    python -m bench.many [--topics 50] [--partitions 100] [--consumers 0] [--only klamm]
 
-Three brokers, replication factor 3. Seconds: creation until every replica is in sync; produce to every partition once
-(acks=all); with --consumers, a group of so many reads all of it; a broker killed: from the loss of its registration until
-the survivors' metadata has a live leader for everything; its restart until every replica is in sync again; controlled
-shutdown of one. Idle CPU of all brokers is a share of a core, memory that of the largest broker. While one client asks for
-the metadata of all topics, over and over, another asks for that of one topic: its waits are in milliseconds.
+Three brokers, replication factor 3, Apache Kafka 3.9.1 first and klamm after it. Seconds: creation
+until every replica is in sync; one record to every partition (acks=all); with --consumers, a group
+of so many reads them all; a broker is killed: from the loss of its registration until the metadata
+has a live leader for everything; its restart until every replica is in sync; a controlled shutdown,
+and the restart after it. Idle CPU of all brokers is a share of a core, memory that of the largest
+broker. While one client asks for the metadata of all topics over and over, another asks for that of
+one topic: its waits are in milliseconds.
 """
 
 import argparse
 import json
-import statistics
+import os
 import sys
 import threading
 import time
@@ -20,7 +22,9 @@ import time
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.side_by_side.load import cpu_s, ratios, rss_mb, running
+from bench.side_by_side.cluster import cpu_s, rss_mb
+from bench.side_by_side.duel import BOTH, running
+from tools.fetch_kafka import libs
 
 PATIENCE_S = 600
 
@@ -36,7 +40,7 @@ def timed(check, timeout=PATIENCE_S):
 
 def of(implementation, topics, partitions, consumers):
     found = {}
-    with running(implementation) as (cluster, _):
+    with running(implementation, {"log.retention.check.interval.ms": 60000}) as cluster:
         names = [f"many-{n}" for n in range(topics)]
         pids = {i: n.proc.pid for i, n in cluster.nodes.items()}
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
@@ -79,7 +83,8 @@ def of(implementation, topics, partitions, consumers):
         began = time.perf_counter()
         produce_to_each(cluster.bootstrap, names, partitions)
         say("produce_to_each_s", round(time.perf_counter() - began, 2))
-        say("metadata_others_ms", others_while_metadata(cluster.bootstrap, names[0]))
+        for which, wait_ms in others_while_metadata(cluster.bootstrap, names[0]).items():
+            say(f"metadata_others_{which}_ms", wait_ms)
         if consumers:
             say("consumers_s", consume(cluster.bootstrap, names, partitions, consumers))
         cluster.nodes[3].kill()
@@ -132,8 +137,9 @@ def others_while_metadata(bootstrap, topic, rounds=20):
         busy.list_topics(timeout=30)
     done.set()
     other.join()
-    cuts = statistics.quantiles(waits, n=100)
-    return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1), "max": round(max(waits), 1)}
+    waits.sort()
+    shares = {"p50": waits[len(waits) // 2], "p99": waits[len(waits) * 99 // 100], "max": waits[-1]}
+    return {which: round(wait_ms, 1) for which, wait_ms in shares.items()}
 
 
 def consume(bootstrap, names, partitions, count):
@@ -169,20 +175,25 @@ def consume(bootstrap, names, partitions, count):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--implementation", choices=("kafka", "klamm"))
-    p.add_argument("--both", action="store_true")
-    p.add_argument("--topics", type=int, default=50)
-    p.add_argument("--partitions", type=int, default=100)
-    p.add_argument("--consumers", type=int, default=0)
-    o = p.parse_args()
-    result = {
-        i: of(i, o.topics, o.partitions, o.consumers)
-        for i in (("kafka", "klamm") if o.both else (o.implementation,))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--partitions", type=int, default=100)
+    parser.add_argument("--consumers", type=int, default=0)
+    parser.add_argument("--only", choices=BOTH)
+    o = parser.parse_args()
+    if o.only != "klamm":
+        os.environ.setdefault("KAFKA_LIBS", str(libs()))
+    found = {
+        each: of(each, o.topics, o.partitions, o.consumers)
+        for each in ((o.only,) if o.only else BOTH)
     }
-    if o.both:
-        result["klamm : kafka"] = ratios(result["klamm"], result["kafka"])
-    print(json.dumps(result, indent=1))
+    print(json.dumps(found, indent=1))
+    if not o.only:
+        print("\n| | klamm | Apache Kafka | ratio |\n| --- | --- | --- | --- |")
+        for row, klamm in found["klamm"].items():
+            kafka = found["kafka"][row]
+            ratio = f"{klamm / kafka:.2f}" if klamm and kafka else ""
+            print(f"| {row} | {klamm} | {kafka} | {ratio} |")
 
 
 if __name__ == "__main__":
