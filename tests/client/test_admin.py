@@ -288,6 +288,36 @@ def test_a_topic_that_a_dying_controller_created_is_not_refused_by_the_next():
     assert len(attempts) == 2
 
 
+def test_a_broker_that_hangs_is_not_waited_for_to_hear_of_a_topic(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(topics, "_ANSWERED_WITHIN_S", 0.05)
+    release = threading.Event()
+
+    def hang(_: Any) -> dict[str, Any]:
+        release.wait()
+        return {}
+
+    def metadata(body: Any) -> dict[str, Any]:
+        unknown = {
+            "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "name": "t",
+            "topic_id": None,
+            "is_internal": False,
+            "topic_authorized_operations": 0,
+            "partitions": [],
+        }
+        return metadata_of(brokers) | {"topics": [unknown] if body.topics else []}
+
+    # The timeout of the admin client is longer than that of the test.
+    with (
+        scripted({ApiKey.METADATA: metadata}, {ApiKey.METADATA: hang}) as brokers,
+        Admin(brokers[0].address, timeout_s=1000) as admin,
+    ):
+        assert topics.brokers_unaware_of(admin, "t", 1) == {1}
+        release.set()
+
+
 def test_a_topic_that_was_there_before_is_refused():
     script = {ApiKey.CREATE_TOPICS: lambda _: created(ErrorCode.TOPIC_ALREADY_EXISTS)}
     with (

@@ -231,12 +231,15 @@ class Admin:
         check(response.error_code, response.error_message)
         return LiveBroker(response.node_id, response.host, response.port, None)
 
-    def ask_broker(self, broker: int, api: ApiKey, values: Values) -> Any:
+    def ask_broker(
+        self, broker: int, api: ApiKey, values: Values, *, timeout_s: float | None = None
+    ) -> Any:
         """Send a request to this broker and no other."""
         self.metadata([])
         found = self._broker(broker, f"broker {broker}")
+        patience_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return self._connection((found.host, found.port)).send(api, values, self.timeout_s)
+            return self._connection((found.host, found.port)).send(api, values, patience_s)
         except UnavailableError as error:
             raise UnavailableError(f"Broker {broker} does not answer at {error}") from error
 
@@ -267,9 +270,12 @@ class Admin:
         }
         return response
 
-    def metadata_of(self, broker: int, topics: Iterable[str] | None) -> Any:
+    def metadata_of(
+        self, broker: int, topics: Iterable[str] | None, *, timeout_s: float | None = None
+    ) -> Any:
         """Request Metadata from one broker, since brokers learn of a change at different times."""
-        return self.ask_broker(broker, ApiKey.METADATA, _metadata_request(topics))
+        asked = _metadata_request(topics)
+        return self.ask_broker(broker, ApiKey.METADATA, asked, timeout_s=timeout_s)
 
     def retry(self, attempt: Callable[[], Any], what: str) -> Any:
         """Call `attempt` until it returns or raises an error that a retry cannot solve."""

@@ -15,6 +15,8 @@ from klamm.protocol.codes import ErrorCode, KafkaError
 
 _BROKER_DEFAULT: Final = -1
 _HEARD_WITHIN_S: Final = 10.0
+#: How long a broker may take to say what it knows of a topic.
+_ANSWERED_WITHIN_S: Final = 2.0
 _PAUSE_S: Final = 0.05
 
 
@@ -205,9 +207,9 @@ def brokers_unaware_of(admin: Admin, name: str, partitions: int | None) -> set[i
     found = set()
     for broker in describe(admin, []).brokers:
         try:
-            (topic,) = admin.metadata_of(broker.id, [name]).topics
+            (topic,) = admin.metadata_of(broker.id, [name], timeout_s=_ANSWERED_WITHIN_S).topics
         except UnavailableError:
-            continue  # the broker is shutting down
+            continue  # the broker is shutting down, or hangs, and will be told when it is back
         except KafkaError as error:
             if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
                 raise
