@@ -123,7 +123,8 @@ class Log:
     def advance_high_watermark(self, offset: int) -> int:
         """Set the high watermark as near to `offset` as the log's bounds allow, and return it."""
         self.high_watermark = max(self.start_offset, min(offset, self.end_offset))
-        self.producers.settle(self.high_watermark)
+        if self.producers.first_unstable_offset is not None:
+            self.producers.settle(self.high_watermark)
         return self.high_watermark
 
     def assign_topic_id(self, topic_id: uuid.UUID) -> None:
