@@ -152,8 +152,7 @@ class DataPlane:
             await asyncio.to_thread(self.logs.open, identity)
         except StorageError as error:
             raise ConfigError(f"log.dirs: {error}") from error
-        on_disk = sorted(_topics_on_disk(self._config.log_dirs))
-        await self.replicas.prepare(on_disk, while_starting=True)
+        await self.replicas.prepare(sorted(_topics_on_disk(self._config.log_dirs)))
         with ThreadPoolExecutor(_LOADERS, "loader") as loaders:
             await asyncio.to_thread(self.logs.load, now_ms=self._clock.wall_ms(), executor=loaders)
         self.replicas.apply_throttle_rates()

@@ -7,7 +7,6 @@ import pytest
 
 from klamm.broker.metadata.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
-from klamm.errors import SessionLostError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryZooKeeper
 
@@ -61,18 +60,6 @@ def test_settings_that_make_no_sense_have_no_effect() -> None:
         assert topics.of("bad").retention_ms == 5000
 
     run(test, bad={"retention.ms": "soon"})
-
-
-def test_a_broker_that_loses_its_session_while_it_starts_does_not_wait_for_it() -> None:
-    async def main() -> None:
-        zookeeper = MemoryZooKeeper()
-        store = zookeeper.session()
-        topics = TopicConfigs(CONFIG, store)
-        zookeeper.expire(store)
-        with pytest.raises(SessionLostError):
-            await topics.learn(["t"], while_starting=True)
-
-    asyncio.run(main())
 
 
 def test_new_settings_of_the_broker_stand_behind_those_of_topics() -> None:

@@ -52,12 +52,8 @@ class TopicConfigs:
         """The overrides of the topic."""
         return self._overrides.get(topic, {})
 
-    async def learn(self, topics: Iterable[str], *, while_starting: bool = False) -> None:
-        """Read the settings of topics that have no replica here yet.
-
-        A lost session is waited for, but for a broker that is still starting: its session is
-        renewed only after it has registered.
-        """
+    async def learn(self, topics: Iterable[str]) -> None:
+        """Read the settings of topics that have no replica here yet."""
         reading: dict[str, dict[str, str]] = {
             name: {} for name in topics if name not in self._overrides
         }
@@ -69,8 +65,6 @@ class TopicConfigs:
             try:
                 await self._read(reading)
             except SessionLostError:
-                if while_starting:
-                    raise
                 # Without its settings a log might delete records that it has to keep.
                 await asyncio.sleep(_RETRY_PAUSE_S)
             else:

@@ -130,10 +130,10 @@ class ReplicaManager:
 
     # Requests of the controller
 
-    async def prepare(self, topics: list[str], *, while_starting: bool = False) -> None:
+    async def prepare(self, topics: list[str]) -> None:
         """Read the settings of topics that are new on this broker: their logs need them."""
         new = [topic for topic in topics if topic not in self.topics]
-        await self.topics.learn(new, while_starting=while_starting)
+        await self.topics.learn(new)
         for topic in new:
             self._apply_throttles(topic)
 
