@@ -27,7 +27,7 @@ from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FetchPartitionResponse, FetchResponse, FetchTopicResponse
 from klamm.protocol.fast.fetch import encode_fetch_response as encode_fetch
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.codec.test_encoding import values
+from tests.support.messages import values
 
 ORDERS_ID = uuid.UUID(int=7)
 BETWEEN_BROKERS = {

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from klamm.client.admin import Admin
-from tests.local.test_cluster import descendants, is_alive
 from tests.support.command_line import interruptible, run_here, run_process
 from tests.support.ports import free_base_port
+from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real

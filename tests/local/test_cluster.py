@@ -17,6 +17,7 @@ from klamm.local.broker_process import ProcessState
 from klamm.local.demo.load import NumberedProducer, read_numbers
 from klamm.local.running import ConditionNotMetError
 from klamm.local.status import read_status
+from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -27,26 +28,6 @@ def topic(klamm_cluster: Cluster, klamm_topic_prefix: str) -> str:
     name = klamm_topic_prefix + "orders"
     klamm_cluster.create_topic(name)
     return name
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        # A zombie whose parent has not asked yet is as dead as any.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        each = todo.pop()
-        for tasks in Path(f"/proc/{each}/task").glob("*/children"):
-            children = [int(child) for child in tasks.read_text().split()]
-            found.update(children)
-            todo += children
-    return found
 
 
 def test_a_killed_leader_is_replaced_and_comes_back(klamm_cluster: Cluster, topic: str):

@@ -11,9 +11,9 @@ from klamm.errors import ConfigError
 from klamm.pipeline.ingest.location import Location
 from klamm.pipeline.output import object_store_settings, output_folder
 from klamm.pipeline.snapshot.snapshot import write_snapshot
-from tests.pipeline.whatif.test_frames import make_snapshot
 from tests.support.command_line import run_here
 from tests.support.object_storage import object_storage
+from tests.support.snapshots import make_snapshot
 
 
 @pytest.fixture

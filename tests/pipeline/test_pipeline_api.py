@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from klamm import pipeline
-from tests.pipeline.whatif.test_frames import make_snapshot
+from tests.support.snapshots import make_snapshot
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"
 

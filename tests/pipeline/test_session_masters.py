@@ -17,7 +17,7 @@ from klamm.zookeeper import znodes
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.pipeline.history.night import night
 from tests.pipeline.snapshot.test_zookeeper import broker, fill
-from tests.pipeline.whatif.test_frames import make_snapshot
+from tests.support.snapshots import make_snapshot
 
 pytestmark = [pytest.mark.real, pytest.mark.spark_heavy, pytest.mark.timeout(900)]
 

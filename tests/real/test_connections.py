@@ -7,7 +7,6 @@ import struct
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import Codec, compress
 from klamm.protocol.records import HEADER_SIZE, Record, build_batch
 from tests.support.cluster import RealCluster
+from tests.support.processes import memory_kb
 from tests.support.raw import Raw, batch, fetch_values, produce_values
 from tests.support.waiting import wait_until
 
@@ -280,11 +280,6 @@ def test_announcing_a_large_request_costs_nothing(cluster: RealCluster, raw: Raw
     finally:
         for each in crowd:
             each.close()
-
-
-def memory_kb(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
 
 
 def test_a_thousand_idle_connections_cost_little(cluster: RealCluster, raw: Raw) -> None:

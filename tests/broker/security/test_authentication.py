@@ -15,7 +15,7 @@ from klamm.net.sasl import ScramLogin
 from klamm.net.scram import ScramMechanism
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
-from tests.real.test_connections import memory_kb
+from tests.support.processes import memory_kb
 from tests.support.raw import Raw
 from tests.support.secured import PLANTED, REAUTH_MS, SecuredBroker, log_in, plain
 from tests.support.waiting import wait_until

@@ -30,7 +30,7 @@ from klamm.protocol.codec.frames import (
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.codec.test_encoding import values
+from tests.support.messages import values
 
 VERSIONS = [
     (key, version)

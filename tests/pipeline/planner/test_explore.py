@@ -17,7 +17,7 @@ from klamm.pipeline.planner.explore import (
 )
 from klamm.pipeline.planner.planner import Capacity, Demands
 from tests.pipeline.pages import Page, network_references
-from tests.pipeline.whatif.test_frames import RACKS, make_snapshot
+from tests.support.snapshots import RACKS, make_snapshot
 
 
 def test_variants_differ_in_brokers_pins_capacities_and_seeds():

@@ -8,8 +8,7 @@ from klamm.protocol.codec.frames import decode_request
 from klamm.protocol.codec.headers import RequestHeader, encode_request_header
 from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.codec.test_encoding import values
-from tests.support.messages import encode_struct
+from tests.support.messages import encode_struct, values
 from tests.support.recorded_exchanges import SCHEMAS, schema_id
 
 

@@ -12,8 +12,7 @@ from klamm.protocol.fast.control_decode import TopicRecords
 from klamm.protocol.fast.metadata_records import PartitionMetadata, unpack_partition
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
-from tests.protocol.codec.test_encoding import values
-from tests.support.messages import encode_struct
+from tests.support.messages import encode_struct, values
 from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 RECORDED = [
