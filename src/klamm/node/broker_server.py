@@ -63,7 +63,7 @@ class BrokerServer:
         self.metadata = MetadataCache()
         self.meters = BrokerMeters()
         history = BrokerHistory(config, identity.broker_id)
-        #: What this broker adds to the history; None: none is kept.
+        #: The history of this broker; None if none is kept.
         self._history = history if history.is_kept else None
         self.security = SecurityService(
             config,

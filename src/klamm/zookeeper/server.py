@@ -35,7 +35,7 @@ _JARS: Final = (
     "snappy-java-*.jar",
     "commons-io-*.jar",
 )
-#: What it takes to get a log, which costs more than half of the time to start and 25 MB.
+#: The jars of the server's log, which takes more than half of the start and 25 MB.
 _LOGGING_JARS: Final = ("log4j-api-*.jar", "log4j-core-*.jar", "log4j-slf4j2-impl-*.jar")
 
 _JVM_OPTIONS: Final = (

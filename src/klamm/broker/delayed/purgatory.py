@@ -18,7 +18,7 @@ from klamm.broker.clock import Clock
 from klamm.broker.fetch.sessions import FetchSession, SessionPartitions
 from klamm.names import TopicPartition
 
-#: What an operation is watched under.
+#: The key under which an operation is watched.
 WatchKey = TopicPartition | FetchSession
 #: Fewer stale timers than this stay in the heap.
 _STALE_TIMERS_MAX: Final = 64

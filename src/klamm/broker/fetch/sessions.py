@@ -231,7 +231,7 @@ class FetchSession:
     def update(self, request: SessionRequest) -> None:
         """Apply what a request says about the partitions of the session."""
         if request.terms != self._terms:
-            # Whatever was settled was so on other terms.
+            # Partitions were found without news on other terms: read all of them again.
             self._terms = request.terms
             for cached in self.partitions.values():
                 self.mark(cached)

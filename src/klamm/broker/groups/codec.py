@@ -328,7 +328,7 @@ def _names(given: Iterable[str], known: Set[str]) -> Sequence[str]:
         if name in known:
             names.add(name)
         else:
-            # One that is not known stands for all of them: it matches nothing.
+            # One unknown name stands for all of them: none matches a group.
             unknown = name
     return sorted(names) if unknown is None else [*sorted(names), unknown]
 

@@ -74,7 +74,7 @@ _UNKNOWN_FOR_NOW: Final = frozenset(
 )
 
 Required = dict[TopicPartition, int]
-#: What a request holds for a partition, or what came of looking at it ahead.
+#: The records of a partition: as sent, already validated, or already refused.
 Records: TypeAlias = memoryview | Batch | AppendError | None
 
 

@@ -341,7 +341,7 @@ class LogManager:
             try:
                 log.assign_topic_id(topic_id)
             except StorageError:
-                # What there is of it is on that disk, and must not be begun again on another.
+                # A part of the log is on that disk, so it must not be created on another.
                 self._lost.add(partition)
                 raise
         self._add(disk, log)

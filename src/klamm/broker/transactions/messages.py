@@ -15,7 +15,7 @@ from klamm.broker.transactions.records import (
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
 
-#: What a client is told when the log refuses a record (TXN-15).
+#: The error that a client gets when the log refuses a record (TXN-15).
 APPEND_ERRORS: Final[Mapping[ErrorCode, ErrorCode]] = {
     ErrorCode.NONE: ErrorCode.NONE,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -151,5 +151,5 @@ class TransactionList:
     transactions: Sequence[ListedTransaction] = ()
 
 
-#: What a request that may wait for the log is responded with.
+#: The responses of requests that may wait for the log.
 Response = InitResponse | AddResponse | EndResponse

@@ -43,10 +43,10 @@ SHARDS: Final = 4
 #: Messages in one micro-batch, and bytes of spools in one refresh.
 _MESSAGES_MAX: Final = 20_000
 _PORTION_BYTES: Final = 64 << 20
-#: How much of a spool file that is no history is kept.
+#: The bytes that are kept of a spool file that is not a history.
 _FILE_KEPT_BYTES: Final = 64 << 10
-#: What a task that takes in messages says: the keys of records, the file that they are in, and how
-#: many messages were no history.
+#: The output of a task that reads messages: the keys of records, their file, and the number of
+#: messages that are not of a history.
 _TAKEN_IN: Final = pa.schema(
     [
         *KEYS,

@@ -19,7 +19,7 @@ class Location:
     """A folder; it travels to tasks as text and opens its file system where it is used."""
 
     uri: str
-    #: What the client of an object store is told; without it, the environment counts.
+    #: The settings of the object store's client; if empty, the environment has them.
     store: tuple[tuple[str, str | bool], ...] = field(default=(), repr=False)
 
     @property

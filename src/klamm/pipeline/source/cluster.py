@@ -31,11 +31,11 @@ _T = TypeVar("_T")
 
 #: How long the cluster may take to get over a broker that failed; Java's default.api.timeout.ms.
 _PATIENCE_S: Final = 60.0
-#: The same for a cluster that has not answered anything yet.
+#: The same for a cluster that has not responded yet.
 _FIRST_PATIENCE_S: Final = 10.0
 _REQUEST_TIMEOUT_S: Final = 10.0
 _PAUSE_S: Final = 0.2
-#: What a batch waits at most until its offsets are committed for others to see.
+#: The longest time that a batch waits for the commit of its offsets.
 _COMMIT_PATIENCE_S: Final = 2.0
 #: How long a topic that was never seen is asked for. A broker that was just started knows no topic.
 _UNKNOWN_FOR_S: Final = 2.0

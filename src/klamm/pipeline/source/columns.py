@@ -35,7 +35,7 @@ LOG_APPEND_TIME: Final = 1
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-#: Those of Spark's `kafka` format.
+#: The columns of Spark's `kafka` format.
 _TYPES: Final = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -47,10 +47,10 @@ _TYPES: Final = {
     "headers": _HEADERS,
 }
 _MAGIC_AT: Final = 16
-#: What is made one Arrow batch, give or take a batch of the wire: a small response may hold a lot
-#: once it is decompressed, and Spark works on one portion while the next is made.
+#: The size of an Arrow batch, give or take a record batch: a small response may be large once it is
+#: decompressed, and Spark works on one portion while the next is made.
 _PORTION_BYTES: Final = 4 << 20
-#: What the offsets of Arrow's strings reach.
+#: The largest offset in a column of strings in Arrow.
 _COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 #: A varint of 64 bits has no more bytes.
 _VARINT_BYTES_MAX: Final = 10

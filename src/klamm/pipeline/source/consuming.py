@@ -49,7 +49,7 @@ class KeptConsumer:
         self.consumer.close()
 
 
-#: Those that no task is using.
+#: The idle consumers of this process.
 CONSUMERS: Final = Pool(KeptConsumer, is_sound=lambda _: True, close=KeptConsumer.close)
 
 

@@ -28,7 +28,7 @@ KAFKA_PREFIX: Final = "kafka."
 
 _LOG: Final = logging.getLogger(__name__)
 
-#: Those of Spark's `kafka` format; the last one if it is asked for.
+#: The columns of Spark's `kafka` format; headers are there if an option asks for them.
 COLUMN_TYPES: Final = {
     "key": "binary",
     "value": "binary",
@@ -63,7 +63,7 @@ _READ: Final = (
     "commitOffsets",
     "pushFilters",
 )
-#: What a batch has no use for.
+#: Options of streams alone.
 _TRIGGER: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger", "maxTriggerDelay")
 #: Spark itself adds the last ones to a sink's options.
 _WRITE: Final = ("topic", "includeHeaders", "checkpointLocation", "queryName", "path")
@@ -78,7 +78,7 @@ _UNITS_S: Final = {
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
 
-#: What is wanted of one end of the ranges that are read.
+#: The start or the end of the ranges to read, as the options give it.
 Limit: TypeAlias = "Everywhere | Offsets | Timestamps | AtTimestamp"
 
 
@@ -151,7 +151,7 @@ class ReadOptions:
     offset_retries: int
     offset_retry_pause_s: float
     poll_timeout_s: float
-    #: How long a stream takes it that there are the same partitions; None: it looks each time.
+    #: How long a stream uses a list of partitions; None: it reads the list each time.
     topics_ttl_s: float | None
     #: The group that offsets are committed to, for tools that show lag.
     commit_group: str | None

@@ -59,5 +59,5 @@ class _Failures:
             self.first = self.first or error
 
 
-#: Those that no task is using.
+#: The idle producers of this process.
 PRODUCERS: Final = Pool(KeptProducer, is_sound=KeptProducer.is_sound, close=KeptProducer.close)

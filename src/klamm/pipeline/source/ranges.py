@@ -39,7 +39,7 @@ class RangeBundle(InputPartition):
     ranges: tuple[OffsetRange, ...]
 
 
-#: What is small, and how much of it one task reads at most.
+#: The largest small range, and the most that one task reads of small ranges.
 _SMALL_RECORDS: Final = 1_000
 _BUNDLE_RECORDS: Final = 10_000
 _BUNDLE_RANGES: Final = 500

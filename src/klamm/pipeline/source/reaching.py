@@ -37,7 +37,7 @@ class LastError:
         return {"error_cb": self._note, "logger": SILENT}
 
     def _note(self, error: KafkaError) -> None:
-        # That all are down says less than why the last one was.
+        # The error of the last broker says more than that all brokers are down.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or self.text is None:
             self.text = error.str()
 

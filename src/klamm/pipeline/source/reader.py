@@ -154,7 +154,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = self._look(position)
         else:
             if not _reaches(self._target, position):
-                # It was looked for without knowing where the stream stands.
+                # The target was read without knowing the position of the stream.
                 self._target = self._look(position)
             latest = self._target
         self._latest = latest

@@ -64,7 +64,7 @@ class FoldPlan:
     history_from: int
     history_until: int
     min_isr: Mapping[str, int] = field(default_factory=dict)
-    #: What the client of an object store is told.
+    #: The settings of the object store's client.
     store: tuple[tuple[str, str | bool], ...] = field(default=(), repr=False)
 
     def to_json(self) -> bytes:

@@ -24,7 +24,7 @@ from klamm.errors import ConfigError
 from klamm.pipeline.ingest.formats.parsing import I64, Parsed, all_positions, without
 
 _ROW: Final = "_"
-#: What a value is put into: an array, or an object alone.
+#: The text around a value: an array, or an object alone.
 _IN_ARRAY: Final = (pa.scalar(b'{"_":[', pa.binary()), pa.scalar(b"]}\n", pa.binary()))
 _IN_OBJECT: Final = (pa.scalar(b'{"_":', pa.binary()), pa.scalar(b"}\n", pa.binary()))
 #: What a value has that leaves its array and opens another; so may one with two arrays inside.
