@@ -224,6 +224,13 @@ def decode_node(reply: bytes) -> Znode:
 
 def decode_children(reply: bytes) -> list[str]:
     """The reply to getChildren."""
+    # A controller lists all topics whenever one is created. Lengths below 256 are three zeros and
+    # a byte, and no name has a zero, so names are cut at zeros, and their lengths compared.
+    nothing, *names = reply[BODY + _INT.size :].split(b"\0\0\0")
+    (count,) = _INT.unpack_from(reply, BODY)
+    is_cut_well = not nothing and len(names) == count
+    if is_cut_well and all(name and name[0] == len(name) - 1 for name in names):
+        return [name[1:].decode() for name in names]
     return _decode_names(reply, BODY)[0]
 
 
