@@ -58,7 +58,7 @@ _ZERO: Final = ord("0")
 def decode_state_reply(reply: bytes, nodes: "StateNodes") -> DecodedStates:
     """The reply to a bulk read of the nodes."""
     found = _locate(reply, len(nodes))
-    columns = None if found is None else _decode(reply, *found)
+    columns = None if found is None else _decode(*found)
     return _decode_one_by_one(reply, nodes) if columns is None else columns
 
 
@@ -79,10 +79,11 @@ def _locate(reply: bytes, count: int) -> tuple[U8, I64, I64] | None:
     length = _int32(octets, braces - 4).astype(np.int64)
     ends = braces + length + _STAT_BYTES
     is_whole = (
-        bool((octets[braces + length - 1] == ord("}")).all())
-        and braces[0] == wire.BODY + _BEFORE_DATA
+        braces[0] == wire.BODY + _BEFORE_DATA
+        and int(length.min()) > 0
         and np.array_equal(ends[:-1] + _BEFORE_DATA, braces[1:])
         and ends[-1] + wire.OP_HEADER.size == len(reply)
+        and bool((octets[braces + length - 1] == ord("}")).all())
     )
     return (octets, braces, length) if is_whole else None
 
@@ -105,7 +106,7 @@ class _Layout(NamedTuple):
     signs: tuple[int, ...]  # in the order of the two above
 
 
-def _decode(reply: bytes, octets: U8, start: I64, length: I64) -> DecodedStates | None:
+def _decode(octets: U8, start: I64, length: I64) -> DecodedStates | None:
     """Decode texts that differ only in their digits together; None if one has no usual form.
 
     JSON that is equal but for the digits of its numbers has the same meaning but for the values of
