@@ -393,6 +393,26 @@ def compacting(world):
 
 
 @pytest.mark.parametrize("damage", ["unreadable", "missing"])
+def test_a_log_whose_first_batch_is_damaged_after_a_restart_is_marked_too(
+    world, compacting, damage
+):
+    path = compacted(compacting, "bad", b"1", b"2").segments[0].path
+    compacted(compacting, "good", b"1", b"2")
+    compacting.close()
+    manager = world.start()
+    for log in manager.logs():
+        log.advance_high_watermark(2)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    assert manager.clean_once(now_ms=NOW) == TopicPartition("good", 0)
+    assert manager.clean_once(now_ms=NOW) is None
+    marked = [log.partition for logs in manager.uncleanable().values() for log in logs]
+    assert marked == [TopicPartition("bad", 0)]
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "missing"])
 def test_a_log_that_cannot_be_compacted_is_marked_and_the_others_get_their_turn(compacting, damage):
     bad = compacted(compacting, "bad", b"1", b"2", b"3", b"4")
     path = bad.segments[0].path

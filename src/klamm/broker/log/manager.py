@@ -95,6 +95,13 @@ class _Disk:
         self.uncleanable.add(partition)
         logger.error("%s cannot be compacted and is marked as uncleanable: %r", partition, error)
 
+    def note_missing(self, log: Log, error: FileNotFoundError) -> None:
+        """A segment was not there: retention has removed it meanwhile, or else it is damage."""
+        if all(segment.path.exists() for segment in log.segments):
+            logger.info("%s lost segments to retention while it was compacted", log.partition)
+        else:
+            self.mark_uncleanable(log.partition, error)
+
     def write_checkpoint(self, name: str, offsets: dict[TopicPartition, int]) -> None:
         """Replace a checkpoint; a failure takes the directory offline and is reported so."""
         try:
@@ -439,12 +446,17 @@ class LogManager:
         dirty: list[tuple[_Disk, LogToClean]] = []
         for disk in self._online():
             cleaned = disk.checkpoint(CLEANER_OFFSETS).read()
-            found = (
-                find_dirt(log, cleaned.get(log.partition), now_ms)
-                for log in list(disk.logs.values())
-                if log.partition not in disk.uncleanable
-            )
-            dirty += [(disk, entry) for entry in found if entry is not None]
+            for log in list(disk.logs.values()):
+                if log.partition in disk.uncleanable:
+                    continue
+                try:
+                    found = find_dirt(log, cleaned.get(log.partition), now_ms)
+                except FileNotFoundError as error:
+                    disk.note_missing(log, error)
+                except Exception as error:  # the first batch of a segment is read
+                    disk.mark_uncleanable(log.partition, error)
+                else:
+                    dirty += [] if found is None else [(disk, found)]
         if not dirty:
             return None
         disk, dirtiest = max(dirty, key=lambda entry: entry[1].ratio)
@@ -453,10 +465,7 @@ class LogManager:
             clean_up_to = clean(dirtiest, self._files, now_ms)
             offsets = disk.checkpoint(CLEANER_OFFSETS).read()
         except FileNotFoundError as error:
-            if all(segment.path.exists() for segment in dirtiest.log.segments):
-                logger.info("%s lost segments to retention while it was compacted", partition)
-            else:
-                disk.mark_uncleanable(partition, error)
+            disk.note_missing(dirtiest.log, error)
         except OSError as error:
             dirtiest.log.directory.fail(error)
         except StorageError as error:
