@@ -392,6 +392,21 @@ def compacting(world):
     return world.start()
 
 
+def test_a_damaged_index_does_not_keep_other_logs_from_retention(world):
+    for topic in ("bad", "good"):
+        world.configs[topic] = LogConfig(retention_ms=1000)
+    manager = world.start()
+    for topic in ("bad", "good"):
+        compacted(manager, topic, b"1")
+    manager.close()
+    manager = world.start()
+    for log in manager.logs():
+        log.advance_high_watermark(1)
+    (bad,) = (log for log in manager.logs() if log.partition.topic == "bad")
+    bad.segments[0].time_index.path.write_bytes(b"")
+    assert manager.enforce_retention(now_ms=NOW + 5000) == [TopicPartition("good", 0)]
+
+
 @pytest.mark.parametrize("damage", ["unreadable", "missing"])
 def test_a_log_whose_first_batch_is_damaged_after_a_restart_is_marked_too(
     world, compacting, damage

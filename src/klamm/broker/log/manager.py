@@ -502,9 +502,12 @@ class LogManager:
 
     def _each(self, work: Callable[[Log], object]) -> None:
         for log in self.logs():
-            # The failure has taken the directory offline, which is reported on its own.
-            with suppress(StorageError):
+            try:
                 work(log)
+            except StorageError:
+                pass  # The failure has taken the directory offline, which is reported on its own.
+            except Exception:  # damage in one log must not keep the others from their turn
+                logger.exception("%s cannot be looked after", log.partition)
 
     def _flush_rolled(self, log: Log) -> None:
         sealed_up_to = log.segments[-1].base_offset
