@@ -1,10 +1,12 @@
 """What security costs: ACL decisions, SCRAM logins, TLS in three ways, and a whole broker.
 
     make bench BENCH=security
+    python -m bench.security [PART]...
 
 A broker of klamm is measured with and without security, and one of Apache Kafka 3.9.1 beside it,
-under the same clients. Kafka is left out where its jars are not there (KAFKA_LIBS). With
-`BEFORE=DIR`, a checkout of an older klamm, its broker is measured too, in plaintext.
+under the same clients, after a round that warms up. Kafka is left out where its jars are not there
+(KAFKA_LIBS). With `BEFORE=DIR,...`, checkouts of older klamms, their brokers are measured too, in
+plaintext, in turns. PART is one of decisions, logins, tls, brokers, before and spark.
 """
 
 import asyncio
@@ -66,8 +68,10 @@ SENT_MB = 512
 PIECE = MB
 RECORD = 1024
 RECORDS = 200_000
-#: Reads of the topic: the first warms up.
+#: Reads of the topic by a Spark job, of which the first warms up; runs of each older klamm.
 ROUNDS = 3
+#: Reads of the topic by the reader alone, of which the best counts.
+READS = 10
 #: Requests of somebody else while clients log in, and the pause between two.
 PINGS = 300
 PAUSE_S = 0.01
@@ -75,27 +79,58 @@ PING = {"include_cluster_authorized_operations": False}
 
 
 def main() -> None:
-    decisions()
-    logins()
+    chosen = sys.argv[1:] or list(PARTS)
+    for name in chosen:
+        if name not in PARTS:
+            sys.exit(f"There is no part {name}; there are: {', '.join(PARTS)}.")
+    for name in chosen:
+        PARTS[name]()
+
+
+def ways_of_tls() -> None:
     for way in ("SSLSocket on a file", UVLOOP, AIOFASTNET, "plaintext sendfile"):
         is_there = way != AIOFASTNET or find_spec("aiofastnet") is not None
-        print(f"TLS by {way}: {serve(way) if is_there else 'not installed'}")
+        print(f"TLS by {way}: {serve(way) if is_there else 'not installed'}", flush=True)
     print(f"TLS by the kernel: {kernel_tls()}")
+
+
+def brokers() -> None:
     libs = kafka_libs()
-    before = os.environ.get("BEFORE")
-    cpus: list[tuple[float, float]] = []
     for kind in (None, "sasl_ssl"):
         name = kind or "plaintext"
-        told, cpu = broker(kind)
-        cpus.append(cpu)
-        print(f"klamm, {name}: {told}", flush=True)
-        if kind is None and before is not None:
-            command = [sys.executable, "-m", "klamm", "broker"]
-            told = other_broker(kind, command, {"PYTHONPATH": f"{before}/src"})
-            print(f"klamm of {before}, {name}: {told}", flush=True)
+        print(f"klamm, {name}: {broker(kind)}", flush=True)
         if libs is not None:
             java = ["java", "-Xms512m", "-Xmx1g", "-cp", f"{libs}/*", "kafka.Kafka"]
             print(f"Apache Kafka, {name}: {other_broker(kind, java, {})}", flush=True)
+
+
+def before() -> None:
+    """This klamm and older ones, in turns, in plaintext."""
+    given = os.environ.get("BEFORE")
+    if given is None:
+        return
+    here = str(Path(__file__).parents[1])
+    for _ in range(ROUNDS):
+        for directory in (*given.split(","), here):
+            command = [sys.executable, "-m", "klamm", "broker"]
+            told = other_broker(None, command, {"PYTHONPATH": f"{directory}/src"})
+            print(f"klamm of {directory}, plaintext: {told}", flush=True)
+
+
+def spark() -> None:
+    cpus: list[tuple[float, float]] = []
+    for kind in (None, "sasl_ssl"):
+        with Cluster(brokers=1, security=kind) as cluster:
+            cluster.create_topic("bench", replication_factor=1)
+            produce(cluster.client_config("confluent-kafka"), os.urandom(RECORD))
+            options = cluster.client_config("spark")
+            cpus.append((run_spark(options), min(read_as_spark(options) for _ in range(READS))))
+        job, alone = (cpu / RECORDS * 1e6 for cpu in cpus[-1])
+        print(
+            f"Spark, {kind or 'plaintext'}: {job:.1f} s CPU for a million rows;"
+            f" of it the reader {alone:.2f} s",
+            flush=True,
+        )
     for what, plain, secured in zip(("a Spark job", "its reader alone"), *cpus, strict=True):
         print(f"{what}: CPU over SASL_SSL to that in plaintext {secured / plain:.2f}")
 
@@ -252,21 +287,14 @@ def cpu_s() -> float:
 # A whole broker
 
 
-def broker(kind: str | None) -> tuple[str, tuple[float, float]]:
-    """Produce and consume through a broker of klamm; the CPU seconds of Spark and of its reader."""
+def broker(kind: str | None) -> str:
+    """Produce and consume through a broker of klamm."""
     with Cluster(brokers=1, security=kind) as cluster:
         cluster.create_topic("bench", replication_factor=1)
-        config = cluster.client_config("confluent-kafka")
         pid = cluster.broker(1).pid
         assert pid is not None
-        told = load(config, pid)
-        options = cluster.client_config("spark")
-        cpus = run_spark(options), min(read_as_spark(options) for _ in range(ROUNDS))
-        for name, cpu in zip(("Spark", "of it the reader"), cpus, strict=True):
-            told += f"; {name} {cpu / RECORDS * 1e6:.1f} s CPU for a million rows"
-        if kind is not None:
-            told += f"; {stall(cluster.client_config('java'))}"
-        return told, cpus
+        told = load(cluster.client_config("confluent-kafka"), pid)
+        return told if kind is None else f"{told}; {stall(cluster.client_config('java'))}"
 
 
 def run_spark(options: dict[str, str]) -> float:
@@ -389,6 +417,8 @@ def load(config: dict[str, object], pid: int) -> str:
     value = os.urandom(RECORD)
     volume_gb = RECORD * RECORDS / 1e9
     told = []
+    produce(config, value)
+    consume(config, value)
     for name, work in (("produce", produce), ("consume", consume)):
         cpu, began = process_cpu_s(pid), time.perf_counter()
         work(config, value)
@@ -432,6 +462,15 @@ def process_cpu_s(pid: int) -> float:
             ticks += sum(map(int, path.read_text().rpartition(")")[2].split()[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
+
+PARTS = {
+    "decisions": decisions,
+    "logins": logins,
+    "tls": ways_of_tls,
+    "brokers": brokers,
+    "before": before,
+    "spark": spark,
+}
 
 if __name__ == "__main__":
     assert ssl.OPENSSL_VERSION_INFO >= (3,), "measured with OpenSSL 3"

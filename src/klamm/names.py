@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
+#: The topic of KRaft, whose name clients may not use.
+CLUSTER_METADATA: Final = "__cluster_metadata"
 _INTERNAL: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, "__share_group_state"})
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _LENGTH_MAX: Final = 249

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from klamm.broker.fault_injection import Fault, FaultInjection
 from klamm.broker.handlers.dispatch import Call, EncodedResponse
-from klamm.broker.security.guard import message_values
+from klamm.broker.security.denials import message_values
 from klamm.errors import ConfigError
 from klamm.net.server import CLOSE, CloseConnection
 from klamm.protocol.apis import APIS, ApiKey

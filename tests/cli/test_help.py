@@ -88,3 +88,11 @@ def test_the_commands_are_listed_in_sections_with_all_of_their_text():
     assert "Administration, of Apache Kafka as well:" in titles
     flat = " ".join(shown.split())
     assert "Run a whole cluster on this machine until Ctrl-C; a second Ctrl-C kills it." in flat
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_who_asks_a_cluster_takes_client_properties_from_the_environment_too(path):
+    shown = help_of(path)
+    if "--bootstrap-server" in shown:
+        assert "--command-config FILE" in shown
+        assert "KLAMM_COMMAND_CONFIG" in shown.replace("\n", "").replace(" ", "")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm import Cluster
 from klamm.config.properties import format_properties
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.zookeeper.server import ZooKeeperServer
@@ -83,3 +84,14 @@ def test_java_clients_are_told_what_they_may_not_do(
         stdin="by alice\n",
     )
     assert "AuthorizationException" in told
+
+
+@pytest.mark.parametrize("kind", ["ssl", "sasl_plaintext", "sasl_ssl"])
+def test_a_local_cluster_tells_java_clients_what_they_need(
+    kafka_libs: Path, tmp_path: Path, kind: str
+):
+    with Cluster(brokers=1, security=kind) as cluster:
+        cluster.create_topic("orders", replication_factor=1)
+        tools = Tools(kafka_libs, tmp_path, cluster.bootstrap_servers)
+        config = tools.file(format_properties(cluster.client_config("java")))
+        assert "orders" in tools.run("kafka-topics", "--list", "--command-config", str(config))

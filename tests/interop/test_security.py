@@ -31,29 +31,15 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.console.conftest import start_console
+from tests.interop.security_dialogue import PATIENCE_S, SecuredNode
 from tests.support.chroot import Chroot
 from tests.support.command_line import Result, run_here
-from tests.support.kafka_process import kafka_command
-from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
 KLAMM, KAFKA = 1, 2
 PASSWORDS = {"admin": "admin-secret", "broker": "broker-secret", "alice": "alice-secret"}
-PATIENCE_S = 120.0
-
-
-class SecuredNode(NodeProcess):
-    """A broker of either kind whose only listener is SASL_SSL."""
-
-    patience_s = PATIENCE_S
-    libs: Path | None = None
-
-    def command(self, file: Path) -> list[str]:
-        # Values hold backslashes and spaces, which the base class writes as they are.
-        file.write_text(format_properties({k: str(v) for k, v in self.config.items()}))
-        return super().command(file) if self.libs is None else kafka_command(self.libs, file)
 
 
 class SecuredPair(Chroot):
@@ -249,6 +235,7 @@ COMMANDS = (
     "snapshot --bootstrap-server BOOTSTRAP --out OUT/by-brokers",
     "snapshot --zookeeper ZOOKEEPER --out OUT/by-zookeeper",
     "history --out OUT/history",
+    "ingest told --to parquet:OUT/lake",
     "topics delete told",
 )
 

@@ -1,16 +1,28 @@
 """Secured clusters on this machine: one word, and every client gets what it needs."""
 
+import asyncio
 import json
 import uuid
+import warnings
+from contextlib import closing
+from itertools import islice
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, Producer
 
 from klamm import Cluster
 from klamm.config.client_properties import ClientSecurity
 from klamm.errors import ConfigError
 from klamm.local.security import LocalSecurity
+from klamm.pipeline.source.options import read_options
+from klamm.pipeline.source.reader import TopicReader
 from tests.support.command_line import run_here
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas in a way that Python 3.11 would rather not see.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaConsumer, KafkaProducer
 
 pytestmark = pytest.mark.real
 
@@ -61,6 +73,44 @@ def test_the_administrator_may_do_everything_and_others_nothing(secured):
         consumer.close()
 
 
+@pytest.mark.parametrize("kind", ["ssl", "sasl_plaintext"])
+def test_each_client_writes_and_reads_with_another_protocol(kind):
+    with Cluster(brokers=1, security=kind) as cluster:
+        _write_and_read_with_each_client(cluster)
+
+
+def test_each_client_writes_and_reads_with_what_it_is_given(secured):
+    _write_and_read_with_each_client(secured)
+
+
+def _write_and_read_with_each_client(secured: Cluster) -> None:
+    topic = f"each-{uuid.uuid4().hex[:6]}"
+    secured.create_topic(topic, replication_factor=1)
+    assert deliver(secured.client_config("confluent-kafka"), topic) == ["None"]
+    with closing(KafkaProducer(**secured.client_config("kafka-python"))) as producer:
+        producer.send(topic, b"by kafka-python").get(20)
+    asyncio.run(_send_by_aiokafka(secured.client_config("aiokafka"), topic))
+    with closing(
+        KafkaConsumer(
+            topic,
+            **secured.client_config("kafka-python"),
+            auto_offset_reset="earliest",
+            consumer_timeout_ms=20_000,
+        )
+    ) as consumer:
+        seen = {record.value for record in islice(consumer, 3)}
+    assert seen == {b"value", b"by kafka-python", b"by aiokafka"}
+    options = {k.lower(): v for k, v in secured.client_config("spark").items()}
+    reader = TopicReader(read_options({**options, "subscribe": topic}, streaming=False))
+    rows = sum(batch.num_rows for each in reader.partitions() for batch in reader.read(each))
+    assert rows == 3
+
+
+async def _send_by_aiokafka(config: dict, topic: str) -> None:
+    async with AIOKafkaProducer(**config) as producer:
+        await producer.send_and_wait(topic, b"by aiokafka")
+
+
 def test_each_client_gets_its_own_spelling(secured):
     java = secured.client_config("java")
     assert java["security.protocol"] == "SASL_SSL"
@@ -77,25 +127,31 @@ def test_the_commands_manage_acls_users_and_quotas(secured, tmp_path):
     klamm = Commands(secured)
     password = tmp_path / "password"
     password.write_text("planted-bob-pw\n")
-    klamm.run("users", "add", "bob", "--password-file", str(password))
+    added = json.loads(klamm.run("users", "add", "bob", "--password-file", str(password), "--json"))
+    assert added == [{"user": "bob", "mechanism": "SCRAM-SHA-512", "iterations": 4096}]
     assert "bob" in klamm.run("users", "list")
-    klamm.run(
+    allowed = klamm.run(
         *("acls", "add", "--principal", "User:bob", "--operation", "Write"),
-        *("--topic", "bobs-", "--prefixed"),
+        *("--topic", "bobs-", "--prefixed", "--json"),
     )
     shown = json.loads(klamm.run("acls", "list", "--json"))
     assert [row["operation"] for row in shown if row["principal"] == "User:bob"] == ["Write"]
-    told = klamm.run(
-        *("acls", "explain", "--principal", "User:bob", "--operation", "Describe"),
-        *("--topic", "bobs-orders"),
-    )
-    assert "allowed: an ACL allows it, because Write implies Describe" in told
-    klamm.run("quotas", "set", "--user", "bob", "producer_byte_rate=1048576")
+    assert json.loads(allowed) == shown
+    for resource in (("--topic", "bobs-orders"), ("--resource", "Topic:bobs-orders")):
+        told = klamm.run(
+            *("acls", "explain", "--principal", "User:bob", "--operation", "Describe", *resource)
+        )
+        assert "allowed: an ACL allows it, because Write implies Describe" in told
+    entity = {"user": "bob", "client": None, "ip": None}
+    given = klamm.run("quotas", "set", "--user", "bob", "producer_byte_rate=1048576", "--json")
+    assert json.loads(given) == [{**entity, "quotas": {"producer_byte_rate": 1048576.0}}]
     quotas = json.loads(klamm.run("quotas", "list", "--json"))
     assert quotas[0]["quotas"] == {"producer_byte_rate": 1048576.0}
-    klamm.run("quotas", "remove", "--user", "bob")
+    taken = klamm.run("quotas", "remove", "--user", "bob", "--json")
+    assert json.loads(taken) == [{**entity, "removed": ["producer_byte_rate"]}]
     klamm.run("acls", "remove", "--principal", "User:bob", "--topic", "bobs-", "--prefixed")
-    klamm.run("users", "remove", "bob")
+    taken = klamm.run("users", "remove", "bob", "--json")
+    assert json.loads(taken) == [{"user": "bob", "mechanism": "SCRAM-SHA-512"}]
     assert "bob" not in klamm.run("users", "list")
     for broker in secured.broker_ids:
         assert "planted-bob-pw" not in secured.broker(broker).log.read_text()

@@ -4,17 +4,12 @@
 brokers, and those of the controller, go over SASL_SSL.
 """
 
-import base64
 import json
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from klamm.client import acls, users
 from klamm.client.admin import Admin
@@ -37,6 +32,7 @@ from klamm.zookeeper.server import ZooKeeperServer
 from tests.support.cluster import RealCluster
 from tests.support.ports import free_port
 from tests.support.raw import Raw
+from tests.support.tokens import TokenIssuer
 from tests.support.waiting import wait_until
 
 #: No log, error or page may show any of these.
@@ -54,8 +50,9 @@ class SecuredBroker:
         self.ca = self._write("ca.pem", self.authority.certificate)
         hosts = ("127.0.0.1", "localhost")
         self.keystore = self._write("broker.pem", self.authority.issue("broker", hosts).keystore)
-        self.signing_key = ec.generate_private_key(ec.SECP256R1())
-        self._write("jwks.json", json.dumps({"keys": [self._jwk()]}))
+        self._tokens = TokenIssuer()
+        self.token = self._tokens.token
+        self._write("jwks.json", json.dumps(self._tokens.key_set()))
         self.ports = {name: free_port() for name in PROTOCOLS}
         self.cluster = RealCluster(zookeeper, directory, brokers=1, settings=self._settings())
         self.cluster[1].port = self.ports["PLAINTEXT"]
@@ -171,30 +168,6 @@ class SecuredBroker:
             context.load_cert_chain(path)
         return context
 
-    # Tokens
-
-    def _jwk(self) -> dict[str, str]:
-        numbers = self.signing_key.public_key().public_numbers()
-        return {
-            "kty": "EC",
-            "crv": "P-256",
-            "kid": "key-1",
-            "x": _base64url(numbers.x.to_bytes(32)),
-            "y": _base64url(numbers.y.to_bytes(32)),
-        }
-
-    def token(self, header: dict[str, Any] | None = None, **claims: Any) -> str:
-        """A signed token; claims and header can be changed."""
-        now = int(time.time())
-        head = {"alg": "ES256", "kid": "key-1", **(header or {})}
-        body = {"sub": "alice", "iss": "klamm-tests", "aud": "kafka", "iat": now, "exp": now + 60}
-        body = {key: value for key, value in {**body, **claims}.items() if value is not None}
-        signed = f"{_base64url(json.dumps(head).encode())}.{_base64url(json.dumps(body).encode())}"
-        r, s = utils.decode_dss_signature(
-            self.signing_key.sign(signed.encode(), ec.ECDSA(hashes.SHA256()))
-        )
-        return f"{signed}.{_base64url(r.to_bytes(32) + s.to_bytes(32))}"
-
     # Permissions
 
     def allow(
@@ -241,7 +214,3 @@ def log_in(raw: Raw, mechanism: str, *tokens: bytes) -> Any:
 
 def plain(user: str, password: str | None = None) -> bytes:
     return f"\0{user}\0{PLANTED[user] if password is None else password}".encode()
-
-
-def _base64url(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
-from klamm.broker.security.guard import response_values
+from klamm.broker.security.denials import response_values
 from klamm.history.broker_history import BrokerHistory
 from klamm.names import counted
 from klamm.protocol.acls import AclOperation, AclPermission, ResourceType

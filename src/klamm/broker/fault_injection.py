@@ -28,7 +28,7 @@ from klamm.broker.handlers.dispatch import (
     Interceptor,
     Result,
 )
-from klamm.broker.security.guard import response_values, with_body
+from klamm.broker.security.denials import response_values, with_body
 from klamm.errors import ConfigError
 from klamm.net.server import CLOSE, CloseConnection
 from klamm.protocol.apis import APIS, ApiKey

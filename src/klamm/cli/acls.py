@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -51,6 +52,10 @@ TransactionalId = Annotated[
     str | None,
     typer.Option(autocompletion=complete_transactional_id, help="On this transactional id."),
 ]
+Resource = Annotated[
+    str | None,
+    typer.Option(metavar="TYPE:NAME", help="On this resource: Topic:orders, Group:g, Cluster."),
+]
 Prefixed = Annotated[
     bool, typer.Option("--prefixed", help="On everything whose name begins like that.")
 ]
@@ -67,10 +72,18 @@ _COLUMNS = {
 }
 
 
+_RESOURCE_OPTIONS = "--topic / --group / --cluster / --transactional-id / --resource"
+
+
 def _resource(
-    topic: str | None, group_: str | None, cluster: bool, transactional_id: str | None
+    topic: str | None,
+    group_: str | None,
+    cluster: bool,
+    transactional_id: str | None,
+    resource: str | None,
 ) -> tuple[ResourceType, str] | None:
-    given = [
+    given = [] if resource is None else [_parse_resource(resource)]
+    given += [
         (kind, name)
         for kind, name in (
             (ResourceType.TOPIC, topic),
@@ -81,17 +94,29 @@ def _resource(
         if name is not None
     ]
     if len(given) > 1:
-        raise typer.BadParameter(
-            "give one of them", param_hint="--topic / --group / --cluster / --transactional-id"
-        )
+        raise typer.BadParameter("give one of them", param_hint=_RESOURCE_OPTIONS)
     return given[0] if given else None
+
+
+def _parse_resource(text: str) -> tuple[ResourceType, str]:
+    """A resource as `TYPE:NAME`; the cluster needs no name."""
+    word, _, name = text.partition(":")
+    try:
+        type_ = parse_word(ResourceType, word)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--resource") from None
+    if type_ is ResourceType.CLUSTER:
+        name = name or CLUSTER_NAME
+    if not name:
+        raise typer.BadParameter(
+            f"{text!r} names no resource; {type_.word}:NAME would", param_hint="--resource"
+        )
+    return type_, name
 
 
 def _needed(resource: tuple[ResourceType, str] | None) -> tuple[ResourceType, str]:
     if resource is None:
-        raise typer.BadParameter(
-            "one of them is needed", param_hint="--topic / --group / --cluster / --transactional-id"
-        )
+        raise typer.BadParameter("one of them is needed", param_hint=_RESOURCE_OPTIONS)
     return resource
 
 
@@ -119,9 +144,11 @@ def add(
     group: Group = None,
     cluster: Cluster = False,
     transactional_id: TransactionalId = None,
+    resource: Resource = None,
     prefixed: Prefixed = False,
     deny: Annotated[bool, typer.Option("--deny", help="Forbid it; denials come first.")] = False,
     host: Host = None,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -131,7 +158,7 @@ def add(
     Example: klamm acls add --principal User:alice --operation Read --topic orders
     Example: klamm acls add --principal User:x --operation All --topic t --deny
     """
-    type_, name = _needed(_resource(topic, group, cluster, transactional_id))
+    type_, name = _needed(_resource(topic, group, cluster, transactional_id, resource))
     pattern = ResourcePattern(
         type_, name, PatternType.PREFIXED if prefixed else PatternType.LITERAL
     )
@@ -142,6 +169,9 @@ def add(
     ]
     with open_admin(bootstrap_server, command_config) as admin:
         acls.add(admin, bindings)
+    if as_json:
+        show_json([asdict(acls.AclRow.of(each)) for each in bindings])
+        return
     for binding in bindings:
         say(str(binding))
 
@@ -153,6 +183,7 @@ def list_(
     group: Group = None,
     cluster: Cluster = False,
     transactional_id: TransactionalId = None,
+    resource: Resource = None,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
@@ -162,10 +193,10 @@ def list_(
     \b
     Example: klamm acls list --topic orders
     """
-    resource = _resource(topic, group, cluster, transactional_id)
+    covered = _resource(topic, group, cluster, transactional_id, resource)
     wanted = AclFilter(principal=principal)
-    if resource is not None:
-        wanted = AclFilter(*resource, PatternType.MATCH, principal=principal)
+    if covered is not None:
+        wanted = AclFilter(*covered, PatternType.MATCH, principal=principal)
     with open_admin(bootstrap_server, command_config) as admin:
         found = acls.describe(admin, wanted)
     show_rows(
@@ -184,6 +215,7 @@ def remove(
     group: Group = None,
     cluster: Cluster = False,
     transactional_id: TransactionalId = None,
+    resource: Resource = None,
     prefixed: Prefixed = False,
     deny: Annotated[bool, typer.Option("--deny", help="Only denials.")] = False,
     host: Host = None,
@@ -196,7 +228,7 @@ def remove(
     \b
     Example: klamm acls remove --principal User:alice --topic orders
     """
-    type_, name = _needed(_resource(topic, group, cluster, transactional_id))
+    type_, name = _needed(_resource(topic, group, cluster, transactional_id, resource))
     permission = AclPermission.DENY if deny else AclPermission.ANY
     pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     removed: list[AclBinding] = []
@@ -223,6 +255,7 @@ def explain(
     group: Group = None,
     cluster: Cluster = False,
     transactional_id: TransactionalId = None,
+    resource: Resource = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="From where.")] = "127.0.0.1",
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -237,7 +270,7 @@ def explain(
     """
     from klamm.broker.security.authorizer import explain_access
 
-    type_, name = _needed(_resource(topic, group, cluster, transactional_id))
+    type_, name = _needed(_resource(topic, group, cluster, transactional_id, resource))
     (asked,) = _operations([operation])
     with open_admin(bootstrap_server, command_config) as admin:
         found = acls.describe(admin, AclFilter(type_, name, PatternType.MATCH))

@@ -15,7 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from klamm.cli.completion import complete_topic
-from klamm.cli.options import BootstrapServer, properties_of, require_extra, settings
+from klamm.cli.options import (
+    BootstrapServer,
+    CommandConfig,
+    properties_of,
+    require_extra,
+    settings,
+)
 from klamm.cli.render import say, show_json, stderr
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import ConfigError, KlammError
@@ -116,10 +122,7 @@ def ingest(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A property of the Iceberg catalog."),
     ] = None,
-    command_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Client properties, for clusters that are secured."),
-    ] = None,
+    command_config: CommandConfig = None,
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus there.")
     ] = None,

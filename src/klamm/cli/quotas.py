@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from klamm.cli.completion import complete_user
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin, settings
-from klamm.cli.render import say, show_rows
+from klamm.cli.render import say, show_json, show_rows
 from klamm.client import quotas
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.client.quotas import DEFAULT, QuotaEntity
@@ -41,6 +42,7 @@ def set_(
     user: User = None,
     client: Client = None,
     ip: Ip = None,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -57,7 +59,10 @@ def set_(
         raise typer.BadParameter(str(error), param_hint="KEY=VALUE") from None
     with open_admin(bootstrap_server, command_config) as admin:
         quotas.alter(admin, entity, numbers)
-    say(f"Set {', '.join(numbers)}.")
+    if as_json:
+        show_json([{**asdict(entity), "quotas": numbers}])
+    else:
+        say(f"Set {', '.join(numbers)}.")
 
 
 @app.command()
@@ -66,6 +71,7 @@ def remove(
     user: User = None,
     client: Client = None,
     ip: Ip = None,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -77,7 +83,10 @@ def remove(
     entity = _entity(user, client, ip)
     with open_admin(bootstrap_server, command_config) as admin:
         removed = quotas.remove(admin, entity, keys or ())
-    say(f"Removed {', '.join(removed) or 'nothing'}.")
+    if as_json:
+        show_json([{**asdict(entity), "removed": removed}])
+    else:
+        say(f"Removed {', '.join(removed) or 'nothing'}.")
 
 
 @app.command("list")

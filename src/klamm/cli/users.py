@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from klamm.cli.completion import complete_user
 from klamm.cli.options import AsJson, BootstrapServer, CommandConfig, group, open_admin
-from klamm.cli.render import say, show_rows
+from klamm.cli.render import say, show_json, show_rows
 from klamm.client import users
 from klamm.client.admin import DEFAULT_BOOTSTRAP
 from klamm.errors import ConfigError
@@ -59,6 +60,7 @@ def add(
         typer.Option(metavar="FILE", help="Holds the password; else it is asked for."),
     ] = None,
     iterations: Annotated[int, typer.Option(help="4096 to 16384.")] = ITERATIONS_MIN,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -73,7 +75,10 @@ def add(
         raise ConfigError("the password is empty")
     with open_admin(bootstrap_server, command_config) as admin:
         users.add(admin, name, password, scram, iterations)
-    say(f"{name} can log in with {scram.mechanism_name}.")
+    if as_json:
+        show_json([asdict(users.ScramUser(name, scram.mechanism_name, iterations))])
+    else:
+        say(f"{name} can log in with {scram.mechanism_name}.")
 
 
 @app.command("list")
@@ -98,6 +103,7 @@ def remove(
     mechanism: Annotated[
         str | None, typer.Option(help="One mechanism; else all that the user has.")
     ] = None,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     command_config: CommandConfig = None,
 ) -> None:
@@ -109,4 +115,7 @@ def remove(
     scram = None if mechanism is None else _mechanism(mechanism)
     with open_admin(bootstrap_server, command_config) as admin:
         chosen = users.remove_all(admin, name, scram)
-    say(f"Removed {', '.join(chosen)} of {name}.")
+    if as_json:
+        show_json([{"user": name, "mechanism": each} for each in chosen])
+    else:
+        say(f"Removed {', '.join(chosen)} of {name}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_keys import KAFKA_KEYS
+from klamm.config.broker_security import mechanism_key
 from klamm.config.definitions import Key, ValueType, format_value
 from klamm.config.dynamic import is_dynamic
 from klamm.config.layers import ConfigSynonym, Layers, Source, key_of
@@ -71,7 +72,7 @@ def _topic_entry(
 def _broker_entry(
     name: str, layers: Layers, text: str | None, only: Source | None = None
 ) -> DescribedConfig:
-    key = key_of(name)
+    key = key_of(name) or key_of(mechanism_key(name) or "")
     settings = tuple(
         setting
         for setting in _settings_from(layers, name)

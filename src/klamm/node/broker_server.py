@@ -7,7 +7,7 @@ candidate, refuses replicas, and gives ids to producers, who ask any broker for 
 import asyncio
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from klamm.broker.administrative_requests import noted
 from klamm.broker.clock import SystemClock
@@ -47,6 +47,21 @@ class BrokerState(IntEnum):
     SHUTTING_DOWN = 7
 
 
+class _KnownTopics:
+    """The topics that a broker knows at the moment."""
+
+    def __init__(self, metadata: MetadataCache, partitions_by_default: int) -> None:
+        self._metadata = metadata
+        self.partitions_by_default = partitions_by_default
+
+    def name_of(self, topic_id: Any) -> str | None:
+        return self._metadata.snapshot.topic_name(topic_id)
+
+    def partitions_of(self, topic: str) -> int:
+        found = self._metadata.snapshot.topic(topic)
+        return 0 if found is None else len(found)
+
+
 class BrokerServer:
     """All of a broker but its sockets and its registration."""
 
@@ -69,7 +84,7 @@ class BrokerServer:
             config,
             store,
             lambda: self.metadata.snapshot.controller_id == identity.broker_id,
-            lambda topic_id: self.metadata.snapshot.topic_name(topic_id),
+            _KnownTopics(self.metadata, config.num_partitions),
         )
         #: The data plane; None on a node that is only controller.
         self.data: DataPlane | None = None

@@ -224,6 +224,8 @@ def test_a_signed_token_logs_in_for_the_rest_of_its_life(secured, raw):
         {"exp": None},
         {"exp": 1},
         {"nbf": 4_000_000_000},
+        {"iat": None},
+        {"iat": 4_000_000_000},
     ],
     ids=str,
 )

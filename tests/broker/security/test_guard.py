@@ -67,6 +67,8 @@ def test_what_is_denied_reaches_no_handler_and_is_answered(key, version, data):
     if name in BY_HANDLER:
         return
     call = call_of(key, version, data.draw(values(message_schema(key, version, "request"))))
+    if _is_refused_by_the_handler(name, version, call.body):
+        return
     reached: list[Any] = []
 
     def handler(served: Call) -> dict[str, Any]:
@@ -90,6 +92,22 @@ def test_what_is_denied_reaches_no_handler_and_is_answered(key, version, data):
     decode_response(call.header, encode_response(call.header, response)[4:])
 
 
+def _is_refused_by_the_handler(name: str, version: int, body: Any) -> bool:
+    """Whether the request has a fault that Kafka looks for before it asks who may do that."""
+    match name:
+        case "FindCoordinator":
+            return getattr(body, "key_type", 0) not in (0, 1)
+        case "SyncGroup":
+            return version >= 5 and None in (body.protocol_type, body.protocol_name)
+        case "CreateTopics" | "CreatePartitions":
+            return len({topic.name for topic in body.topics}) < len(body.topics)
+        case "DeleteTopics":
+            topics = getattr(body, "topics", ())
+            return any(None not in (topic.name, topic.topic_id) for topic in topics)
+        case _:
+            return False
+
+
 def _named(body: Any, name: str) -> list[Any]:
     """What the handler was given of the lists that have to be allowed item by item."""
     lists = {
@@ -99,6 +117,7 @@ def _named(body: Any, name: str) -> list[Any]:
         "AlterConfigs": ("resources",),
         "IncrementalAlterConfigs": ("resources",),
         "CreateTopics": ("topics",),
+        "CreatePartitions": ("topics",),
         "DeleteTopics": ("topics", "topic_names"),
         "OffsetForLeaderEpoch": ("topics",),
         "ListGroups": (),
@@ -171,3 +190,63 @@ def _shown_denial(need: Need) -> str:
 def test_the_document_shows_the_table():
     page = Path(__file__).parents[3] / "docs" / "security.md"
     assert page.read_text(encoding="utf-8").endswith(as_markdown())
+
+
+def answered(key: ApiKey, version: int, body: dict[str, Any], *rights: Any) -> Any:
+    """What a user with these rights is told where the handler serves everything it is given."""
+    authorizer = AclAuthorizer()
+    for operation, type_, name in rights:
+        entry = AccessControlEntry("User:nobody", "*", operation, AclPermission.ALLOW)
+        authorizer.put(ResourcePattern(type_, name), [entry])
+    call = call_of(key, version, body)
+
+    def handler(served: Call) -> dict[str, Any]:
+        return {"topics": [], "results": [], "responses": [], "coordinators": []}
+
+    response = Guard(authorizer, lambda _: None).protect({key: handler})[key](call)
+    return decode_response(call.header, encode_response(call.header, response)[4:])
+
+
+NEW_TOPIC = {"num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.mark.rule("SEC-9")
+def test_messages_of_denials_are_kafkas():
+    creation = {"topics": [{"name": "t", **NEW_TOPIC}], "timeout": 1, "validate_only": False}
+    (topic,) = answered(ApiKey.CREATE_TOPICS, 7, creation).topics
+    assert (topic.error_code, topic.error_message) == (DENIED, "Authorization failed.")
+    assert topic.topic_config_error_code == DENIED
+    may_see = (AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, "t")
+    (topic,) = answered(ApiKey.CREATE_TOPICS, 7, creation, may_see).topics
+    assert (topic.error_code, topic.topic_config_error_code) == (DENIED, ErrorCode.NONE)
+    growth = {**creation, "topics": [{"name": "t", "count": 2, "assignments": None}]}
+    (topic,) = answered(ApiKey.CREATE_PARTITIONS, 3, growth).results
+    assert topic.error_message == "The topic authorization is failed."
+    (topic,) = answered(ApiKey.DELETE_TOPICS, 5, {"topic_names": ["t"], "timeout": 1}).responses
+    assert (topic.error_code, topic.error_message) == (DENIED, None)
+    change = {"resource_type": 2, "resource_name": "t", "configs": []}
+    changes = {"resources": [change], "validate_only": False}
+    (resource,) = answered(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, changes).responses
+    assert (resource.error_code, resource.error_message) == (DENIED, None)
+
+
+@pytest.mark.rule("SEC-9")
+def test_a_denied_reassignment_is_told_for_each_partition_too():
+    partition = {"partition_index": 3, "replicas": None}
+    body = {"timeout": 1, "topics": [{"name": "t", "partitions": [partition]}]}
+    told = answered(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, body)
+    assert told.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert told.responses[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    body = {"timeout": 1, "topics": [{"name": "t", "partition_indexes": [3]}]}
+    told = answered(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, body)
+    assert told.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert told.topics[0].partitions[0].partition_index == 3
+
+
+@pytest.mark.rule("SEC-9")
+def test_a_denied_group_has_no_offsets_in_any_version():
+    for version in (1, 2, 7):
+        topics = [{"name": "t", "partition_indexes": [0]}]
+        body = {"group_id": "g", "topics": topics, "require_stable": False}
+        assert answered(ApiKey.OFFSET_FETCH, version, body).topics == ()

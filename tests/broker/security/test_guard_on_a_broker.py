@@ -270,6 +270,7 @@ def test_users_are_altered_whole_or_not_at_all(secured):
     assert alter(upsertions=[upsert("u", iterations=16385)]) == {"u": bad}
     assert alter(upsertions=[upsert("u", 7)]) == {"u": ErrorCode.UNSUPPORTED_SASL_MECHANISM}
     assert alter(upsertions=[upsert("u"), upsert("u")]) == {"u": ErrorCode.DUPLICATE_RESOURCE}
+    assert alter(upsertions=[upsert("u"), upsert("u", iterations=1)]) == {"u": bad}
     missing = [{"name": "u", "mechanism": 2}]
     assert alter(missing, [upsert("u")]) == {"u": ErrorCode.RESOURCE_NOT_FOUND}
     with secured.admin() as admin:

@@ -142,6 +142,11 @@ def test_an_unknown_user_gets_the_same_salt_every_time():
         b"n,,n=alice",
         b"n,,m=x,n=alice,r=abc",
         b"n,,n=alice,r=abc,tokenauth=true",
+        b"n,a=,n=alice,r=abc",
+        b"n,,n=alice,r=a b",
+        b"n,,n=alice,r=abc\n",
+        b"n,,n=alice,r=abc,",
+        b"n,,n=alice,r=abc,more",
         b"\xff",
         b"",
     ],
@@ -221,7 +226,6 @@ def test_a_bearer_token_that_is_believed_logs_in():
 @pytest.mark.parametrize(
     "message",
     [
-        b"n,,\x01auth=Bearer bad\x01\x01",
         b"n,,\x01auth=Basic good\x01\x01",
         b"n,,\x01auth=Bearer good\x01auth=Bearer good\x01\x01",
         b"n,,\x01auth=Bearer good",
@@ -230,9 +234,16 @@ def test_a_bearer_token_that_is_believed_logs_in():
         b"",
     ],
 )
-def test_a_refused_bearer_token_is_told_as_json_before_it_fails(message):
+def test_a_message_without_a_bearer_token_fails_at_once(message):
+    with pytest.raises(AuthenticationFailed, match="invalid credentials"):
+        OAuthBearerServer(believe_good).on_token(message)
+
+
+@pytest.mark.rule("SEC-14")
+def test_a_refused_bearer_token_is_told_as_json_before_it_fails():
     server = OAuthBearerServer(believe_good)
-    assert server.on_token(message) == Challenge(b'{"status":"invalid_token"}')
+    told = server.on_token(b"n,,\x01auth=Bearer bad\x01\x01")
+    assert told == Challenge(b'{"status":"invalid_token"}')
     with pytest.raises(AuthenticationFailed):
         server.on_token(b"\x01")
 

@@ -47,8 +47,8 @@ def test_the_last_attribute_comes_first():
     ("name", "shown"),
     [
         ('a,b+c"d\\e<f>g;h', 'a\\,b\\+c\\"d\\\\e\\<f\\>g\\;h'),
-        ("#a#b", "\\#a#b"),
-        ("a=b", "a=b"),
+        ("#a#b", "\\#a\\#b"),
+        ("a=b", "a\\=b"),
         ("Jürgen", "Jürgen"),
         (" a ", "\\ a\\ "),
     ],

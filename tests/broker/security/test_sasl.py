@@ -163,3 +163,10 @@ def test_reauthentication_by_another_mechanism_closes_at_the_token():
     assert sasl.on_handshake(1, "ONE-STEP", 10).error is ErrorCode.NONE
     assert sasl.on_token(b"alice", 20) is None
     assert sasl.judge(ApiKey.METADATA, 20) is Verdict.CLOSE
+
+
+@pytest.mark.rule("SEC-5")
+def test_reauthentication_by_an_unknown_mechanism_closes_at_the_handshake():
+    sasl = logged_in(reauth_ms=5000)
+    assert sasl.on_handshake(1, "GSSAPI", 10) is None
+    assert sasl.judge(ApiKey.METADATA, 20) is Verdict.CLOSE

@@ -132,11 +132,16 @@ class FetchReader:
     ) -> FetchPartitionResponse:
         requested.is_settled = False
         name = requested.name or self._resolve(params.reader, requested)
+        may_read = params.may_read
         if name is None:
-            return FetchPartitionResponse(requested.partition, ErrorCode.UNKNOWN_TOPIC_ID)
-        if params.may_read is not None and not params.may_read(name.topic):
-            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return FetchPartitionResponse(requested.partition, denied)
+            # What a follower may read does not depend on the topic, and is looked at first.
+            is_denied = params.reader.is_follower and may_read is not None and not may_read("")
+            error = ErrorCode.UNKNOWN_TOPIC_ID
+            if is_denied:
+                error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return _refused(requested.partition, error)
+        if may_read is not None and not may_read(name.topic):
+            return _refused(requested.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         partition = self._replicas.find(name)
         if isinstance(partition, ErrorCode):
             return self._failed(params, name, partition, None)
@@ -300,6 +305,11 @@ class FetchReader:
             and reader.replica_id not in partition.isr
             and throttle.is_exceeded(self._clock.steady_ms())
         )
+
+
+def _refused(partition: int, error: ErrorCode) -> FetchPartitionResponse:
+    """What is refused before a log is read has no aborted transactions rather than null."""
+    return FetchPartitionResponse(partition, error, aborted_transactions=())
 
 
 def leader_hint(

@@ -137,6 +137,7 @@ class ClusterHandlers:
         self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any], may_create: bool
     ) -> Steps[Body]:
         """Describe topics, and create those that have to be created first."""
+        asks = getattr(call.body, "include_topic_authorized_operations", False)
         responses: list[Body] = []
         for topic in (yield from translated(call, _distinct, wanted)):
             yield None
@@ -154,6 +155,10 @@ class ClusterHandlers:
             if is_creatable and self._auto_create is not None:
                 error: ErrorCode = yield self._auto_create(found["name"])
                 found = _unknown_topic(found["name"], error)
+            if found["error_code"] and found["name"] and asks:
+                # Who may describe a topic that is not there is told what else is allowed.
+                operations = _topic_operations(call, found["name"])
+                found = {**found, "topic_authorized_operations": operations}
             responses.append(found)
         return self._metadata_body(call, snapshot, responses)
 

@@ -34,6 +34,8 @@ from klamm.zookeeper.store import Store
 _TOPIC: Final = 2
 _BROKER: Final = 4
 _BROKER_LOGGER: Final = 8
+#: The API that replaces all settings, which a logger does not have.
+_REPLACING: Final = ApiKey.ALTER_CONFIGS
 _LOGGER_SOURCE: Final = 6
 
 _UNKNOWN_TYPE: Final = 0
@@ -63,6 +65,10 @@ class _Refused(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def _unknown(resource: "_Resource") -> _Refused:
+    return _Refused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
 
 
 class _Resource(NamedTuple):
@@ -228,6 +234,8 @@ class ConfigHandlers:
                             ErrorCode.INVALID_REQUEST, "Each resource must appear at most once"
                         )
                     await _checked(wanted, lambda wanted: _check_unique(wanted.configs))
+                    if resource.type == _BROKER_LOGGER and call.header.api_key == _REPLACING:
+                        raise _unknown(resource)
                     await self._change(resource, wanted, change, body.validate_only)
                 except _Refused as refused:
                     code, message = refused.code, refused.message
@@ -288,7 +296,7 @@ class ConfigHandlers:
                 return f"brokers/{znodes.DEFAULT_ENTITY}"
             self._check_own(resource)
             return f"brokers/{self._config().broker_id}"
-        raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type}")
+        raise _unknown(resource)
 
     def _validate_broker(self, resource: _Resource, settings: dict[str, str]) -> None:
         config = self._config()

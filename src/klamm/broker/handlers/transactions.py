@@ -37,6 +37,7 @@ from klamm.broker.transactions.producer_ids import ProducerIds
 from klamm.broker.transactions.service import TransactionService
 from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
+from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.slices import Steps, each
@@ -96,8 +97,11 @@ class TransactionHandlers:
     @in_slices
     def _add_partitions(self, call: Call) -> Steps[Body]:
         knows = self._metadata.snapshot.knows
+        may_write: Callable[[str], bool] = codec.anything
+        if call.access is not None:
+            may_write = call.access.may_on_topic(AclOperation.WRITE)
         additions = yield from translated(
-            call, codec.additions, call.header, call.body, knows, self._requester(call)
+            call, codec.additions, call.header, call.body, knows, self._requester(call), may_write
         )
         # All are submitted before the first is waited for: they go to the log together.
         begun = yield from each(self._add, additions)

@@ -53,7 +53,7 @@ class AclHandlers:
             by_pattern.setdefault(binding.pattern, []).append(binding.entry)
         return {
             "error_code": ErrorCode.NONE,
-            "error_message": None,
+            "error_message": "",
             "resources": [
                 {
                     **_pattern_values(pattern),
@@ -79,7 +79,7 @@ class AclHandlers:
                 results.append((ErrorCode.INVALID_REQUEST, str(error)))
                 patterns.append(None)
             else:
-                results.append((ErrorCode.NONE, None))
+                results.append((ErrorCode.NONE, ""))
                 patterns.append(binding.pattern)
                 wanted.setdefault(binding.pattern, set()).add(binding.entry)
         failed = await self._change_all({p: (frozenset(e), frozenset()) for p, e in wanted.items()})
@@ -199,9 +199,9 @@ def _binding(creation: Any) -> AclBinding:
     if type_ is ResourceType.CLUSTER and name != CLUSTER_NAME:
         raise ConfigError(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
     if not name:
-        raise ConfigError("Resource name should not be empty")
+        raise ConfigError("Invalid empty resource name")
     if "/" in name:
-        raise ConfigError("Resource name should not contain /")
+        raise ConfigError("Failed to create ACL")
     if not creation.host:
         raise ConfigError("the host is an address, or * for any")
     principal = str(Principal.parse(creation.principal))

@@ -52,7 +52,7 @@ from klamm.net.server import (
 from klamm.net.tls import read_names, server_context
 from klamm.net.tls_connection import TlsAcceptor
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.failures import failure
+from klamm.protocol.codec.failures import whole_failure
 from klamm.protocol.codec.frames import decode_request, encode_response
 from klamm.protocol.codes import ErrorCode
 
@@ -62,6 +62,7 @@ log = logging.getLogger("klamm.broker.security")
 _AUTHENTICATION_TIMEOUT_S: Final = 30.0
 _API_KEY: Final = struct.Struct(">h")
 _SIZE: Final = struct.Struct(">i")
+TOO_LATE: Final = "SaslAuthenticate request received after successful authentication"
 
 
 def wall_ms() -> int:
@@ -237,9 +238,11 @@ class _Gate:
 
     def _illegal(self, frame: memoryview) -> MeasuredResponse:
         header, body = decode_request(frame)
-        response = failure(header, body, ErrorCode.ILLEGAL_SASL_STATE)
+        response = whole_failure(header, body, ErrorCode.ILLEGAL_SASL_STATE)
         if response is None:
             raise CloseConnection("a request without a response is not allowed before SASL is done")
+        if header.api_key == ApiKey.SASL_AUTHENTICATE:
+            response = {**response, "error_message": TOO_LATE}
         return self._measured([encode_response(header, response)], len(frame))
 
     def _bare_token(
@@ -299,6 +302,8 @@ class SaslHandlers:
         reply = exchange.session.on_handshake(
             call.header.api_version, call.body.mechanism, wall_ms()
         )
+        if reply is None:
+            raise CloseConnection("an unknown mechanism in a re-authentication")
         if reply.close:
             call.connection.hold = CLOSE
         return {"error_code": reply.error, "mechanisms": list(reply.mechanisms)}
@@ -308,7 +313,7 @@ class SaslHandlers:
         exchange: _Exchange | None = connection.authentication
         if exchange is None:
             code = ErrorCode.ILLEGAL_SASL_STATE
-            return {"error_code": code, "error_message": code.message, "auth_bytes": b""}
+            return {"error_code": code, "error_message": TOO_LATE, "auth_bytes": b""}
         reply = exchange.session.on_token(bytes(call.body.auth_bytes), wall_ms())
         if reply is None:
             raise CloseConnection("another mechanism in a re-authentication")

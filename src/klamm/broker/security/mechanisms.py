@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -26,6 +27,13 @@ from klamm.net.scram import (
 )
 
 _NO_PASSWORD: Final = b"\0"
+_NAME: Final = r"(?:[^=,\0]|=2C|=3D)+"
+#: A client's first message without channel binding; extensions are ignored (RFC 5802).
+_CLIENT_FIRST: Final = re.compile(
+    rf"(?P<header>n,(?:a=(?P<authzid>{_NAME}))?,)"
+    rf"(?P<bare>n=(?P<name>{_NAME}),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)"
+    r"(?P<extensions>(?:,[A-Za-z]+=[\x01-\x2b\x2d-\x7f]+)*))"
+)
 
 
 class AuthenticationFailed(Exception):
@@ -122,25 +130,20 @@ class ScramServer:
         return self._on_client_final(text)
 
     def _on_client_first(self, text: str) -> str:
-        parts = text.split(",")
-        if len(parts) < 4 or parts[0] != "n" or not parts[2].startswith("n="):
+        found = _CLIENT_FIRST.fullmatch(text)
+        if found is None:
             raise AuthenticationFailed(self.message)
-        binding, authzid_part, *bare = parts
-        user = decode_name(bare[0][2:])
-        authzid = decode_name(authzid_part[2:]) if authzid_part else ""
-        if not user or (authzid_part and not authzid_part.startswith("a=")):
-            raise AuthenticationFailed(self.message)
-        client_nonce = bare[1][2:]
+        user = decode_name(found["name"])
+        authzid = decode_name(found["authzid"] or "")
         # A delegation token would be another way to log in, and is not offered.
-        if not bare[1].startswith("r=") or not client_nonce or "tokenauth=true" in bare[2:]:
+        if not user or "tokenauth=true" in found["extensions"].split(","):
             raise AuthenticationFailed(self.message)
         if authzid not in ("", user):
             raise AuthenticationFailed(self.message)
         self._user = user
         self._credential = self._find(user)
-        self._header = f"{binding},{authzid_part},"
-        self._first_bare = ",".join(bare)
-        self._nonce = client_nonce + self._nonce
+        self._header, self._first_bare = found["header"], found["bare"]
+        self._nonce = found["nonce"] + self._nonce
         salt, iterations = self._salt(user)
         self._server_first = f"r={self._nonce},s={base64.b64encode(salt).decode()},i={iterations}"
         return self._server_first
@@ -173,6 +176,12 @@ class ScramServer:
         return Authenticated(self._user, b"v=" + base64.b64encode(signature))
 
 
+_NO_BEARER: Final = (
+    "Authentication failed during authentication due to invalid credentials with SASL mechanism"
+    " OAUTHBEARER"
+)
+
+
 class TokenRefused(Exception):
     """A bearer token that is not believed; the reason is for the log and holds none of it."""
 
@@ -197,8 +206,8 @@ class OAuthBearerServer:
     def on_token(self, token: bytes) -> Step:
         if self._is_refused:
             raise AuthenticationFailed(self.MESSAGE)
+        authzid, bearer = _bearer_token(token)
         try:
-            authzid, bearer = _bearer_token(token)
             claims = self._validate(bearer)
         except TokenRefused:
             self._is_refused = True
@@ -209,22 +218,25 @@ class OAuthBearerServer:
 
 
 def _bearer_token(message: bytes) -> tuple[str, str]:
-    """Authorization id and bearer token of the client's first message."""
+    """Authorization id and bearer token of the client's first message.
+
+    A message that is none fails at once: only a token that is not believed is told as JSON.
+    """
     try:
         header, *pairs = message.decode().split("\x01")
     except UnicodeDecodeError:
-        raise TokenRefused("the message is not UTF-8") from None
+        raise AuthenticationFailed(_NO_BEARER) from None
     if len(pairs) < 3 or pairs[-2:] != ["", ""]:
-        raise TokenRefused("the message does not end with two 0x01")
+        raise AuthenticationFailed(_NO_BEARER)
     binding, _, rest = header.partition(",")
     authzid, comma, after = rest.partition(",")
     if binding != "n" or not comma or after or (authzid and not authzid.startswith("a=")):
-        raise TokenRefused("the header is not n,,")
+        raise AuthenticationFailed(_NO_BEARER)
     found = [pair.removeprefix("auth=") for pair in pairs[:-2] if pair.startswith("auth=")]
     scheme, _, bearer = found[0].partition(" ") if len(found) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not bearer.strip():
-        raise TokenRefused("there is no single auth=Bearer")
+        raise AuthenticationFailed(_NO_BEARER)
     name = decode_name(authzid[2:])
     if name is None:
-        raise TokenRefused("the authorization id is not escaped properly")
+        raise AuthenticationFailed(_NO_BEARER)
     return name, bearer.strip()

@@ -178,9 +178,7 @@ def _attributes(rdn: bytes) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    shown = re.sub(r'([,+"\\<>;])', r"\\\1", text)
-    if shown.startswith("#"):
-        shown = "\\" + shown
+    shown = re.sub(r'([,=+"\\<>#;])', r"\\\1", text)
     inner = shown.strip(" ")
     leading = len(shown) - len(shown.lstrip(" "))
     trailing = len(shown) - leading - len(inner)

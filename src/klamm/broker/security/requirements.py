@@ -153,7 +153,7 @@ REQUIREMENTS: Final[Mapping[str, Requirement]] = {
     "JoinGroup": Requirement((_group(_O.READ),)),
     "Heartbeat": Requirement((_group(_O.READ),)),
     "LeaveGroup": Requirement((_group(_O.READ),)),
-    "SyncGroup": Requirement((_group(_O.READ),)),
+    "SyncGroup": Requirement((_group(_O.READ),), is_special=True),
     "DescribeGroups": Requirement(
         (
             Need(
@@ -224,7 +224,7 @@ REQUIREMENTS: Final[Mapping[str, Requirement]] = {
     "AlterReplicaLogDirs": _cluster(_O.ALTER),
     "DescribeLogDirs": _cluster(_O.DESCRIBE),
     "SaslAuthenticate": _NOTHING,
-    "CreatePartitions": Requirement((_topics(_O.ALTER, results="results"),)),
+    "CreatePartitions": Requirement((_topics(_O.ALTER, results="results"),), is_special=True),
     "DeleteGroups": Requirement(
         (
             Need(

@@ -132,14 +132,21 @@ class SaslSession:
         if self.state is SaslState.INITIAL and error is ErrorCode.NONE:
             self.state = SaslState.HANDSHAKE
 
-    def on_handshake(self, version: int, mechanism: str, now_ms: int) -> HandshakeReply:
-        """Choose the mechanism; only call it after `judge` said SERVE."""
+    def on_handshake(self, version: int, mechanism: str, now_ms: int) -> HandshakeReply | None:
+        """Choose the mechanism; only call it after `judge` said SERVE.
+
+        None closes the connection without a response: in a re-authentication, Kafka does not
+        tell which mechanisms there are.
+        """
         names = tuple(self._mechanisms)
         enabled = self._mechanisms.get(mechanism)
-        if self.state is SaslState.COMPLETE:
+        is_again = self.state is SaslState.COMPLETE
+        if is_again:
             self._reauthentication_began_ms = now_ms
         if enabled is None:
             self.state = SaslState.FAILED
+            if is_again:
+                return None
             return HandshakeReply(ErrorCode.UNSUPPORTED_SASL_MECHANISM, names, close=True)
         self._chosen = mechanism
         self._login = enabled.start()
@@ -159,7 +166,10 @@ class SaslSession:
                 raise AuthenticationFailed("Cannot change principals during re-authentication")
         except AuthenticationFailed as error:
             self.state = SaslState.FAILED
-            return TokenReply(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error), b"", 0)
+            message = str(error)
+            if self.user is not None:
+                message = message.replace("during authentication", "during re-authentication")
+            return TokenReply(ErrorCode.SASL_AUTHENTICATION_FAILED, message, b"", 0)
         if isinstance(step, Challenge):
             return TokenReply(ErrorCode.NONE, "", step.token, 0)
         return self._complete(step, self._chosen, now_ms)

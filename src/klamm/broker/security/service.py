@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from klamm.broker.handlers.dispatch import Handler
 from klamm.broker.security.acl_handlers import AclHandlers
@@ -20,7 +19,7 @@ from klamm.broker.security.entities import Entities, ScramCredentials
 from klamm.broker.security.guard import Guard
 from klamm.broker.security.principals import parse_super_users
 from klamm.broker.security.quotas import ClientQuotas, QuotaWindow
-from klamm.broker.security.throttle import Throttle
+from klamm.broker.security.throttle import Throttle, TopicSizes
 from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_security import listener_lookup
@@ -42,7 +41,7 @@ class SecurityService:
         config: BrokerConfig,
         store: Store,
         is_controller: Callable[[], bool],
-        topic_name: Callable[[Any], str | None],
+        topics: TopicSizes,
     ) -> None:
         self._config = config
         self.credentials = ScramCredentials()
@@ -53,7 +52,7 @@ class SecurityService:
                 config.controller_quota_window_size_seconds * 1000,
             ),
         )
-        self.throttle = Throttle(self.quotas)
+        self.throttle = Throttle(self.quotas, topics)
         self.connections = ConnectionQuotas(
             connection_limits(config),
             inter_broker=config.inter_broker_listener_name,
@@ -73,7 +72,7 @@ class SecurityService:
                 == "true",
             )
             self.acls = AclStore(store, authorizer)
-            self._guard = Guard(authorizer, topic_name)
+            self._guard = Guard(authorizer, topics.name_of)
         self._authentication = Authentication(
             self.credentials, frame_bytes_max=config.socket_request_max_bytes
         )
@@ -109,7 +108,8 @@ class SecurityService:
         return self._authentication.listener(endpoint.name, security, dispatch, meter)
 
     def check_change(self, config: BrokerConfig) -> None:
-        """Refuse a change of the configuration whose stores cannot be used (SEC-17)."""
+        """Refuse a change of the configuration whose stores or limits cannot be used (SEC-17)."""
+        connection_limits(config)
         for endpoint in config.listeners:
             before = self._config.listener_security(endpoint)
             after = config.listener_security(endpoint)

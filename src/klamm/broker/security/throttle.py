@@ -6,18 +6,20 @@ time. Followers are exempt. Without any quota nothing is counted.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import time
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, HandlerResult, Result
-from klamm.broker.security.guard import response_values
+from klamm.broker.security.denials import response_values, with_body
 from klamm.broker.security.quotas import ClientQuotas, Quota
 from klamm.net.server import CLOSE
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import paced
 
 #: Bytes have a quota of their own here, and the handlers count them.
 _COUNTED_BY_HANDLERS: Final = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
@@ -43,11 +45,34 @@ _STRICT_FROM: Final = {
 _NS_PER_PERCENT: Final = 10_000_000
 
 
+#: The list of a response that has the topics of a request.
+_RESULTS: Final = {
+    ApiKey.CREATE_TOPICS: "topics",
+    ApiKey.CREATE_PARTITIONS: "results",
+    ApiKey.DELETE_TOPICS: "responses",
+}
+
+
+class TopicSizes(Protocol):
+    """What a broker knows about topics."""
+
+    @property
+    def partitions_by_default(self) -> int:
+        """The partitions of a new topic whose creator does not say how many."""
+
+    def name_of(self, topic_id: Any) -> str | None:
+        """The name of a topic id; None for one that is not known."""
+
+    def partitions_of(self, topic: str) -> int:
+        """The number of partitions of a topic; 0 if there is none."""
+
+
 class Throttle:
     """Counts requests against the quotas of their users and clients."""
 
-    def __init__(self, quotas: ClientQuotas) -> None:
+    def __init__(self, quotas: ClientQuotas, topics: TopicSizes) -> None:
         self._quotas = quotas
+        self._topics = topics
 
     def produce_ms(self, call: Call) -> int:
         """Count a Produce request; the throttle time of its response in ms."""
@@ -91,7 +116,7 @@ class Throttle:
         def handle(call: Call) -> HandlerResult:
             if not self._quotas.is_active:
                 return handler(call)
-            if strict_from is not None:
+            if strict_from is not None and self._mutates(call):
                 return self._mutate(call, handler, is_strict=call.header.api_version >= strict_from)
             responding = handler(call)
             if inspect.isawaitable(responding):
@@ -100,31 +125,73 @@ class Throttle:
 
         return handle
 
+    def _mutates(self, call: Call) -> bool:
+        """Whether a request changes partitions of somebody whose changes are limited."""
+        if getattr(call.body, "validate_only", False):
+            return False
+        return self._quotas.limit(Quota.MUTATION, *_whose(call)) is not None
+
     async def _later(self, call: Call, responding: Awaitable[Result]) -> Result:
         result = await responding
         return self._told(call, result, self._on_time(call, _now_ms()))
 
-    def _mutate(self, call: Call, handler: Handler, *, is_strict: bool) -> HandlerResult:
-        """Let a change of partitions through whole, or refuse it, as the bucket says."""
+    async def _mutate(self, call: Call, handler: Handler, *, is_strict: bool) -> Result:
+        """Take the partitions of each topic out of the bucket; refuse what finds it overdrawn.
+
+        A topic that does not find it overdrawn is let through whole (SEC-11a). One that fails
+        for another reason counts for nothing.
+        """
         user, client = _whose(call)
         now_ms = _now_ms()
-        if is_strict and not self._quotas.may_mutate(user, client, now_ms):
-            refused = failure(call.header, call.body, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
-            assert refused is not None
-            return self._told(
-                call, refused, self._quotas.mutation_throttle_ms(user, client, now_ms)
-            )
-        if not getattr(call.body, "validate_only", False):
-            self._quotas.mutate(user, client, _partitions(call.body), now_ms)
-        return self._mutated(call, handler(call), is_strict=is_strict)
-
-    async def _mutated(self, call: Call, responding: HandlerResult, *, is_strict: bool) -> Result:
-        result = await responding if inspect.isawaitable(responding) else responding
+        field = "topics" if hasattr(call.body, "topics") else "topic_names"
+        results = _RESULTS[ApiKey(call.header.api_key)]
+        taken: dict[str, int] = {}
+        allowed, refused = [], []
+        async for topic in paced(getattr(call.body, field)):
+            if self._comes_to_nothing(topic):
+                allowed.append(topic)
+                continue
+            if is_strict and not self._quotas.may_mutate(user, client, now_ms):
+                refused.append(topic)
+                continue
+            name, count = self._partitions(topic)
+            self._quotas.mutate(user, client, count, now_ms)
+            taken[name] = count
+            allowed.append(topic)
+        values: dict[str, Any] = {results: []}
+        if allowed:
+            responding = handler(with_body(call, **{field: tuple(allowed)}) if refused else call)
+            result = await responding if inspect.isawaitable(responding) else responding
+            values = response_values(call, result)
+        for each in values[results]:
+            if each["error_code"]:
+                self._quotas.mutate(user, client, -taken.get(each["name"] or "", 0), now_ms)
+        if refused:
+            body = dataclasses.replace(call.body, **{field: tuple(refused)})
+            values = {**values, results: [*values[results], *_exceeded(call, body, results)]}
         now_ms = _now_ms()
         delay_ms = self._on_time(call, now_ms)
-        if not is_strict:
-            delay_ms = max(delay_ms, self._quotas.mutation_throttle_ms(*_whose(call), now_ms))
-        return self._told(call, result, delay_ms)
+        if refused or not is_strict:
+            delay_ms = max(delay_ms, self._quotas.mutation_throttle_ms(user, client, now_ms))
+        return self._told(call, values, delay_ms)
+
+    def _comes_to_nothing(self, topic: Any) -> bool:
+        """Whether a topic is created that exists, or one changed that does not, or not at all."""
+        name, count = self._partitions(topic)
+        exists = self._topics.partitions_of(name) > 0
+        return exists if hasattr(topic, "num_partitions") else not exists or count == 0
+
+    def _partitions(self, topic: Any) -> tuple[str, int]:
+        """A topic of a request, and how many of its partitions are created or deleted."""
+        if isinstance(topic, str):
+            return topic, self._topics.partitions_of(topic)
+        if hasattr(topic, "count"):
+            return topic.name, max(0, topic.count - self._topics.partitions_of(topic.name))
+        if hasattr(topic, "num_partitions"):
+            given = max(topic.num_partitions, len(topic.assignments))
+            return topic.name, given if given > 0 else self._topics.partitions_by_default
+        name = topic.name or self._topics.name_of(topic.topic_id) or ""
+        return name, self._topics.partitions_of(name)
 
     def _on_time(self, call: Call, now_ms: int) -> int:
         """Count the time that the request took; 100 percent are one core."""
@@ -151,12 +218,9 @@ def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _partitions(body: Any) -> int:
-    """The partitions that a request creates or deletes, as far as it says how many."""
-    topics = getattr(body, "topics", None)
-    if topics is None:
-        return len(getattr(body, "topic_names", ()))
-    return sum(
-        max(1, getattr(topic, "num_partitions", 1), len(getattr(topic, "assignments", None) or ()))
-        for topic in topics
-    )
+def _exceeded(call: Call, body: Any, results: str) -> list[Any]:
+    """The topics of a request that are refused."""
+    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    response = failure(call.header, body, code)
+    assert response is not None
+    return [{**each, "error_message": None} for each in response[results]]

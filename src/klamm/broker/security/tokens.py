@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -102,10 +103,14 @@ class TokenValidator:
         header, claims, signed, signature = _parts(token)
         if header.get("crit") is not None:
             raise TokenRefused("the header demands extensions")
-        key = self.keys().get(str(header.get("kid")))
-        if key is None:
-            raise TokenRefused("the key id is unknown")
-        _check_signature(str(header.get("alg")), key, signed, signature)
+        algorithm, keys = str(header.get("alg")), self.keys()
+        if header.get("kid") is not None:
+            key = keys.get(str(header["kid"]))
+            if key is None:
+                raise TokenRefused("the key id is unknown")
+            _check_signature(algorithm, key, signed, signature)
+        else:
+            _check_any_signature(algorithm, keys.values(), signed, signature)
         return self._check_claims(claims)
 
     def _check_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
@@ -116,8 +121,9 @@ class TokenValidator:
             raise TokenRefused("the token has expired or has no expiry")
         if not _is_time(not_before_s) or now_s < not_before_s - self.clock_skew_s:
             raise TokenRefused("the token is not valid yet")
-        if not _is_time(claims.get("iat", 0)):
-            raise TokenRefused("the time of issue is no number")
+        issued_s: Any = claims.get("iat")
+        if not _is_time(issued_s) or now_s < issued_s - self.clock_skew_s:
+            raise TokenRefused("the token has no time of issue, or one that is still to come")
         if self.issuer is not None and claims.get("iss") != self.issuer:
             raise TokenRefused("the issuer is another one")
         named = claims.get("aud", [])
@@ -154,6 +160,17 @@ def _parts(token: str) -> tuple[dict[str, Any], dict[str, Any], bytes, bytes]:
     if not isinstance(header, dict) or not isinstance(claims, dict):
         raise TokenRefused("the token is not a signed JWT")
     return header, claims, f"{pieces[0]}.{pieces[1]}".encode(), signature
+
+
+def _check_any_signature(
+    algorithm: str, keys: Iterable[Jwk], signed: bytes, signature: bytes
+) -> None:
+    """Without a key id, any key of the set may have signed."""
+    for each in keys:
+        with contextlib.suppress(TokenRefused):
+            _check_signature(algorithm, each, signed, signature)
+            return
+    raise TokenRefused("no key of the set has signed it")
 
 
 def _check_signature(algorithm: str, jwk: Jwk, signed: bytes, signature: bytes) -> None:

@@ -7,6 +7,7 @@ import ipaddress
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices
 from klamm.broker.security.entities import (
@@ -36,7 +37,19 @@ from klamm.zookeeper.znodes import DEFAULT_ENTITY
 _MATCH_EXACT: Final = 0
 _MATCH_DEFAULT: Final = 1
 _MATCH_ANY: Final = 2
-_WHOLE: Final = frozenset({"producer_byte_rate", "consumer_byte_rate", "connection_creation_rate"})
+_NO_NAME: Final = "Username must not be empty"
+_DESCRIBED_TWICE: Final = (
+    "Cannot describe SCRAM credentials for the same user twice in a single request"
+)
+#: How far a number may be from a whole one and still count as one.
+_EPSILON: Final = 1e-6
+#: Keys of whole numbers, by Kafka's name for their type.
+_WHOLE: Final = {
+    "producer_byte_rate": "LONG",
+    "consumer_byte_rate": "LONG",
+    "connection_creation_rate": "INT",
+}
+_LARGEST: Final = {"LONG": (1 << 63) - 1, "INT": (1 << 31) - 1}
 
 
 class _Refused(Exception):
@@ -74,24 +87,28 @@ class UserHandlers:
         results = []
         for user in counts or described:
             yield None
-            code = ErrorCode.NONE
-            if counts.get(user, 1) > 1:
+            code, message = ErrorCode.NONE, ""
+            if not user:
+                code, message = ErrorCode.RESOURCE_NOT_FOUND, _NO_NAME
+            elif counts.get(user, 1) > 1:
                 code = ErrorCode.DUPLICATE_RESOURCE
+                message = f"{_DESCRIBED_TWICE}: {user}"
             elif user not in described:
                 code = ErrorCode.RESOURCE_NOT_FOUND
+                message = f"Attempt to describe a user credential that does not exist: {user}"
             infos = described.get(user, {}) if code is ErrorCode.NONE else {}
             results.append(
                 {
                     "user": user,
                     "error_code": code,
-                    "error_message": code.message if code else None,
+                    "error_message": message,
                     "credential_infos": [
                         {"mechanism": mechanism, "iterations": iterations}
                         for mechanism, iterations in infos.items()
                     ],
                 }
             )
-        return {"error_code": ErrorCode.NONE, "error_message": None, "results": results}
+        return {"error_code": ErrorCode.NONE, "error_message": "", "results": results}
 
     async def _alter(self, call: Call) -> Result:
         if not self._is_controller():
@@ -105,34 +122,30 @@ class UserHandlers:
                 users.setdefault(change.name, ([], []))[at].append(change)
         results = []
         async for user, (deletions, upsertions) in paced(users.items()):
-            code, message = ErrorCode.NONE, None
+            code, message = ErrorCode.NONE, ""
             try:
                 await self._alter_user(user, deletions, upsertions)
             except _Refused as refused:
                 code, message = refused.code, refused.message
             except KlammError:
                 code = ErrorCode.UNKNOWN_SERVER_ERROR
+                message = code.message
             results.append({"user": user, "error_code": code, "error_message": message})
         return {"results": results}
 
     async def _alter_user(self, user: str, deletions: list[Any], upsertions: list[Any]) -> None:
         """Change all of a user's credentials that are named, or none."""
-        if not user:
-            raise _Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+        for each in (*upsertions[::-1], *deletions[::-1]):
+            _check_credential(each)
         numbers = [each.mechanism for each in (*deletions, *upsertions)]
-        if any(number not in ScramMechanism._value2member_map_ for number in numbers):
-            raise _Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
         if len(set(numbers)) < len(numbers):
             raise _Refused(
                 ErrorCode.DUPLICATE_RESOURCE,
                 "A user credential cannot be altered twice in the same request",
             )
-        for each in upsertions:
-            if not ITERATIONS_MIN <= each.iterations <= ITERATIONS_MAX:
-                raise _Refused(
-                    ErrorCode.UNACCEPTABLE_CREDENTIAL,
-                    f"the iterations have to be between {ITERATIONS_MIN} and {ITERATIONS_MAX}",
-                )
+
+        if not all(each.salted_password for each in upsertions):
+            raise _Refused(ErrorCode.UNKNOWN_SERVER_ERROR)
 
         def change(settings: dict[str, str]) -> dict[str, str]:
             for each in deletions:
@@ -152,6 +165,18 @@ class UserHandlers:
             return settings
 
         await self._entities.change(EntityName(user=user), change)
+
+
+def _check_credential(change: Any) -> None:
+    """Refuse a change of a credential; of several faults, Kafka tells the last one."""
+    if not change.name:
+        raise _Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, _NO_NAME)
+    if change.mechanism not in ScramMechanism._value2member_map_:
+        raise _Refused(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+    iterations = getattr(change, "iterations", ITERATIONS_MIN)
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        amount = "few" if iterations < ITERATIONS_MIN else "many"
+        raise _Refused(ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Too {amount} iterations")
 
 
 class QuotaHandlers:
@@ -177,7 +202,7 @@ class QuotaHandlers:
             }
         return {
             "error_code": ErrorCode.NONE,
-            "error_message": None,
+            "error_message": "",
             "entries": [
                 {
                     "entity": _entity_values(name.parts()),
@@ -213,7 +238,8 @@ class QuotaHandlers:
     async def _alter_entity(self, entry: Any, *, validate_only: bool) -> None:
         name = _entity(entry.entity)
         if name.ip not in (None, DEFAULT_ENTITY) and not await _is_resolvable(str(name.ip)):
-            raise _invalid(f"{name.ip} is not a valid IP or resolvable host.")
+            shown = quote(str(name.ip), safe="")
+            raise _invalid(f"{shown} is not a valid IP or resolvable host.")
         values = {each.key: _checked_value(name, each) for each in entry.ops}
         if validate_only:
             return
@@ -244,7 +270,10 @@ def _entity(parts: Any) -> EntityName:
     if not named:
         raise _invalid("Invalid empty client quota entity")
     if IP in named and len(named) > 1:
-        raise _invalid("Invalid quota entity combination, IP entity should not be combined")
+        raise _invalid(
+            "Invalid quota entity combination, IP entity should not be used with user/client ID"
+            " entity."
+        )
     return EntityName(named.get(USER), named.get(CLIENT), named.get(IP))
 
 
@@ -260,36 +289,44 @@ async def _is_resolvable(host: str) -> bool:
 
 
 def _checked_value(name: EntityName, change: Any) -> str | None:
+    if change.remove:
+        return None
     kind = next(iter(name.parts()))
     if change.key not in QUOTA_KEYS[kind]:
         raise _invalid(f"Invalid configuration key {change.key}")
-    if change.remove:
-        return None
     value = float(change.value)
+    kind_of_number = _WHOLE.get(change.key)
+    if kind_of_number is not None:
+        whole = min(int(value + _EPSILON), _LARGEST[kind_of_number]) if math.isfinite(value) else -1
+        if whole < 0 or abs(whole - value) > _EPSILON:
+            raise _invalid(f"Configuration {change.key} must be a {kind_of_number} value")
+        return str(whole)
     if not math.isfinite(value) or value < 0:
         raise _invalid(f"Invalid value for {change.key}: it has to be a number of at least 0")
-    if change.key in _WHOLE:
-        if value != int(value):
-            raise _invalid(f"Configuration {change.key} must be a Long value")
-        return str(int(value))
     return repr(value)
 
 
 def _check_components(components: Any) -> None:
-    kinds = [each.entity_type for each in components]
+    kinds: list[str] = []
     for each in components:
         if not each.entity_type:
             raise _invalid("Unexpected empty filter component entity type")
         if each.entity_type not in QUOTA_KEYS:
             raise _Refused(
-                ErrorCode.UNSUPPORTED_VERSION, f"Custom entity type '{each.entity_type}'"
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"Custom entity type '{each.entity_type}' not supported",
             )
         if each.match_type not in (_MATCH_EXACT, _MATCH_DEFAULT, _MATCH_ANY):
             raise _invalid(f"Unexpected match type: {each.match_type}")
-    if len(set(kinds)) < len(kinds):
-        raise _invalid("Duplicate entity type in filter")
+        if each.entity_type in kinds:
+            name = "client" if each.entity_type == CLIENT else each.entity_type
+            raise _invalid(f"Duplicate {name} filter component entity type")
+        kinds.append(each.entity_type)
     if IP in kinds and len(kinds) > 1:
-        raise _invalid("Invalid entity filter component combination, IP filter components")
+        raise _invalid(
+            "Invalid entity filter component combination, IP filter component should not be used"
+            " with user or clientId filter component."
+        )
 
 
 def _matches(name: EntityName, components: Any, *, strict: bool) -> bool:

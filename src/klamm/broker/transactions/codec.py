@@ -82,6 +82,11 @@ def init_body(header: RequestHeader, response: InitResponse) -> Values:
 # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn
 
 
+def anything(_: str) -> bool:
+    """Allow to write to any topic."""
+    return True
+
+
 class Addition(NamedTuple):
     """One transaction of an AddPartitionsToTxn."""
 
@@ -92,9 +97,16 @@ class Addition(NamedTuple):
 
 
 def additions(
-    header: RequestHeader, body: Any, exists: Exists, requester: Requester | None = None
+    header: RequestHeader,
+    body: Any,
+    exists: Exists,
+    requester: Requester | None = None,
+    may_write: Callable[[str], bool] = anything,
 ) -> list[Addition]:
-    """The transactions of an AddPartitionsToTxn: one from a producer, many from a broker."""
+    """The transactions of an AddPartitionsToTxn: one from a producer, many from a broker.
+
+    `may_write` says whether a producer may write to a topic; brokers may.
+    """
     if header.api_version < FIRST_BATCH:
         request = AddRequest(
             transactional_id=body.v3_and_below_transactional_id,
@@ -107,7 +119,7 @@ def additions(
             request.partitions,
             lambda each: (
                 ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                if is_internal(each.topic)
+                if is_internal(each.topic) or not may_write(each.topic)
                 else _unknown(each, exists)
             ),
         )

@@ -33,6 +33,7 @@ from klamm.controller.requests.topic_checks import (
 from klamm.core.assignment import AssignmentError, assign_more_replicas, assign_replicas
 from klamm.core.cluster import ClusterState
 from klamm.errors import ConfigError, FencedError, MalformedZnodeError
+from klamm.names import CLUSTER_METADATA
 from klamm.protocol.codec.frames import Request
 from klamm.protocol.codes import ErrorCode
 from klamm.slices import aside, counted, finish, paced
@@ -48,7 +49,6 @@ from klamm.zookeeper.store import (
 )
 
 Body = dict[str, Any]
-_METADATA_TOPIC: Final = "__cluster_metadata"
 _DEFAULT: Final = -1
 #: A topic with more partitions or settings than this is checked and encoded in another thread.
 _MANY: Final = 1000
@@ -135,7 +135,7 @@ class TopicAdmin:
                 continue
             try:
                 cluster = self._cluster()
-                if name == _METADATA_TOPIC:
+                if name == CLUSTER_METADATA:
                     raise TopicRefusedError(
                         ErrorCode.INVALID_REQUEST,
                         f"Creation of internal topic {name} is prohibited.",

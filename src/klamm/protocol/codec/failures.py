@@ -18,12 +18,76 @@ _NO_OFFSETS: Final = MappingProxyType(
 )
 
 
+#: From this version on, a JoinGroup that failed has no protocol name, where it had an empty one.
+_FIRST_WITHOUT_PROTOCOL: Final = 7
+#: From this version on, OffsetFetch has an error for the group.
+_FIRST_WITH_GROUP_ERROR: Final = 2
+#: From this version on, a Fetch that failed names no partitions.
+_FIRST_FETCH_BY_ID: Final = 13
+
+
 def failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
     """The values of the response to a failed request; None if the request expects no response."""
+    if header.api_key == ApiKey.FETCH and header.api_version >= _FIRST_FETCH_BY_ID:
+        return {"error_code": code, "responses": []}
     make = _MAKERS.get(header.api_key)
     if make is not None:
         return make(body, code)
+    if header.api_key == ApiKey.JOIN_GROUP and header.api_version >= _FIRST_WITHOUT_PROTOCOL:
+        return {**_TOP_LEVEL[ApiKey.JOIN_GROUP], "error_code": code, "protocol_name": None}
     return {**_TOP_LEVEL.get(header.api_key, {}), "error_code": code, "error_message": code.message}
+
+
+def whole_failure(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
+    """The response of a broker that does not even look at what the request asks for.
+
+    The partitions of a reassignment are told as well, where a controller has one error for all.
+    """
+    failed = {"error_code": code, "error_message": code.message}
+    if header.api_key == ApiKey.LIST_PARTITION_REASSIGNMENTS:
+        topics = [
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": each} for each in topic.partition_indexes],
+            }
+            for topic in body.topics or ()
+        ]
+        return {**failed, "topics": topics}
+    if header.api_key == ApiKey.ALTER_PARTITION_REASSIGNMENTS:
+        responses = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": each.partition_index, **failed} for each in topic.partitions
+                ],
+            }
+            for topic in body.topics
+        ]
+        return {**failed, "responses": responses}
+    if header.api_key == ApiKey.OFFSET_FETCH and header.api_version < _FIRST_WITH_GROUP_ERROR:
+        return _offsets_of_partitions(body, code)
+    return failure(header, body, code)
+
+
+def _offsets_of_partitions(body: Any, code: ErrorCode) -> Values:
+    """The first version of OffsetFetch has no place for an error but the partitions."""
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": each,
+                        "committed_offset": -1,
+                        "metadata": "",
+                        "error_code": code,
+                    }
+                    for each in topic.partition_indexes
+                ],
+            }
+            for topic in body.topics
+        ]
+    }
 
 
 def failure_of_items(header: RequestHeader, body: Any, code: ErrorCode) -> Values | None:
@@ -98,7 +162,12 @@ def _fetch(body: Any, code: ErrorCode) -> Values:
                 "topic": topic.name,
                 "topic_id": topic.topic_id,
                 "partitions": [
-                    {"partition_index": each.partition, "error_code": code, "high_watermark": -1}
+                    {
+                        "partition_index": each.partition,
+                        "error_code": code,
+                        "high_watermark": -1,
+                        "aborted_transactions": [],
+                    }
                     for each in topic.partitions
                 ],
             }
@@ -136,7 +205,8 @@ def _offset_fetch(body: Any, code: ErrorCode) -> Values:
 
 
 def _find_coordinator(body: Any, code: ErrorCode) -> Values:
-    nobody = {"node_id": -1, "host": "", "port": -1, "error_code": code, "error_message": None}
+    failed = {"error_code": code, "error_message": code.message}
+    nobody = {"node_id": -1, "host": "", "port": -1, **failed}
     keys: Iterable[str] = getattr(body, "coordinator_keys", ())
     return {**nobody, "coordinators": [{**nobody, "key": key} for key in keys]}
 
@@ -184,8 +254,7 @@ def _delete_topics(body: Any, code: ErrorCode) -> Values:
     wanted += [
         {"name": each.name, "topic_id": each.topic_id} for each in getattr(body, "topics", ())
     ]
-    failed = {"error_code": code, "error_message": code.message}
-    return {"responses": [{**topic, **failed} for topic in wanted]}
+    return {"responses": [{**topic, "error_code": code, "error_message": None} for topic in wanted]}
 
 
 def _create_partitions(body: Any, code: ErrorCode) -> Values:
@@ -222,14 +291,38 @@ def _add_partitions_to_txn(body: Any, code: ErrorCode) -> Values:
             for topic in topics
         ]
 
-    transactions = getattr(body, "transactions", None)
-    if transactions is None:
+    if not hasattr(body, "transactions"):
         return {"results_by_topic_v3_and_below": results(body.v3_and_below_topics)}
+    return {"error_code": code, "results_by_transaction": []}
+
+
+def _leader_and_isr(body: Any, code: ErrorCode) -> Values:
     return {
         "error_code": code,
-        "results_by_transaction": [
-            {"transactional_id": each.transactional_id, "topic_results": results(each.topics)}
-            for each in transactions
+        "topics": [
+            {
+                "topic_id": topic.topic_id,
+                "partition_errors": [
+                    {"partition_index": each.partition_index, "error_code": code}
+                    for each in topic.partition_states
+                ],
+            }
+            for topic in body.topic_states
+        ],
+    }
+
+
+def _stop_replica(body: Any, code: ErrorCode) -> Values:
+    return {
+        "error_code": code,
+        "partition_errors": [
+            {
+                "topic_name": topic.topic_name,
+                "partition_index": each.partition_index,
+                "error_code": code,
+            }
+            for topic in body.topic_states
+            for each in topic.partition_states
         ],
     }
 
@@ -259,9 +352,9 @@ def _describe_transactions(body: Any, code: ErrorCode) -> Values:
     unknown = {
         "transaction_state": "",
         "transaction_timeout": 0,
-        "transaction_start_time_ms": -1,
-        "producer_id": -1,
-        "producer_epoch": -1,
+        "transaction_start_time_ms": 0,
+        "producer_id": 0,
+        "producer_epoch": 0,
         "topics": [],
     }
     return {
@@ -321,15 +414,22 @@ def _delete_acls(body: Any, code: ErrorCode) -> Values:
 
 
 def _describe_user_scram_credentials(body: Any, code: ErrorCode) -> Values:
-    failed = {"error_code": code, "error_message": code.message}
-    results = [{**failed, "user": user.name, "credential_infos": []} for user in body.users or ()]
+    failed = {"error_code": code, "error_message": None}
+    # Kafka does not repeat the names.
+    results: list[Values] = [
+        {**failed, "user": "", "credential_infos": []} for _ in body.users or ()
+    ]
     return {**failed, "results": results}
 
 
 def _alter_user_scram_credentials(body: Any, code: ErrorCode) -> Values:
-    failed = {"error_code": code, "error_message": code.message}
+    failed = {"error_code": code, "error_message": None}
     users = dict.fromkeys(each.name for each in (*body.deletions, *body.upsertions))
     return {"results": [{**failed, "user": user} for user in users]}
+
+
+def _describe_client_quotas(body: Any, code: ErrorCode) -> Values:
+    return {"error_code": code, "error_message": None, "entries": None}
 
 
 def _alter_client_quotas(body: Any, code: ErrorCode) -> Values:
@@ -356,6 +456,8 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
             "topics", "name", "partition_index", "topics", "partition_index"
         ),
         ApiKey.METADATA: _metadata,
+        ApiKey.LEADER_AND_ISR: _leader_and_isr,
+        ApiKey.STOP_REPLICA: _stop_replica,
         ApiKey.OFFSET_COMMIT: _each_partition(
             "topics", "name", "partition_index", "topics", "partition_index"
         ),
@@ -384,6 +486,7 @@ _MAKERS: Final[Mapping[int, Callable[[Any, ErrorCode], Values | None]]] = Mappin
         ApiKey.ALTER_CONFIGS: _resources("responses"),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: _resources("responses"),
         ApiKey.CREATE_ACLS: _create_acls,
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: _describe_client_quotas,
         ApiKey.DELETE_ACLS: _delete_acls,
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describe_user_scram_credentials,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alter_user_scram_credentials,
