@@ -210,6 +210,31 @@ def test_a_request_is_finished_although_its_client_has_gone(runner):
     runner(scenario())
 
 
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_connection_whose_request_fails_unexpectedly_is_closed(runner, is_cancelled):
+    async def fail() -> MeasuredResponse:
+        await asyncio.sleep(0)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        raise ValueError("a mistake of ours")
+
+    async def scenario() -> bytes:
+        server = Server(lambda *_: fail(), frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(framed(b"request"))
+        received = b""
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                received = await reader.read()
+        writer.close()
+        await server.close()
+        return received
+
+    assert runner(scenario()) == b""
+
+
 async def found(server: Server) -> list[ServerConnection]:
     await until(lambda: bool(server.connections))
     return list(server.connections)

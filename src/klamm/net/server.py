@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -223,11 +223,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.refuse(str(error))
             return False
         if not isinstance(response, tuple):
-            self._task = asyncio.ensure_future(self._await(response))
+            self._begin(self._await(response))
             return False
         parts, meter, unsent = response
         if parts is not None and not self._send(parts):
-            self._task = asyncio.ensure_future(self._await_sent(meter, unsent))
+            self._begin(self._await_sent(meter, unsent))
             return False
         meter.note(unsent)
         return not self.hold or self._keep_hold()
@@ -239,8 +239,19 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.close()
             return False
         self._pause()
-        self._task = asyncio.ensure_future(self._mute(hold))
+        self._begin(self._mute(hold))
         return False
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.ensure_future(work)
+        self._task.add_done_callback(self._on_end_of_task)
+
+    def _on_end_of_task(self, task: "asyncio.Task[None]") -> None:
+        """Close a connection whose request failed without a response: its client can try again."""
+        error = None if task.cancelled() else task.exception()
+        if (error is not None or task.cancelled()) and not self._is_closing:
+            log.error("closing the connection of %s: its request failed", self.peer, exc_info=error)
+            self.close()
 
     async def _mute(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
