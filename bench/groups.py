@@ -14,6 +14,7 @@ import asyncio
 import statistics
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _TIMEOUT_S = 60.0
 #: Where a frame has its correlation id: after the size, the API key and the version.
 _CORRELATION_ID_AT = 8
 _MEMBER_ID_REQUIRED = 79
+_REBALANCE_IN_PROGRESS = 27
 _PROTOCOL = {"protocol_type": "consumer", "protocol_name": "range"}
 
 
@@ -59,7 +61,28 @@ class Member:
                 await asyncio.sleep(0.1)
 
     async def join(self) -> None:
-        """Join, or join again, and wait for the assignment."""
+        """Join, or join again, until there is an assignment."""
+        while True:
+            try:
+                await self._join_once()
+                return
+            except GroupError as error:
+                if error.code != _REBALANCE_IN_PROGRESS:
+                    raise
+
+    async def settle(self, group: "Sequence[Member]") -> None:
+        """Join, and follow rebalances until all members of the group are in one generation."""
+        await self.join()
+        while len({member.generation for member in group}) > 1:
+            await asyncio.sleep(0.2)
+            try:
+                await self.heartbeat()
+            except GroupError as error:
+                if error.code != _REBALANCE_IN_PROGRESS:
+                    raise
+                await self.join()
+
+    async def _join_once(self) -> None:
         joined = await self._join()
         _check(joined.error_code)
         self.member_id, self.generation = joined.member_id, joined.generation_id
@@ -143,9 +166,17 @@ class Member:
         self._connection.close()
 
 
-def _check(error: int) -> None:
-    if error:
-        raise RuntimeError(f"error {error}")
+class GroupError(Exception):
+    """A response has an error."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"error {code}")
+        self.code = code
+
+
+def _check(code: int) -> None:
+    if code:
+        raise GroupError(code)
 
 
 async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[Member]:
@@ -166,7 +197,10 @@ async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[M
         for number in range(size)
     ]
     await asyncio.gather(*(member.introduce() for member in members))
-    await asyncio.gather(*(member.join() for member in members))
+    by_group: dict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        by_group[member.group].append(member)
+    await asyncio.gather(*(member.settle(by_group[member.group]) for member in members))
     return members
 
 
@@ -240,12 +274,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=50)
     parser.add_argument("--members", type=int, default=20, help="of each group")
     options = parser.parse_args()
-    config = {
-        "offsets.topic.replication.factor": 3,
-        "offsets.topic.num.partitions": 50,
-        # All members come within this time, so that a group begins with all of them.
-        "group.initial.rebalance.delay.ms": 2000,
-    }
+    config = {"offsets.topic.replication.factor": 3, "offsets.topic.num.partitions": 50}
     with duel(options.rounds, config) as contest:
         contest.measure(
             f"{options.groups * options.members} members in {options.groups} groups",

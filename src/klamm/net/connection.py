@@ -222,7 +222,7 @@ class _Wire(asyncio.BufferedProtocol):
         assert self._transport is not None, "connected before anything is sent"
         loop = asyncio.get_running_loop()
         self._response = response = loop.create_future()
-        timer = loop.call_later(timeout_s, self._fail, TimeoutError())
+        timer = loop.call_later(timeout_s, self._expire, response)
         response.add_done_callback(lambda _: timer.cancel())
         self._transport.writelines(parts)
         return response
@@ -273,6 +273,12 @@ class _Wire(asyncio.BufferedProtocol):
         if not self.is_closed:
             self.lost_at = time.time()
         self._fail(exc or ConnectionResetError("the connection was closed"))
+
+    def _expire(self, response: asyncio.Future[memoryview]) -> None:
+        # Not `_fail`: another request, sent against the rule, may have taken the place of this one.
+        if not response.done():
+            response.set_exception(TimeoutError())
+        self.close()
 
     def _fail(self, error: Exception) -> None:
         if self._response is not None and not self._response.done():
