@@ -215,11 +215,19 @@ def metadata_columns(partitions: int) -> None:
 
 
 def records(count: int, size: int) -> None:
-    batch = build_batch([Record(b"key", os.urandom(size), 10**12 + n // 50) for n in range(count)])
-    data = records_data(batch)
-    each = best_us(lambda: scan_records(data, count)) / count
-    crc = best_us(lambda: has_valid_crc(batch))
-    print(f"scan {count} records of {size} bytes: {each:.2f} each; CRC of their batch: {crc:.1f}")
+    """Records of one size, which are checked together, and of different sizes."""
+    for kind, sizes in (("one size", [size]), ("different sizes", range(size, size + 16))):
+        values = [os.urandom(each) for each in sizes]
+        batch = build_batch(
+            [Record(b"key", values[n % len(values)], 10**12 + n // 50) for n in range(count)]
+        )
+        data = records_data(batch)
+        each = best_us(lambda data=data: scan_records(data, count)) / count
+        crc = best_us(lambda batch=batch: has_valid_crc(batch))
+        print(
+            f"scan {count} records of {size} bytes, {kind}: {each:.2f} each; "
+            f"CRC of their batch: {crc:.1f}"
+        )
 
 
 def control(partitions: int) -> None:
