@@ -34,7 +34,7 @@ log = logging.getLogger("klamm.broker.requests")
 
 #: The size from which on requests are decoded, and their responses encoded, in another thread: they
 #: may name every partition there is, or thousands of groups with two bytes each.
-_LARGE_BYTES: Final = 16 * 1024
+_LARGE_BYTES: Final = 8 * 1024
 #: The same for requests that are frequent and have a fast decoder. Produce has its records, and its
 #: decoder says when it names too much.
 _LARGE_BYTES_OF: Final = {

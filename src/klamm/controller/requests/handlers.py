@@ -55,7 +55,7 @@ Body = dict[str, Any]
 T = TypeVar("T")
 _INT64_MAX: Final = (1 << 63) - 1
 #: The size from which on requests are decoded, and their responses encoded, in another thread.
-_LARGE_BYTES: Final = 16 * 1024
+_LARGE_BYTES: Final = 8 * 1024
 #: How many partitions, or other things, of a request are handled as one event.
 _TOGETHER: Final = 1000
 #: How long a request without a timeout of its own waits for a failover.
