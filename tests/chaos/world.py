@@ -17,6 +17,7 @@ from klamm.client import reassignments, topics
 from klamm.client.admin import Admin
 from klamm.errors import KlammError, UnavailableError
 from klamm.local.broker_process import BrokerProcess, ProcessState
+from klamm.local.faults import FaultInjector
 from klamm.local.loop_thread import LoopThread
 from klamm.local.network import HOST, free_ports
 from klamm.local.zookeeper_reader import ZooKeeperReader
@@ -79,6 +80,8 @@ class World:
                 address = server.address
             self._zookeeper_reader = ZooKeeperReader(self._loop_thread, address)
             stack.callback(self._zookeeper_reader.close)
+            # Chaos injects nothing into requests.
+            self._faults = FaultInjector(self._loop_thread, tuple)
             ports = free_ports(2 * self._count)
             for broker in range(1, self._count + 1):
                 self.brokers[broker] = self._make_broker(broker, ports.pop(), ports.pop())
@@ -120,7 +123,7 @@ class World:
             "offsets.topic.replication.factor": str(min(3, self._count)),
             **_SETTINGS,
         }
-        return BrokerProcess(broker, clients, directory, settings)
+        return BrokerProcess(broker, clients, directory, settings, self._faults)
 
     def _create_topics(self) -> None:
         """One topic that may lose a broker and be written to, and one that is easily moved."""
