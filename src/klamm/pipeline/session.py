@@ -11,8 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from pyspark import SparkContext
@@ -21,6 +22,8 @@ from pyspark.sql import SparkSession
 
 from klamm.errors import ConfigError, KlammError, UnavailableError
 from klamm.pipeline.jvm import ClassArchive, log_options, run_last, without_chatter
+
+_T = TypeVar("_T")
 
 DEFAULT_MASTER: Final = "local[*]"
 #: What the address of a Spark Connect server begins with.
@@ -279,6 +282,15 @@ def _connect(url: str, settings: Mapping[str, bool | float | int | str | None]) 
     return session
 
 
+def side_by_side(*calls: Callable[[], _T]) -> list[_T]:
+    """What these calls return; Spark plans and runs their queries at the same time.
+
+    Little data does not keep more than one core busy, and most of a small query is its planning.
+    """
+    with ThreadPoolExecutor(max(1, len(calls))) as pool:
+        return [call.result() for call in [pool.submit(call) for call in calls]]
+
+
 def default_tasks(spark: SparkSession) -> int:
     """How many tasks the session runs at the same time, as far as Spark knows."""
     if not is_connected(spark):
@@ -286,6 +298,13 @@ def default_tasks(spark: SparkSession) -> int:
     # There is no context to ask, but a range is divided by the same number.
     ids = spark.range(0, _MANY).selectExpr("spark_partition_id() id")
     return max(ids.distinct().count(), 1)
+
+
+def release_memory(spark: SparkSession) -> None:
+    """Let the driver's JVM give back what a large result took, before Python needs memory."""
+    if not is_connected(spark) and not is_for_little(spark):
+        gateway: Any = spark.sparkContext._gateway
+        gateway.jvm.java.lang.System.gc()
 
 
 def cancel_jobs(spark: SparkSession) -> None:

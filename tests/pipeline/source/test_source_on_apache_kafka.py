@@ -12,6 +12,9 @@ from tests.pipeline.source import (
     test_source_spark_heavy,
     test_writer,
 )
+from tests.pipeline.source.tables.test_rows import (
+    test_lag_is_what_kafka_consumer_groups_prints as test_lag_is_what_kafka_consumer_groups_prints,
+)
 from tests.pipeline.source.test_reader import numbers, read_all
 from tests.support import cluster as brokers
 from tests.support.cluster import BrokerProcess, RealCluster

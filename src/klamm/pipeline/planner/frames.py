@@ -15,6 +15,7 @@ from klamm.errors import ConfigError
 from klamm.pipeline.arrow import rows_to_arrow
 from klamm.pipeline.planner.planner import Capacity, Demands, make_plan
 from klamm.pipeline.planner.waves import default_limit, make_waves
+from klamm.pipeline.session import release_memory
 from klamm.pipeline.snapshot.snapshot import SnapshotFrames
 
 _MOVES: Final = pa.schema(
@@ -58,7 +59,9 @@ def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
     wanted = snapshot.partitions.select(
         "topic", "partition", "replicas", "leader", "min_isr", "bytes"
     )
-    return wanted.orderBy("topic", "partition").toArrow()
+    table = wanted.orderBy("topic", "partition").toArrow()
+    release_memory(wanted.sparkSession)
+    return table
 
 
 def read_capacities(path: Path) -> dict[int, Capacity]:

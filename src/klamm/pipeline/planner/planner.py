@@ -33,6 +33,8 @@ from klamm.pipeline.planner.state import HOLE, ReplicaPlan, held_by, places_of
 from klamm.pipeline.planner.targets import F64, Target, shares
 
 _UNLIMITED: Final = float("inf")
+#: What takes several arrays of the size of its rows is done in portions.
+_ROWS_AT_A_TIME: Final = 1_000_000
 
 
 class ImpossibleError(ConfigError):
@@ -458,12 +460,17 @@ def _lightest(state: ReplicaPlan, weight: F64, excess: F64) -> float:
 
 def _in_old_order(before: I32, state: ReplicaPlan, ids: I32) -> I32:
     """The places of replicas: those that stay in their order, new ones behind."""
-    places = places_of(before, ids)
+    ordered = np.empty_like(state.rows)
     width = state.rows.shape[1]
-    old = widen(places, max(width, places.shape[1]))
-    now = widen(state.rows, old.shape[1])
-    both = np.concatenate([keep(old, contains(now, old)), keep(now, ~contains(old, now))], axis=1)
-    return np.asarray(keep(both, both != HOLE)[:, :width])
+    for start in range(0, len(before), _ROWS_AT_A_TIME):
+        some = slice(start, start + _ROWS_AT_A_TIME)
+        old = places_of(before[some], ids)
+        old = widen(old, max(width, old.shape[1]))
+        now = widen(state.rows[some], old.shape[1])
+        stay, come = keep(old, contains(now, old)), keep(now, ~contains(old, now))
+        both = np.concatenate([stay, come], axis=1)
+        ordered[some] = keep(both, both != HOLE)[:, :width]
+    return ordered
 
 
 def _leader_target(rows: I32, state: ReplicaPlan) -> Target:

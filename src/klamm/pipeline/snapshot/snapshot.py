@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pyspark.sql.types import (
 
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
-from klamm.pipeline.session import planned_for_much, told_by_task
+from klamm.pipeline.session import planned_for_much, side_by_side, told_by_task
 
 _INTS: Final = ArrayType(IntegerType())
 #: The columns that other commands read. Further columns are ignored.
@@ -107,11 +108,14 @@ def now() -> datetime:
 
 def write_snapshot(spark: SparkSession, snapshot: Snapshot, path: str) -> dict[str, int]:
     """Write the tables of a snapshot below `path`, in place of existing ones; count their rows."""
+    names = ("brokers", "topics", "partitions", "meta")
+
+    def write(name: str) -> int:
+        return write_table(spark, getattr(snapshot, name), f"{path}/{name}")
+
     with planned_for_much(spark) if snapshot.is_large else nullcontext():
-        return {
-            name: write_table(spark, getattr(snapshot, name), f"{path}/{name}")
-            for name in ("brokers", "topics", "partitions", "meta")
-        }
+        counts = side_by_side(*(partial(write, name) for name in names))
+    return dict(zip(names, counts, strict=True))
 
 
 def write_table(spark: SparkSession, table: pa.Table | DataFrame, path: str) -> int:
@@ -135,7 +139,9 @@ def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:
     A snapshot without a live broker is refused, since no question about it has an answer.
     """
     facts = _read_meta(spark, path)
-    brokers, topics, partitions = (_read_table(spark, path, name) for name in _WANTED)
+    brokers, topics, partitions = side_by_side(
+        *(partial(_read_table, spark, path, name) for name in _WANTED)
+    )
     racks = {row["id"]: row["rack"] or None for row in sorted(brokers.collect())}
     if not racks:
         raise ConfigError(f"The cluster in the snapshot {path} is empty: it has no broker.")

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from klamm.core.columns import I32, I64, Mask
 from klamm.pipeline.arrow import in_chunks, partitions_from_arrow, rows_to_arrow
-from klamm.pipeline.session import is_for_little
+from klamm.pipeline.session import is_for_little, side_by_side
 from klamm.pipeline.snapshot.snapshot import SnapshotFrames
 from klamm.pipeline.whatif.whatif import (
     OUTCOMES,
@@ -189,12 +189,9 @@ def write_answer(answer: WhatIf, path: str) -> WhatIf:
         frame.write.mode("overwrite").parquet(f"{path}/{name}")
         return frame.sparkSession.read.schema(frame.schema).parquet(f"{path}/{name}")
 
-    return replace(
-        answer,
-        scenarios=written("scenarios"),
-        partitions=written("partitions"),
-        brokers=written("brokers"),
-    )
+    names = ("scenarios", "partitions", "brokers")
+    scenarios, partitions, brokers = side_by_side(*(partial(written, name) for name in names))
+    return replace(answer, scenarios=scenarios, partitions=partitions, brokers=brokers)
 
 
 def add_up(

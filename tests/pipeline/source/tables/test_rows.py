@@ -16,6 +16,7 @@ from klamm.pipeline.source.tables.reader import (
 )
 from tests.pipeline.source.conftest import produce
 from tests.support.cluster import PATIENCE_S, RealCluster
+from tests.support.kafka_tools import Tools
 
 
 def read(
@@ -121,6 +122,40 @@ def test_lag_is_what_a_group_has_left_to_read(cluster, topic):
         assert {row["client_id"] for row in rows} == {"reader"}
     finally:
         member.close()
+
+
+@pytest.mark.interop
+def test_lag_is_what_kafka_consumer_groups_prints(cluster, topic, kafka_libs, tmp_path):
+    """Of a group that has only offsets, and of one with a member that committed some of its own."""
+    cluster.create(topic, partitions=3, factor=1)
+    produce(cluster, topic, range(30), partitions=3)
+    settings = {"bootstrap.servers": cluster.bootstrap, "enable.auto.commit": False}
+    idle, active = f"{topic}-idle", f"{topic}-active"
+    committed = {idle: {0: 10, 1: 4, 2: 0}, active: {1: 7}}
+    for group, offsets in committed.items():
+        consumer = Consumer(settings | {"group.id": group})
+        places = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
+        consumer.commit(offsets=places, asynchronous=False)
+        consumer.close()
+    member = Consumer(settings | {"group.id": active, "client.id": "reader"})
+    member.subscribe([topic])
+    tools = Tools(kafka_libs, tmp_path, cluster.bootstrap)
+    try:
+        assert member.poll(PATIENCE_S) is not None
+        for group in committed:
+            printed = tools.run("kafka-consumer-groups", "--describe", "--group", group)
+            rows = [line.split() for line in printed.splitlines() if line.startswith(group)]
+            found = [row for row in read(cluster, "lag") if row["group"] == group]
+            assert len(rows) == 3
+            assert sorted(map(_as_printed, found)) == sorted(rows)
+    finally:
+        member.close()
+
+
+def _as_printed(row: dict[str, Any]) -> list[str]:
+    names = ("group", "topic", "partition", "committed", "end", "lag")
+    columns = (*names, "member_id", "host", "client_id")
+    return ["-" if row[name] is None else str(row[name]) for name in columns]
 
 
 @pytest.mark.real
