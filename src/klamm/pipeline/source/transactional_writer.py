@@ -44,7 +44,7 @@ _REQUEST_S: Final = 30.0
 _PAUSE_S: Final = 0.5
 #: How long a task that another one has fenced waits for that one's commit.
 _FENCED_S: Final = 60.0
-_PRODUCERS_MAX: Final = 8
+_CLIENTS_MAX: Final = 8
 _FENCING: Final = frozenset(
     {
         KafkaError._FENCED,
@@ -155,11 +155,7 @@ def write_once(
     if first is None:
         return WrittenOnce(0)
     topic = options.topic or _first_topic(first)
-    ledger = BatchLedger(options, place, topic)
-    try:
-        return _write(first, batches, options, place, ledger)
-    finally:
-        ledger.close()
+    return _write(first, batches, options, place, BatchLedger(options, place, topic))
 
 
 def _write(
@@ -235,15 +231,8 @@ class BatchLedger:
     def __init__(self, options: WriteOptions, place: Place, topic: str) -> None:
         self.topic = topic
         self._place = place
-        self._consumer = Consumer(
-            {
-                **_client_config(options.kafka),
-                "group.id": f"{options.kafka[TRANSACTIONAL_ID]}-{place.query}-{place.task}",
-                # An offset of a transaction that is not decided yet is waited for.
-                "isolation.level": "read_committed",
-                "enable.auto.commit": "false",
-            }
-        )
+        group = f"{options.kafka[TRANSACTIONAL_ID]}-{place.query}-{place.task}"
+        self._consumer = _consumer(options, group)
 
     def look(self) -> dict[str, Any] | None:
         """The fingerprint of the task's rows, if this batch has them."""
@@ -278,17 +267,10 @@ class BatchLedger:
         group = self._consumer.consumer_group_metadata()
         _retried(lambda: producer.send_offsets_to_transaction([mark], group, _REQUEST_S))
 
-    def close(self) -> None:
-        self._consumer.close()
-
 
 def check_tasks(options: WriteOptions, place: Place, topic: str, count: int) -> None:
     """Refuse a batch that has committed tasks beyond those that it has now."""
-    ledger = BatchLedger(options, Place(place.query, place.batch, count), topic)
-    try:
-        found = ledger.look()
-    finally:
-        ledger.close()
+    found = BatchLedger(options, Place(place.query, place.batch, count), topic).look()
     if found is not None:
         raise MappingChangedError(
             f"Batch {place.batch} once had more than {count} tasks, one of which has committed "
@@ -296,7 +278,30 @@ def check_tasks(options: WriteOptions, place: Place, topic: str, count: int) -> 
         )
 
 
+#: What a worker keeps from one task to the next: connecting takes longer than a small transaction.
 _SENDERS: Final[OrderedDict[str, Sender]] = OrderedDict()
+_CONSUMERS: Final[OrderedDict[str, Consumer]] = OrderedDict()
+
+
+def _consumer(options: WriteOptions, group: str) -> Consumer:
+    """A consumer that reads and names the offsets of a group, and joins none."""
+    key = _key(options, group)
+    consumer = _CONSUMERS.get(key)
+    if consumer is None:
+        consumer = _CONSUMERS[key] = Consumer(
+            {
+                "log_level": "0",  # what matters is raised; an idle one would tell of every restart
+                **_client_config(options.kafka),
+                "group.id": group,
+                # An offset of a transaction that is not decided yet is waited for.
+                "isolation.level": "read_committed",
+                "enable.auto.commit": "false",
+            }
+        )
+        while len(_CONSUMERS) > _CLIENTS_MAX:
+            _CONSUMERS.popitem(last=False)[1].close()
+    _CONSUMERS.move_to_end(key)
+    return consumer
 
 
 def _sender(options: WriteOptions, name: str) -> Sender:
@@ -308,14 +313,14 @@ def _sender(options: WriteOptions, name: str) -> Sender:
         sender = Sender(options.topic, KeptProducer(kafka))
         _retried(lambda: sender.producer.init_transactions(_REQUEST_S))
         _SENDERS[key] = sender
-        while len(_SENDERS) > _PRODUCERS_MAX:
+        while len(_SENDERS) > _CLIENTS_MAX:
             _SENDERS.popitem(last=False)
     _SENDERS.move_to_end(key)
     return sender
 
 
 def _key(options: WriteOptions, name: str) -> str:
-    """The key of a producer in the pool: the cluster and the transactional id."""
+    """The key of a client that is kept: the cluster, and the transactional id or group."""
     return f"{options.kafka['bootstrap.servers']} {name}"
 
 
