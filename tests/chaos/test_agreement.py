@@ -24,6 +24,7 @@ def led(leader: int, epoch: int, at: float, **more: Any) -> dict[str, Any]:
         "leader": leader,
         "leader_epoch": epoch,
         "old_leader": leader,
+        "old_leader_epoch": epoch - 1,
         "from": moment(at),
         "controller_epoch": 1,
         "seq": int(at),
@@ -95,6 +96,12 @@ def with_a_lost_event() -> tuple[History, Tables]:
 def test_an_epoch_that_the_history_does_not_have_is_found():
     (text,) = texts(*with_a_lost_event())
     assert "epoch 5" in text
+
+
+def test_an_epoch_that_an_event_raised_and_raised_again_is_known():
+    history, tables = with_a_lost_event()
+    tables["timeline"].append(led(2, 6, 109, old_leader_epoch=4))
+    assert texts(history, tables) == []
 
 
 def test_the_last_words_of_a_controller_that_was_killed_may_be_missing():
