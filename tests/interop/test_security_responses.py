@@ -4,6 +4,8 @@ A dialogue is a function that asks one broker; what it is told is written down a
 Differences that the specification allows or demands are named beside the question.
 """
 
+import contextlib
+import itertools
 import re
 import socket
 import time
@@ -1029,8 +1031,9 @@ def _ask_about_parts(
             ask(K.FETCH, version, **body)
         by_ids = [fetch_values(id, 0)["topics"][0] for id in (*ids.values(), uuid.UUID(int=5))]
         state = {"replica_id": replica, "replica_epoch": -1}
-        for version in (13, 16):
-            ask(K.FETCH, version, **{**body, "topics": by_ids, "replica_state": state})
+        # One at a time: responses are compared without their order, and ids are drawn.
+        for version, topic in itertools.product((13, 16), by_ids):
+            ask(K.FETCH, version, **{**body, "topics": [topic], "replica_state": state})
     both_topics(K.DESCRIBE_PRODUCERS, 0)
     # Write
     grant(Op.WRITE, T.TOPIC, "mine")
@@ -1408,12 +1411,13 @@ def test_connections_of_an_address_are_limited_at_run_time(both: Both):
         def served() -> socket.socket | None:
             """A connection that ApiVersions was answered on; None if it was closed."""
             header = RequestHeader(K.API_VERSIONS, 0, 1, "raw")
-            try:
-                connected = socket.create_connection(("127.0.0.1", port), 20, there)
+            connected = socket.create_connection(("127.0.0.1", port), 20, there)
+            with contextlib.suppress(ConnectionError):
                 connected.sendall(encode_request(header, {}))
-                return connected if connected.recv(4) else None
-            except ConnectionError:
-                return None
+                if connected.recv(4):
+                    return connected
+            connected.close()
+            return None
 
         def is_limited() -> bool:
             held = [served() for _ in range(3)]
@@ -1471,8 +1475,10 @@ HOSTS = ("127.0.0.1", "localhost")
 
 def _serial(cluster: SecuredSolo) -> int:
     """The serial number of the certificate that a new connection is shown."""
-    with cluster.raw("SASL_SSL") as raw:
-        tls = cluster.tls().wrap_socket(raw.socket, server_hostname="127.0.0.1")
+    with (
+        cluster.raw("SASL_SSL") as raw,
+        cluster.tls().wrap_socket(raw.socket, server_hostname="127.0.0.1") as tls,
+    ):
         der = tls.getpeercert(binary_form=True)
     assert der is not None
     return x509.load_der_x509_certificate(der).serial_number
