@@ -101,7 +101,7 @@ def produce_for(bootstrap: str, topic: str, seconds: float, acks: str) -> tuple[
 
 
 def fill(bootstrap: str, records: int) -> tuple[str, int]:
-    """Produce at least so many records to a new topic; return it and their number."""
+    """Produce at least this number of records to a new topic; return it and their number."""
     topic, done = topic_of(bootstrap, 1), 0
     while done < records:
         done += produce_for(bootstrap, topic, 2, "all")[0]

@@ -70,7 +70,7 @@ def test_the_history_has_a_kind_for_every_reason():
 
 
 def cluster_of(topics: dict[str, int]) -> tuple[ClusterState, list[I32]]:
-    """A cluster with these topics of so many partitions, and the rows of each."""
+    """A cluster with these topics and their numbers of partitions, and the rows of each."""
     cluster = ClusterState()
     rows = []
     for name, count in topics.items():

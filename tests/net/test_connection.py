@@ -68,7 +68,7 @@ def test_a_connection_that_is_not_set_up_is_given_up_later_each_time(full_listen
 
 @contextlib.asynccontextmanager
 async def responder(sizes: Sequence[int]) -> AsyncIterator[int]:
-    """The port of a server that responds to each request with so many bytes, in two pieces."""
+    """The port of a server whose responses have these sizes, each sent in two pieces."""
 
     done = asyncio.Event()
 

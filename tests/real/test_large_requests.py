@@ -21,13 +21,13 @@ from tests.support.large_requests import Existing, LargeRequest, large_requests
 from tests.support.raw import Raw
 from tests.support.waiting import wait_until
 
-#: Thousands of items; whoever handles and encodes all of them in one go needs more lines than that.
+#: Thousands of items: handling and encoding all of them in one go needs more lines than that.
 _BYTES = 70_000
 _LINES_MAX = 50_000
 #: An older epoch than any: the requests of a controller would have to be obeyed.
 _NO_EPOCH = 0
 _WITHOUT_ARRAYS = 11
-#: No broker has so many replicas, and a client that logs in names few mechanisms.
+#: Brokers have fewer replicas, and a client that logs in names few mechanisms.
 _CLOSED = {ApiKey.UPDATE_METADATA, ApiKey.SASL_HANDSHAKE}
 
 

@@ -82,7 +82,7 @@ def _users(admin: Admin) -> list[str]:
 
 
 def _principals(admin: Admin) -> list[str]:
-    """Users with a password, and whoever an ACL names."""
+    """Users with a password, and the principals that ACLs name."""
     from klamm.client import acls
 
     found = [f"User:{user}" for user in _users(admin)]

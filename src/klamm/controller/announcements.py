@@ -63,7 +63,7 @@ _VERSIONS: Final = (
 )
 
 
-#: From so many rows on, requests are encoded in another thread.
+#: From this number of rows on, requests are encoded in another thread.
 _LARGE_BATCH_ROWS: Final = 20_000
 #: Partitions of one UpdateMetadata. A broker keeps what it knows of others, so that there may be
 #: several; one about two million would be larger than `socket.request.max.bytes` allows.

@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 #: Fills the unused slots of a row, and stands in a leader column for "no leader".
 NO_BROKER: Final = -1
-#: Brokers are looked up in a table from so many slots on, while ids are not above the limit.
+#: Brokers are looked up in a table from this number of slots on, up to this highest id.
 _TABLE_FROM: Final = 1000
 _TABLE_MAX: Final = 1 << 20
 

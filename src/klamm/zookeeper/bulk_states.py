@@ -255,7 +255,7 @@ def _decode_one_by_one(reply: bytes, nodes: "StateNodes") -> DecodedStates:
 
 # --- requests -------------------------------------------------------------------------------------
 
-#: Nodes of one request: names have at most 249 characters, so that so many fit.
+#: Nodes of one request: they fit, because names have at most 249 characters.
 READ_NODES_MAX: Final = 2000
 _WRITE_NODES_MAX: Final = 1000
 #: The most that a transaction with the longest names may have; the server takes 1 MB.

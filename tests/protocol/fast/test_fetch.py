@@ -250,7 +250,7 @@ def test_requests_take_one_form_whatever_the_version(version, values):
 
 
 def one_form(request: FetchRequest) -> FetchRequest:
-    """The request with partitions of one type, whoever has read them."""
+    """The request with partitions of one type, whichever codec has read them."""
     return request._replace(
         topics=[
             FetchTopic(

@@ -73,7 +73,7 @@ class Killer:
             monkeypatch.setattr(Location, name, self._counted(getattr(Location, name)))
 
     def arm(self, changes: int | None) -> None:
-        """Let so many changes happen and no more; None: do nothing."""
+        """Let this number of changes happen and no more; None: do nothing."""
         self._left, self._has_killed = changes, False
 
     def disarm(self) -> bool:
