@@ -18,6 +18,7 @@ from klamm.local.security import LocalSecurity
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.reader import TopicReader
 from tests.support.command_line import run_here
+from tests.support.waiting import wait_until
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas in a way that Python 3.11 would rather not see.
@@ -167,8 +168,13 @@ def test_the_story_says_who_asked(secured):
     klamm = Commands(secured)
     klamm.run("elect", "preferred", "--topic", topic)
     spools = [str(spool) for spool in secured.spools]
-    told = klamm.run("story", f"{topic}-0", "--spool", *spools)
-    assert "asked by User:admin at 127.0.0.1" in told
+    # The spool is written a moment after the decision.
+    wait_until(
+        lambda: (
+            "asked by User:admin at 127.0.0.1"
+            in klamm.run("story", f"{topic}-0", "--spool", *spools)
+        )
+    )
 
 
 def test_passwords_and_certificates_are_kept_for_their_owner_alone(tmp_path):

@@ -29,7 +29,7 @@ from klamm.broker.transactions.records import TransactionRecord, encode_key, enc
 from klamm.broker.transactions.transaction import Transaction
 from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.controller import election
-from klamm.controller.interpreter import Interpreter
+from klamm.controller.state_store import StateStore
 from klamm.core.elections import IsrRemovals
 from klamm.core.procedures import deletion, partitions, replicas
 from klamm.core.transitions import ReplicaState
@@ -62,26 +62,31 @@ def variant(name: str, within: int) -> Callable[[Callable[[], Iterator[None]]], 
 def _no_fence() -> Iterator[None]:
     """A controller that was replaced can still write."""
     real = bulk.write_rows
-    with patch.object(bulk, "write_rows", lambda rows, fence, transact: real(rows, None, transact)):
+
+    async def write_packed(self: MemoryStore, batches: Any, fence: Any) -> list[Any]:
+        return [await self.write_many(batch.rows()) for batch in batches]
+
+    with (
+        patch.object(bulk, "write_rows", lambda rows, fence, transact: real(rows, None, transact)),
+        patch.object(MemoryStore, "write_packed", write_packed),
+    ):
         yield
 
 
 @variant("announces before it has written", 10)
 def _announces_early() -> Iterator[None]:
     """Brokers may hear of a decision that ZooKeeper never gets."""
-    real = Interpreter._write
+    real = StateStore.write
 
-    async def write(self: Interpreter, rows: Iterable[Any]) -> Any:
-        rows = list(rows)
-
+    async def write(self: StateStore, cluster: Any, states: Any, fence: Any) -> Any:
         async def later() -> None:
             with contextlib.suppress(Exception):
-                await real(self, rows)
+                await real(self, cluster, states, fence)
 
         asyncio.create_task(later())  # noqa: RUF006 - the process's own list holds it
-        return np.zeros(len(rows), np.int8)
+        return np.zeros(len(states), np.int8)
 
-    with patch.object(Interpreter, "_write", write):
+    with patch.object(StateStore, "write", write):
         yield
 
 
