@@ -123,6 +123,19 @@ def test_a_failure_is_in_the_spool_and_in_the_story(
     assert "broker 1 had disappeared; orders-0 got leader 2 (was 1), leader epoch 1" in told
 
 
+def test_znodes_that_make_no_sense_do_not_end_it(
+    written: WrittenCluster, tmp_path: Path, observe: Observe
+):
+    observing = observe(written.address, tmp_path)
+    observing.said()
+    written.zk.create("/brokers/ids/nobody", b"not a broker")
+    written.zk.set("/controller", b"not a controller")
+    written.zk.set("/controller", b'{"version":2,"brokerid":1,"timestamp":"1"}')
+    written.elect(2, 1, [2, 1])
+    assert "orders-0" in observing.said()
+    observing.stop()
+
+
 def test_a_second_observer_goes_on_behind_a_gap(
     written: WrittenCluster, tmp_path: Path, observe: Observe
 ):

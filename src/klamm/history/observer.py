@@ -175,7 +175,7 @@ class Observer:
                 await self._look(changes)
             except SessionLostError:
                 await self._renew()
-            except (UnavailableError, NodeError) as error:
+            except (UnavailableError, NodeError, MalformedZnodeError) as error:
                 log.warning("ZooKeeper could not be read, which is tried again: %s", error)
                 await asyncio.sleep(_RETRY_PAUSE_S)
                 self._look_again()
@@ -234,7 +234,8 @@ class Observer:
 
     async def _read_brokers(self) -> dict[int, RegisteredBroker]:
         found = {}
-        for name in sorted(await self._children(znodes.BROKER_IDS)):
+        names = await self._children(znodes.BROKER_IDS)
+        for name in sorted(name for name in names if name.isdecimal()):
             try:
                 node = await self._store.get(f"{znodes.BROKER_IDS}/{name}")
                 registration = znodes.decode_broker(int(name), node.data)
