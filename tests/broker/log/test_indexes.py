@@ -121,3 +121,21 @@ def test_cutting_keeps_what_comes_before(tmp_path):
     assert index.path.stat().st_size == 99 * 8
     index.append(BASE + 150, 150)
     assert [entry.value for entry in index][-2:] == [99, 150]
+
+
+@given(st.binary(max_size=40) | st.integers(0, 40), st.integers(0, 4))
+def test_an_index_that_is_built_anew_has_the_new_entries_only(tmp_path_factory, before, count):
+    """Whether the file was damaged, or is a part of what is built, or longer."""
+    entries = [(BASE + row, row * 100) for row in range(1, count + 1)]
+    packed = b"".join(struct.pack(">ii", key - BASE, value) for key, value in entries)
+    path = tmp_path_factory.mktemp("index") / f"{BASE:020d}.index"
+    path.write_bytes(before if isinstance(before, bytes) else (packed + b"\1" * 8)[:before])
+    index = opened(OffsetIndex, path)
+    index.build_anew()
+    for last_offset, position in entries:
+        index.append(last_offset, position)
+    index.seal()
+    assert path.read_bytes() == packed
+    assert list(index) == entries
+    assert not index.is_missing
+    assert index.is_aligned

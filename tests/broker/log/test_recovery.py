@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.epochs import EpochEntry
 from klamm.broker.log.settings import LogConfig
-from tests.broker.log.making import NOW, Home, batch_of, stored_records
+from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, stored_records
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=0)
 BATCHES = 12
@@ -159,6 +159,28 @@ def test_indexes_are_rebuilt_from_the_segment(home, clean, suffix, damage):
     log.close()
     assert offsets(log) == list(range(36))
     assert {name: (home.path / name).read_bytes() for name in home.names(suffix)} == intact
+
+
+class CountedFiles(UnsyncedFiles):
+    """Counts what changes the content of files."""
+
+    changes = 0
+
+    def pwritev(self, fd, buffers, position):
+        self.changes += 1
+        return os.pwritev(fd, buffers, position)
+
+    def ftruncate(self, fd, size):
+        self.changes += 1
+        os.ftruncate(fd, size)
+
+
+@pytest.mark.rule("REC-1")
+def test_indexes_that_a_crash_has_left_whole_are_not_written_again(home):
+    written(home)  # closed, so that the last time index has its last entry
+    home.files = CountedFiles()
+    assert home.open(recovery_point=0).end_offset == 36
+    assert home.files.changes == 0
 
 
 @pytest.mark.rule("REC-1")

@@ -79,6 +79,7 @@ class _Index:
     _form: ClassVar[struct.Struct]
 
     __slots__ = (
+        "_collected",
         "_files",
         "_key_base",
         "_recent",
@@ -100,6 +101,8 @@ class _Index:
         self._value_base = value_base
         self._takes_entries = False
         self._recent = _NO_ENTRIES
+        #: All entries while the index is built anew, None at other times.
+        self._collected: bytearray | None = None
         self.is_missing = size is None
         self.is_aligned = (size or 0) % self._form.size == 0
         self.entries = (size or 0) // self._form.size
@@ -132,8 +135,32 @@ class _Index:
         )
         self._takes_entries = True
 
+    def build_anew(self) -> None:
+        """Forget all entries and collect new ones in memory; `seal` brings them into the file."""
+        self.entries, self.is_aligned = 0, True
+        self._recent, self._collected, self._takes_entries = _Recent(), bytearray(), True
+
+    def _write_collected(self, collected: bytearray) -> None:
+        """Bring entries that were built anew into the file, which has most of them already.
+
+        After a crash the file often has them all, and is left alone: to cut a file and to fill it
+        again takes a file system milliseconds, and a broker may have many thousand indexes.
+        """
+        file = self.file.opened(create=True)
+        present = os.pread(file.fd, len(collected) + 1, 0)
+        kept = len(present) if collected.startswith(present) else 0
+        if kept < len(present):
+            # First, so that a crash in between leaves no entry that does not belong here.
+            self._files.ftruncate(file.fd, 0)
+        if kept < len(collected):
+            self._files.write_all(file.fd, [memoryview(collected)[kept:]], kept)
+        self.is_missing = False
+
     def seal(self) -> None:
         """Close the file and free the memory; entries can still be looked up."""
+        if self._collected is not None:
+            self._write_collected(self._collected)
+            self._collected = None
         self._recent, self._takes_entries = _NO_ENTRIES, False
         self.file.close()
 
@@ -211,11 +238,13 @@ class _Index:
 
     def _append(self, entry: IndexEntry) -> None:
         assert self._takes_entries, "a sealed index takes no entries"
-        file = self.file.opened()
         packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
-        position = self.entries * self._form.size
-        if self._files.pwritev(file.fd, (packed,), position) != self._form.size:
-            self._files.write_all(file.fd, (packed,), position)
+        if self._collected is not None:
+            self._collected += packed
+        else:
+            file, position = self.file.opened(), self.entries * self._form.size
+            if self._files.pwritev(file.fd, (packed,), position) != self._form.size:
+                self._files.write_all(file.fd, (packed,), position)
         self.entries += 1
         recent = self._recent
         recent.append(entry)

@@ -234,9 +234,10 @@ class Segment:
         if not file_size and self.offset_index.is_empty and self.time_index.is_empty:
             return 0
         batches = self._batches(0, file_size)
-        self.open_for_append()
-        self.offset_index.cut(0)
-        self.time_index.cut(0)
+        self.create()
+        self.offset_index.build_anew()
+        self.time_index.build_anew()
+        self._takes_batches = True
         self.size = self._since_index_entry = 0
         self._max_timestamp, self._first_timestamp = NO_TIMESTAMP, None
         for batch in batches:
