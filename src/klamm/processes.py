@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_M_MMAP_THRESHOLD: Final = -3
+_STANDARD_STREAMS: Final = (0, 1, 2)
+#: Where /proc/self/stat has the addresses of the command line, after the name of the program.
+_ARGUMENTS_BEGIN: Final = 45
+_ARGUMENTS_END: Final = 46
 #: How often a child checks whether its parent is stopped; a process cannot catch SIGSTOP.
 _LOOK_INTERVAL_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
@@ -74,6 +79,36 @@ def _is_stopped(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "T"
 
 
+def return_large_blocks(size: int) -> None:
+    """Have glibc return blocks from this size on to the system as soon as they are freed."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, size)
+
+
+def keep_descriptors(*kept: int) -> None:
+    """Close what a forked process has inherited, but its output and these descriptors."""
+    inherited = {int(name) for name in os.listdir("/dev/fd")}
+    for descriptor in inherited - {*_STANDARD_STREAMS, *kept}:
+        with contextlib.suppress(OSError):  # the one that has listed them
+            os.close(descriptor)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, _STANDARD_STREAMS[0])
+    os.close(nothing)
+
+
+def set_command_line(*arguments: str) -> None:
+    """Have `ps` show this command line for a process that was forked, as far as there is room.
+
+    The room is what the command line of its parent takes. Only Linux tells where it is.
+    """
+    with contextlib.suppress(OSError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
+        if room := end - begin:
+            shown = "\0".join(arguments).encode()[: room - 1]
+            ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+
+
 def raise_file_limit() -> None:
     """Let this process open as many files as it may: a broker has one or two for a connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,6 +141,45 @@ def last_words(output: Path) -> str:
         if said:
             return " / ".join(said[-_LAST_WORDS:])
     return "it said nothing."
+
+
+class Forked:
+    """A process that this one has forked; the calls are those of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exit_code: int | None = None
+        self._waiting = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code; None while the process runs. Negative, a signal ended it."""
+        if self._exit_code is None and self._waiting.acquire(blocking=False):
+            try:
+                self._reap(os.WNOHANG)
+            finally:
+                self._waiting.release()
+        return self._exit_code
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        with self._waiting:
+            if self._exit_code is None:
+                self._reap(0)
+        assert self._exit_code is not None
+        return self._exit_code
+
+    def _reap(self, options: int) -> None:
+        pid, status = os.waitpid(self.pid, options)
+        if pid:
+            self._exit_code = os.waitstatus_to_exitcode(status)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process is still there."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Child:

@@ -21,11 +21,9 @@ from typing import Any, Final
 import orjson
 
 from klamm.errors import UnavailableError
+from klamm.processes import Forked, keep_descriptors, set_command_line
 
 log = logging.getLogger("klamm.node.controller_link")
-#: Columns and requests of a large cluster go back to the system when they are freed. Left alone,
-#: glibc raises this to 32 MB and keeps what a failover once needed.
-_MMAP_THRESHOLD_BYTES: Final = 8 << 20
 _EPOCH: Final = struct.Struct(">q")
 _RESTART_PAUSE_S: Final = 0.5
 
@@ -117,12 +115,40 @@ class ProcessLink:
                 waiting.set_exception(ConnectionError("the other process is gone"))
 
 
+def fork_controller() -> tuple[Forked, socket.socket]:
+    """Fork the controller's process off this one, which has no threads and no event loop yet.
+
+    So it need not import again what the broker has imported, which takes as long as all the rest of
+    its start. It waits for its settings. This function returns in the broker's process only.
+    """
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    broker = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Forked(pid), ours
+    keep_descriptors(theirs.fileno())
+    from klamm.node import controller_process
+
+    set_command_line("klamm", "controller")
+    controller_process.run(theirs.detach(), broker)
+    sys.exit()
+
+
 class ControllerLink:
     """Runs the controller's process and starts it again when it ends; sends it the registration."""
 
-    def __init__(self, on_session_lost: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        on_session_lost: Callable[[int], Awaitable[None]],
+        first: tuple[Forked, socket.socket] | None = None,
+    ) -> None:
+        """`first` is a process that has been forked (`fork_controller`), to begin with."""
         self._on_session_lost = on_session_lost
-        self._process: subprocess.Popen[bytes] | None = None
+        self._first = first
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._link: ProcessLink | None = None
         self._serving: asyncio.Task[None] | None = None
         self._hello: dict[str, Any] | None = None
@@ -132,23 +158,23 @@ class ControllerLink:
 
     async def spawn(self) -> None:
         """Start the process; it waits for its settings, so this can be done early."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond
-                [
-                    sys.executable,
-                    "-m",
-                    "klamm.node.controller_process",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={"MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD_BYTES), **os.environ},
-            )
+        self._process, ours = self._first or self._execute()
+        self._first = None
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         self._link = ProcessLink(reader, writer)
         self._serving = asyncio.create_task(self._serve(self._link, self._process))
+
+    @staticmethod
+    def _execute() -> "tuple[subprocess.Popen[bytes], socket.socket]":
+        """Start the process in an interpreter of its own: a broker that serves has threads, and
+        cannot be forked."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            command = [sys.executable, "-m", "klamm.node.controller_process"]
+            return subprocess.Popen(
+                [*command, str(fd), str(os.getpid())], pass_fds=[fd], stdin=subprocess.DEVNULL
+            ), ours
 
     def configure(self, properties: Mapping[str, str], broker_id: int, cluster_id: str) -> None:
         """Give the process its settings."""
@@ -229,7 +255,7 @@ class ControllerLink:
         except ConnectionError as error:
             raise UnavailableError(str(error)) from error
 
-    async def _serve(self, link: ProcessLink, process: "subprocess.Popen[bytes]") -> None:
+    async def _serve(self, link: ProcessLink, process: "subprocess.Popen[bytes] | Forked") -> None:
         await link.serve(self._on_message)
         if self._is_stopping:
             return

@@ -36,7 +36,7 @@ from klamm.history.recorder import History
 from klamm.net.secure import SecureClient
 from klamm.node.controller_link import REQUESTER_SIZE, MessageKind, ProcessLink
 from klamm.node.registration import zookeeper_access
-from klamm.processes import die_with_parent, follow_parent
+from klamm.processes import die_with_parent, follow_parent, return_large_blocks
 from klamm.slices import collect_frozen, prefer_event_loop
 from klamm.zookeeper.session import open_store
 from klamm.zookeeper.store import Store
@@ -44,6 +44,9 @@ from klamm.zookeeper.store import Store
 log = logging.getLogger("klamm.controller")
 _EPOCH: Final = struct.Struct(">q")
 _COLLECTION_S: Final = 600.0
+#: Columns and requests of a large cluster go back to the system when they are freed. Left alone,
+#: glibc raises this to 32 MB and keeps what a failover once needed.
+_LARGE_BLOCK_BYTES: Final = 8 << 20
 
 
 class ControllerProcess:
@@ -251,11 +254,10 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("A controller does not use pandas.", name=fullname)
 
 
-def main() -> None:
-    """Entry point: `python -m klamm.node.controller_process FD PARENT_PID`."""
-    fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(parent_pid)
-    follow_parent(parent_pid)
+def run(fd: int, broker_pid: int) -> None:
+    """Run the candidate of a broker's process, over the socket that it shares with this one."""
+    die_with_parent(broker_pid)
+    follow_parent(broker_pid)
     # The broker's process handles signals to the group and sends STOP.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -265,6 +267,7 @@ def main() -> None:
         stream=sys.stdout,
     )
     sys.meta_path.insert(0, _NoPandas())
+    return_large_blocks(_LARGE_BLOCK_BYTES)
     # A failover creates and drops millions of objects, none of them in a reference cycle.
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
@@ -274,4 +277,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # python -m klamm.node.controller_process FD BROKER_PID
+    run(int(sys.argv[1]), int(sys.argv[2]))

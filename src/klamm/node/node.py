@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, ParamSpec, TypeVar
@@ -27,10 +28,10 @@ from klamm.net.server import Server
 from klamm.node import registration
 from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
-from klamm.node.controller_link import ControllerLink
+from klamm.node.controller_link import ControllerLink, fork_controller
 from klamm.node.fault_link import FaultLink
 from klamm.node.metrics import MetricsEndpoint
-from klamm.processes import raise_file_limit
+from klamm.processes import Forked, raise_file_limit
 from klamm.protocol.apis import ApiKey
 from klamm.slices import prefer_event_loop
 from klamm.zookeeper import znodes
@@ -50,10 +51,15 @@ _RETRY_PAUSE_S: Final = 0.1
 class Node:
     """A broker's main process."""
 
-    def __init__(self, config: BrokerConfig, faults: FaultLink | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        faults: FaultLink | None = None,
+        controller: tuple[Forked, socket.socket] | None = None,
+    ) -> None:
         self.config = config
         self._faults = faults
-        self._candidate = ControllerLink(self._on_candidate_session_lost)
+        self._candidate = ControllerLink(self._on_candidate_session_lost, controller)
         self._stopped = asyncio.Event()
         self._is_stopping = False
         self._failure: ConfigError | None = None
@@ -350,21 +356,24 @@ def run(config: BrokerConfig, faults_fd: int | None = None) -> None:
 
     `faults_fd` is a socket that a local cluster uses to inject faults.
     """
+    raise_file_limit()
+    # What is loaded by now stays: the garbage collector need not visit it again, and the memory
+    # that both processes share after the fork stays shared.
+    gc.freeze()
+    controller = fork_controller()
     logging.basicConfig(
         level=os.environ.get("KLAMM_LOG_LEVEL", "INFO"),
         format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)",
         stream=sys.stdout,
     )
-    raise_file_limit()
-    # Objects that are loaded by now stay: the garbage collector need not visit them again. A full
-    # collection visits every request that waits and every partition, so it runs less often than
-    # by default; few objects form cycles.
-    gc.freeze()
+    # A full collection visits every request that waits and every partition, so it runs less often
+    # than by default; few objects form cycles.
     gc.set_threshold(5_000, 10, 5)
     prefer_event_loop()
 
     async def main() -> None:
-        await Node(config, None if faults_fd is None else FaultLink(faults_fd)).run()
+        faults = None if faults_fd is None else FaultLink(faults_fd)
+        await Node(config, faults, controller).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
