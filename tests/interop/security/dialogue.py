@@ -1,18 +1,22 @@
 """One secured broker of either kind that is asked, and its responses, written down to compare."""
 
 import json
+import re
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from klamm.config.jaas import PLAIN_MODULE, SCRAM_MODULE, format_jaas
 from klamm.config.properties import format_properties
 from klamm.local.certificates import CertificateAuthority
 from klamm.net.sasl import ScramLogin
-from klamm.net.scram import ScramMechanism
+from klamm.net.scram import ScramMechanism, salted_password
 from klamm.protocol.acls import (
     CLUSTER_NAME,
     AclOperation,
@@ -451,3 +455,68 @@ def versions(skipped: Iterable[K] = ()) -> list[tuple[K, int]]:
         if key not in skipped
         for version in range(api.first_decoded, api.max_version + 1)
     ]
+
+
+Both = dict[Kind, SecuredSolo]
+Dialogue = Callable[[SecuredSolo], list[str]]
+SASL = (K.API_VERSIONS, K.SASL_HANDSHAKE, K.SASL_AUTHENTICATE)
+
+
+def agree(both: Both, dialogue: Dialogue) -> None:
+    """Hold the same dialogue with both, and compare them line by line."""
+    heard = {kind: dialogue(cluster) for kind, cluster in both.items()}
+    differences = [
+        f"  kafka: {kafka}\n  klamm: {klamm}"
+        for kafka, klamm in zip_longest(heard[Kind.KAFKA], heard[Kind.KLAMM])
+        if kafka != klamm
+    ]
+    if differences:
+        pytest.fail("\n".join(differences), pytrace=False)
+    assert heard[Kind.KLAMM], "nothing was asked"
+
+
+def handshake(talk: Talk, mechanism: str = "PLAIN", version: int = 1) -> Any:
+    return talk.ask(K.SASL_HANDSHAKE, version, mechanism=mechanism)
+
+
+def plain_token(user: str, password: str | None = None, authzid: str = "") -> bytes:
+    return f"{authzid}\0{user}\0{PASSWORDS[user] if password is None else password}".encode()
+
+
+def upsertion(
+    user: str, mechanism: int, password: str = "pw", iterations: int = 4096, salt: bytes = b"salt"
+) -> dict[str, Any]:
+    known = mechanism in ScramMechanism._value2member_map_
+    kind = ScramMechanism(mechanism) if known else ScramMechanism.SCRAM_SHA_256
+    return {
+        "name": user,
+        "mechanism": mechanism,
+        "iterations": iterations,
+        "salt": salt,
+        "salted_password": salted_password(kind, password, salt, max(iterations, 1)),
+    }
+
+
+def exists(cluster: SecuredSolo, topic: str) -> bool:
+    with cluster.talk("admin") as talk:
+        return bool(talk.raw.metadata(topic).topics[0].error_code == 0)
+
+
+def alter_broker(
+    cluster: SecuredSolo, settings: dict[str, str | None], lines: list[str], broker: str = "1"
+) -> int:
+    configs = [
+        {"name": key, "value": value, "config_operation": 1 if value is None else 0}
+        for key, value in settings.items()
+    ]
+    with cluster.talk("admin") as talk:
+        response = talk.raw.ask(
+            K.INCREMENTAL_ALTER_CONFIGS,
+            1,
+            resources=[{"resource_type": 4, "resource_name": broker, "configs": configs}],
+            validate_only=False,
+        )
+    code = int(response.responses[0].error_code)
+    shown = {k: None if v is None else re.sub(r"/\S+/", "", str(v)) for k, v in settings.items()}
+    lines.append(f"{shown}: {code}")
+    return code

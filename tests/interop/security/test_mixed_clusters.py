@@ -31,7 +31,7 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.console.conftest import start_console
-from tests.interop.security_dialogue import PATIENCE_S, SecuredNode
+from tests.interop.security.dialogue import PATIENCE_S, SecuredNode
 from tests.support.chroot import Chroot
 from tests.support.command_line import Result, run_here
 from tests.support.waiting import wait_until

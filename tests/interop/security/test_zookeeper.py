@@ -13,7 +13,7 @@ from klamm.config.jaas import PLAIN_MODULE, format_jaas
 from klamm.local.security import zookeeper_stores
 from klamm.protocol.apis import ApiKey as K
 from klamm.zookeeper.server import ZooKeeperServer, ZooKeeperTls
-from tests.interop.security_dialogue import PATIENCE_S, SecuredNode
+from tests.interop.security.dialogue import PATIENCE_S, SecuredNode
 from tests.support.mixed_cluster import Kind
 from tests.support.raw import Raw
 from tests.support.waiting import wait_until
