@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from klamm.broker.administrative_requests import ADMINISTRATIVE, _described, noted
 from klamm.broker.handlers.dispatch import Call, EncodedResponse
+from klamm.history.broker_story import request_sentence
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import failure
 from klamm.protocol.codec.frames import decode_request, encode_request, encode_response
@@ -203,6 +205,19 @@ def test_a_record_says_who_asked_for_what_and_what_was_refused(key: ApiKey):
         if key is not ApiKey.ELECT_LEADERS:  # a refusal of all names no partition
             assert {each["error"] for each in record["errors"]} == {"CLUSTER_AUTHORIZATION_FAILED"}
         assert SECRET not in json.dumps(record)
+
+
+def test_a_record_of_very_many_resources_names_some_and_counts_the_rest():
+    names = [f"group-{index}" for index in range(12_345)]
+    asked = call(ApiKey.DELETE_GROUPS)
+    asked = asked._replace(body=replace(asked.body, groups_names=names))
+    refusal = failure(asked.header, asked.body, ErrorCode.GROUP_ID_NOT_FOUND)
+    assert refusal is not None
+    record = _described(asked, refusal)
+    assert [each["name"] for each in record["subjects"]] == names[:10_000]
+    assert [each["name"] for each in record["errors"]] == names[:10_000]
+    assert record["left_out"] == 2_345
+    assert "; and 2345 more; refused: " in request_sentence(record)
 
 
 def test_only_administrative_requests_are_noted():

@@ -121,6 +121,54 @@ def test_a_client_that_reads_late_gets_all_and_leaves_no_descriptor(runner):
     runner(scenario())
 
 
+class Slow:
+    """A socket that takes a thousand bytes at a time and is never full."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.turns: list[int] = []
+        self.turn = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def send(self, data: memoryview, flags: int) -> int:
+        self.turns.append(self.turn)
+        return self._real.send(data[:1000], flags)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_others_have_a_turn_after_each_part_of_a_large_response(runner):
+    meter = RequestMeter("t")
+
+    def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
+        return [bytes(20_000)], meter, (0, len(frame), (), 0, 0, 0, 0)
+
+    async def scenario() -> None:
+        server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: server.connections)
+        (connection,) = server.connections
+        assert connection._socket is not None
+        slow = Slow(connection._socket)
+        connection._socket = slow  # type: ignore[assignment]
+
+        def count() -> None:
+            slow.turn += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        writer.write(struct.pack(">i", 2) + b"go")
+        async with asyncio.timeout(60):
+            await reader.readexactly(20_000)
+        assert len(slow.turns) == len(set(slow.turns)) == 20
+        writer.close()
+        await server.close()
+
+    runner(scenario())
+
+
 class Gate:
     """Responds to each request with its bytes, once it is open."""
 

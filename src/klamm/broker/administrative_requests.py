@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
@@ -26,6 +27,9 @@ _MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _ELECTIONS: Final = {0: "preferred", 1: "unclean"}
 _PER_NAME: Final = ("name", "topic", "resource_name", "group_id", "user", "feature")
 _PER_INDEX: Final = ("partition_index", "partition_id")
+#: A record names at most this many resources and errors, and counts the rest: no thread of a broker
+#: may be kept from running while one very large record is encoded.
+_NAMED_MAX: Final = 10_000
 
 #: What a request is about: the type and the name of each resource, and what is wanted of it.
 Subject = tuple[str, str, str]
@@ -230,7 +234,13 @@ def _described(call: Call, result: Result) -> dict[str, Any]:
     """The fields of a record. Slow for large requests: the history's thread calls it."""
     connection, header = call.connection, call.header
     subjects = ADMINISTRATIVE[ApiKey(header.api_key)](call.body)
+    named = [
+        {"type": kind, "name": name, "wanted": wanted}
+        for kind, name, wanted in islice(subjects, _NAMED_MAX)
+    ]
     unsent = isinstance(result, EncodedResponse) and result.parts is None
+    errors = iter(()) if unsent else _errors(response_values(call, result), "")
+    refused = list(islice(errors, _NAMED_MAX))
     return {
         "kind": "request",
         "api": APIS[header.api_key].name,
@@ -239,10 +249,9 @@ def _described(call: Call, result: Result) -> dict[str, Any]:
         "client_id": header.client_id,
         "listener": connection.listener,
         "is_trial": bool(getattr(call.body, "validate_only", False)),
-        "subjects": [
-            {"type": kind, "name": name, "wanted": wanted} for kind, name, wanted in subjects
-        ],
-        "errors": [] if unsent else list(_errors(response_values(call, result), "")),
+        "subjects": named,
+        "errors": refused,
+        "left_out": sum(1 for _ in subjects),
     }
 
 

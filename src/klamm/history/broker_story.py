@@ -57,6 +57,9 @@ def request_sentence(row: BrokerRow, topic: str | None = None) -> str:
         for each in row["subjects"]
         if topic is None or (each["type"], each["name"]) == ("topic", topic)
     ]
+    # Records of earlier versions name everything.
+    if topic is None and (left_out := row.get("left_out", 0)):
+        subjects.append(f"and {left_out} more")
     asked = f"{_who(row)} asked for {row['api']}: {'; '.join(subjects) or 'nothing'}"
     if row["is_trial"]:
         asked += ", as a trial"

@@ -333,20 +333,25 @@ class ServerConnection(asyncio.BufferedProtocol):
                     # MSG_MORE: the head of a response should not take a packet of its own.
                     more = socket.MSG_MORE if len(self._outbox) > 1 else 0
                     rest = memoryview(part)[self._sent :] if self._sent else part
-                    self._sent += self._socket.send(rest, more)
+                    count = size - self._sent
+                    sent = self._socket.send(rest, more)
                 else:
                     size = part.size
                     count = min(size - self._sent, _SENDFILE_MAX_BYTES)
                     sent = os.sendfile(fd, part.fileno(), part.position + self._sent, count)
                     if sent == 0 and count:
                         raise OSError(errno.EIO, "the file is shorter than it was")
-                    self._sent += sent
             except BlockingIOError:
-                self._wait_writable(fd)
-                return False
+                sent = 0
+            self._sent += sent
             if self._sent >= size:
                 self._outbox.popleft()
                 self._sent = 0
+            elif sent < count:
+                # The socket is full. Other connections have their turn, even if this client is
+                # so fast that there would be room again at once.
+                self._wait_writable(fd)
+                return False
         return True
 
     def _writable(self) -> None:

@@ -129,7 +129,7 @@ class ControlHandlers:
             error = await self._admit(request.controller_epoch, request.broker_epoch)
             if error:
                 return await aside(_refused, request, error)
-            names = {topic.topic_name for topic in request.topic_states}
+            names = {topic.topic_name async for topic in paced(request.topic_states)}
             await self._replicas.prepare(sorted(names))
             topics = [await self._apply_topic(topic) async for topic in paced(request.topic_states)]
         refused = sum(bool(each["error_code"]) for t in topics for each in t["partition_errors"])
