@@ -43,7 +43,10 @@ def watch():
                 file.writelines(f"{where} {what}\\n" for where, what in calls)
 sys.setprofile(note)
 threading.setprofile(note)
-threading.Thread(target=watch, daemon=True).start()
+def start_watching():
+    threading.Thread(target=watch, daemon=True).start()
+start_watching()
+os.register_at_fork(after_in_child=start_watching)
 """
 _SETTLE_S: Final = 2.0
 

@@ -39,6 +39,7 @@ from klamm.protocol.fast.control import (
     RequestTopics,
     StoppedReplicas,
     decode_leader_and_isr_response,
+    decode_update_metadata_response,
     encode_stop_replica,
     encode_update_metadata,
 )
@@ -345,9 +346,8 @@ class _Named:
 
 def _metadata_response(broker: int) -> Callable[[RequestHeader, memoryview], Event]:
     def on_response(header: RequestHeader, frame: memoryview) -> Event:
-        return UpdateMetadataResponseReceived(
-            broker, int(decode_response(header, frame).error_code)
-        )
+        error_code = decode_update_metadata_response(header, frame)
+        return UpdateMetadataResponseReceived(broker, error_code)
 
     return on_response
 

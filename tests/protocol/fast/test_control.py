@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.frames import encode_request, encode_response
+from klamm.protocol.codec.frames import decode_response, encode_request, encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.control import (
     Chosen,
@@ -19,6 +19,7 @@ from klamm.protocol.fast.control import (
     RequestTopics,
     StoppedReplicas,
     decode_leader_and_isr_response,
+    decode_update_metadata_response,
     encode_leader_and_isr,
     encode_stop_replica,
     encode_update_metadata,
@@ -341,3 +342,14 @@ def test_a_response_cut_short_is_refused(version):
     for end in range(len(frame)):
         with pytest.raises(RemoteProtocolError):
             decode_leader_and_isr_response(header, frame[:end])
+
+
+@pytest.mark.parametrize("version", range(9))
+def test_the_error_of_an_update_metadata_response_is_read(version):
+    header = RequestHeader(ApiKey.UPDATE_METADATA, version, 9, "1")
+    frame = encode_response(header, {"error_code": 77})[4:]
+    assert decode_update_metadata_response(header, frame) == 77
+    assert decode_response(header, frame).error_code == 77
+    for end in range(len(frame)):
+        with pytest.raises(RemoteProtocolError):
+            decode_update_metadata_response(header, frame[:end])

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.apis import ApiKey
+from klamm.protocol.apis import ApiKey, response_header_version
 from klamm.protocol.codec.encoding import EncodedArray, Values, encode_parts
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import (
@@ -523,3 +523,13 @@ def decode_leader_and_isr_response(
         ]
     cursor.tags()
     return LeaderAndIsrOutcome(error_code, failed)
+
+
+def decode_update_metadata_response(header: RequestHeader, frame: bytes | memoryview) -> int:
+    """The error code, which is all that the response has: one comes for each broker and event."""
+    view = memoryview(frame).toreadonly()
+    flexible = response_header_version(header.api_key, header.api_version) > 0
+    cursor = Cursor(view, decode_response_header(header, view), is_flexible=flexible)
+    (error_code,) = cursor.unpack(_INT16)
+    cursor.tags()
+    return int(error_code)
