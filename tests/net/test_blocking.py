@@ -24,16 +24,17 @@ def versions(correlation_id: int) -> bytes:
 
 
 @contextlib.contextmanager
-def peer(*responses: bytes) -> Iterator[BlockingConnection]:
+def peer(*responses: bytes, times: int = 1) -> Iterator[BlockingConnection]:
     """A connection to a peer that sends one of these for each request, then closes."""
 
     def serve() -> None:
-        accepted, _ = listener.accept()
-        with accepted:
-            for response in responses:
-                (size,) = struct.unpack(">i", accepted.recv(4, socket.MSG_WAITALL))
-                accepted.recv(size, socket.MSG_WAITALL)
-                accepted.sendall(response)
+        for _ in range(times):
+            accepted, _ = listener.accept()
+            with accepted:
+                for response in responses:
+                    (size,) = struct.unpack(">i", accepted.recv(4, socket.MSG_WAITALL))
+                    accepted.recv(size, socket.MSG_WAITALL)
+                    accepted.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -62,6 +63,15 @@ def test_a_response_to_another_request_is_refused():
             connection.finish(header)
         with pytest.raises(UnavailableError, match="the connection was closed"):
             connection.finish(header)
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_opened_again():
+    with peer(versions(1), times=2) as connection:
+        assert connection.version(ApiKey.API_VERSIONS, TIMEOUT_S) == 3
+        assert connection._socket is not None
+        assert connection._socket.recv(1, socket.MSG_PEEK) == b""  # the peer has closed it
+        connection._correlation_id = 0
+        assert connection.version(ApiKey.API_VERSIONS, TIMEOUT_S) == 3
 
 
 def test_a_peer_that_is_no_broker_is_unavailable():

@@ -444,12 +444,18 @@ class Cluster:
         other_than: int | None = None,
         timeout_s: float = 30.0,
     ) -> int:
-        """Wait for a leader: any, a given one, or one other than a given one."""
+        """Wait for a leader: any, a given one, or one other than a given one.
+
+        A broker that was killed or stopped does not count, even before the controller knows of it.
+        """
+        brokers = self._live.brokers
 
         def is_so(state: PartitionStatus | None) -> bool:
             return (
                 state is not None
                 and state.leader is not None
+                and state.leader in brokers
+                and brokers[state.leader].is_alive
                 and leader in (None, state.leader)
                 and state.leader != other_than
             )

@@ -5,6 +5,7 @@ and reads the response with `finish`.
 """
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -107,6 +108,10 @@ class BlockingConnection:
             raise
 
     def _ensure_connected(self, timeout_s: float) -> None:
+        if self._socket is not None and _is_readable(self._socket):
+            # There is no response to read, so the broker has closed the connection: it was
+            # restarted, or the connection was idle for too long.
+            self._close()
         if self._socket is None:
             self._connect(timeout_s)
         elif self._login_at is not None and time.monotonic() >= self._login_at:
@@ -179,3 +184,9 @@ class BlockingConnection:
                 raise ConnectionError("it closed the connection")
             at += count
         return content.toreadonly()
+
+
+def _is_readable(connected: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connected, select.POLLIN)
+    return bool(poll.poll(0))
