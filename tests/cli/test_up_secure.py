@@ -106,8 +106,9 @@ def test_every_command_takes_client_properties(up: Secured):
     wait_until(lambda: up.run("story", "secret-topic-0").code == 0, "the history has the topic")
     for command in COMMANDS:
         up.run(*command).ok()
-    refused = run_here("topics", "list", bootstrap=up.bootstrap)
-    assert refused.code == 1
+    run_here("topics", "list", bootstrap=up.bootstrap).failed(
+        "No broker answers", "A listener with TLS or SASL needs --command-config."
+    )
 
 
 @pytest.mark.rule("SEC-9", "TXN-3", "TXN-4")

@@ -128,7 +128,7 @@ class Admin:
             addresses = list(dict.fromkeys([*last, *self._bootstrap, *found]))
             addresses.sort(key=self._outcasts.__contains__)
             refused: list[str] = []
-            has_hung = False
+            has_hung = has_closed = False
             for address in addresses:
                 left_s = max(deadline - time.monotonic(), _FIRST_PATIENCE_S)
                 wait_s = left_s if len(addresses) == 1 else min(patience_s, left_s)
@@ -137,13 +137,17 @@ class Admin:
                 except UnavailableError as error:
                     refused.append(str(error))
                     has_hung = has_hung or isinstance(error.__cause__, TimeoutError)
+                    has_closed = has_closed or isinstance(
+                        error.__cause__, ConnectionResetError | ConnectionAbortedError
+                    )
                 else:
                     self._responsive = address
                     return response
             if not has_hung or time.monotonic() > deadline:
+                hint = " A listener with TLS or SASL needs --command-config." if has_closed else ""
                 raise UnavailableError(
                     f"No broker answers at {', '.join(refused)}; is the cluster up, and is this "
-                    "its --bootstrap-server?"
+                    f"its --bootstrap-server?{hint}"
                 )
             patience_s *= 2
 

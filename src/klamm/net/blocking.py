@@ -181,7 +181,7 @@ class BlockingConnection:
         while at < size:
             count = self._socket.recv_into(content[at:])
             if not count:
-                raise ConnectionError("it closed the connection")
+                raise ConnectionAbortedError("it closed the connection")
             at += count
         return content.toreadonly()
 
