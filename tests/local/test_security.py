@@ -62,7 +62,7 @@ def deliver(config: dict, topic: str) -> list[str]:
 def test_the_administrator_may_do_everything_and_others_nothing(secured):
     topic = f"t-{uuid.uuid4().hex[:6]}"
     secured.create_topic(topic)
-    assert deliver(secured.client_config("confluent-kafka"), topic) == ["None"]
+    assert deliver(secured.client_config(), topic) == ["None"]
     (refused,) = deliver(secured.client_config("confluent-kafka", user="alice"), topic)
     assert "TOPIC_AUTHORIZATION_FAILED" in refused
     group = {"group.id": "g", "auto.offset.reset": "earliest"}

@@ -251,12 +251,12 @@ def test_one_command_starts_an_ensemble_that_keeps_its_data(tmp_path: Path):
 def test_one_command_starts_an_ensemble_behind_tls(tmp_path: Path):
     command = interruptible(
         *(sys.executable, "-m", "klamm", "zookeeper", "--ensemble", "3", "--port", "0"),
-        *("--tls", str(tmp_path), "--heap", "128m"),
+        *("--heap", "128m", "--tls"),
     )
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stderr is not None
         said = [process.stderr.readline().decode().strip() for _ in range(4)]
-        tls = zookeeper_stores(tmp_path)
+        tls = zookeeper_stores(tmp_path / "zookeeper-tls")
         assert said == tls.broker_settings()
         for member in ready_at(process).split(","):
             host, port = member.split(":")

@@ -43,8 +43,11 @@ def run_zookeeper(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--tls",
         type=Path,
+        nargs="?",
+        const=Path("zookeeper-tls"),
         metavar="DIR",
-        help="serve over TLS to clients with a certificate; DIR gets (or has) the certificates",
+        help="serve over TLS to clients with a certificate; DIR gets (or has) the certificates "
+        "(zookeeper-tls)",
     )
     options = parser.parse_args(arguments)
     from klamm.zookeeper.server import run_foreground

@@ -157,7 +157,10 @@ class Cluster:
         return self._live.admin_security
 
     def client_config(
-        self, client: str, user: str = ADMIN, mechanism: str = "SCRAM-SHA-512"
+        self,
+        client: str = "confluent-kafka",
+        user: str = ADMIN,
+        mechanism: str = "SCRAM-SHA-512",
     ) -> dict[str, Any]:
         """What a client library needs to connect, in its own spelling.
 
