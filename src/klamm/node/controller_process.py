@@ -273,7 +273,12 @@ def run(fd: int, broker_pid: int) -> None:
     gc.set_threshold(100_000, 20, 100)
     prefer_event_loop()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_main(fd))
+        try:
+            runner.run(_main(fd))
+        except KlammError as error:
+            # The broker starts another process, again and again while ZooKeeper is away.
+            log.error("%s", error)
+            sys.exit(1)
 
 
 if __name__ == "__main__":
