@@ -35,7 +35,14 @@ _TIMEOUT_S = 60.0
 #: Where a frame has its correlation id: after the size, the API key and the version.
 _CORRELATION_ID_AT = 8
 _MEMBER_ID_REQUIRED = 79
-_REBALANCE_IN_PROGRESS = 27
+#: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS.
+_JOIN_AGAIN = (22, 27)
+#: How often a member that waits for others of its group asks whether to join again.
+_SETTLING_HEARTBEAT_S = 1.0
+#: An assignment of the consumer protocol, version 0: no topics, no user data.
+_ASSIGNMENT = struct.pack(">hii", 0, 0, -1)
+#: The size of the user data of a subscription, one number.
+_USER_DATA = 4
 _PROTOCOL = {"protocol_type": "consumer", "protocol_name": "range"}
 
 
@@ -45,6 +52,9 @@ class Member:
     def __init__(self, group: str, number: int, address: tuple[str, int], topic: str) -> None:
         self.group, self.number, self.address, self.topic = group, number, address, topic
         self.member_id, self.generation = "", -1
+        #: User data of the subscription: the coordinator rebalances when it changes. It stays the
+        #: same when a member has to join again, or each such member would begin a rebalance.
+        self.subscription = 0
         self._connection = ClientConnection(f"member-{number}", _TIMEOUT_S, _TIMEOUT_S)
         self._heartbeat = self._commit = b""
 
@@ -67,36 +77,35 @@ class Member:
                 await self._join_once()
                 return
             except GroupError as error:
-                if error.code != _REBALANCE_IN_PROGRESS:
+                if error.code not in _JOIN_AGAIN:
                     raise
 
     async def settle(self, group: "Sequence[Member]") -> None:
         """Join, and follow rebalances until all members of the group are in one generation."""
         await self.join()
         while len({member.generation for member in group}) > 1:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_SETTLING_HEARTBEAT_S)
             try:
                 await self.heartbeat()
             except GroupError as error:
-                if error.code != _REBALANCE_IN_PROGRESS:
+                if error.code not in _JOIN_AGAIN:
                     raise
                 await self.join()
 
     async def _join_once(self) -> None:
         joined = await self._join()
         _check(joined.error_code)
-        self.member_id, self.generation = joined.member_id, joined.generation_id
         synced = await self.send(
             ApiKey.SYNC_GROUP,
             5,
-            **self._identity("generation_id"),
+            **self._identity("generation_id") | {"generation_id": joined.generation_id},
             **_PROTOCOL,
             assignments=[
-                {"member_id": each.member_id, "assignment": b"assignment of a member"}
-                for each in joined.members
+                {"member_id": each.member_id, "assignment": _ASSIGNMENT} for each in joined.members
             ],
         )
         _check(synced.error_code)
+        self.generation = joined.generation_id
         self._prepare()
 
     async def _join(self) -> Any:
@@ -109,8 +118,16 @@ class Member:
             member_id=self.member_id,
             group_instance_id=None,
             protocol_type="consumer",
-            # A changed subscription makes the coordinator rebalance.
-            protocols=[{"name": "range", "metadata": b"subscription %d" % (self.generation + 1)}],
+            protocols=[{"name": "range", "metadata": self._metadata()}],
+        )
+
+    def _metadata(self) -> bytes:
+        """A subscription of the consumer protocol, version 0: Apache Kafka's coordinator reads it,
+        and one that is none leaves a group without a generation for ever.
+        """
+        topic = self.topic.encode()
+        return struct.pack(
+            f">hih{len(topic)}sii", 0, 1, len(topic), topic, _USER_DATA, self.subscription
         )
 
     def _identity(self, generation: str) -> dict[str, Any]:
@@ -259,6 +276,8 @@ async def rebalance(bootstrap: str, size: int) -> Figures:
     members = await members_of(bootstrap, [load.name("group")], size)
     took = []
     for _ in range(REBALANCES):
+        for member in members:
+            member.subscription += 1
         began = time.perf_counter()
         await asyncio.gather(*(member.join() for member in members))
         took.append((time.perf_counter() - began) * 1000)
