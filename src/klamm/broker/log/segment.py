@@ -29,9 +29,10 @@ _KINDS: Final = (LOG, OFFSET_INDEX, TIME_INDEX, ABORTED_INDEX)
 #: Base offset, length and last offset delta: enough to step from batch to batch.
 _SPAN: Final = struct.Struct(">qi11xi")
 #: How much is read at once to step through batches, to read headers, and to read whole batches.
+#: From 128 KB on glibc may map new memory for each read, which takes ten times as long as the read.
 _STEP_BYTES: Final = 4096
 _HEADERS_BYTES: Final = 65_536
-_BATCHES_BYTES: Final = 1_048_576
+_BATCHES_BYTES: Final = 122_880
 
 
 class Found(NamedTuple):
