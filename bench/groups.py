@@ -15,7 +15,7 @@ import statistics
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvloop
@@ -24,7 +24,7 @@ from bench.side_by_side import load
 from bench.side_by_side.duel import Figures, duel
 from klamm.net.connection import ClientConnection
 from klamm.protocol.apis import ApiKey
-from klamm.protocol.codec.frames import encode_request
+from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 
 HEARTBEAT_S = 3.0
@@ -34,11 +34,15 @@ REBALANCES = 5
 _TIMEOUT_S = 60.0
 #: Where a frame has its correlation id: after the size, the API key and the version.
 _CORRELATION_ID_AT = 8
+#: Where a response has its error code: after the correlation id, the tags and the throttle time.
+_CODE_AT = 9
 _MEMBER_ID_REQUIRED = 79
 #: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS.
 _JOIN_AGAIN = (22, 27)
 #: How often a member that waits for others of its group asks whether to join again.
 _SETTLING_HEARTBEAT_S = 1.0
+#: Stands for the generation in a prepared request.
+_ANY_GENERATION = b"?gen"
 #: An assignment of the consumer protocol, version 0: no topics, no user data.
 _ASSIGNMENT = struct.pack(">hii", 0, 0, -1)
 #: The size of the user data of a subscription, one number.
@@ -56,15 +60,14 @@ class Member:
         #: same when a member has to join again, or each such member would begin a rebalance.
         self.subscription = 0
         self._connection = ClientConnection(f"member-{number}", _TIMEOUT_S, _TIMEOUT_S)
-        self._heartbeat = self._commit = b""
-
-    async def send(self, key: ApiKey, version: int, **values: Any) -> Any:
-        return await self._connection.send(*self.address, key, version, values)
+        self._join = self._sync = self._heartbeat = self._commit = b""
 
     async def introduce(self) -> None:
         """Get a member id."""
         while not self.member_id:
-            joined = await self._join()
+            joined = await self._connection.send(
+                *self.address, ApiKey.JOIN_GROUP, 7, self._joining()
+            )
             if joined.error_code == _MEMBER_ID_REQUIRED:
                 self.member_id = joined.member_id
             else:  # the coordinator is not ready
@@ -93,33 +96,34 @@ class Member:
                 await self.join()
 
     async def _join_once(self) -> None:
-        joined = await self._join()
-        _check(joined.error_code)
-        synced = await self.send(
-            ApiKey.SYNC_GROUP,
-            5,
-            **self._identity("generation_id") | {"generation_id": joined.generation_id},
-            **_PROTOCOL,
-            assignments=[
-                {"member_id": each.member_id, "assignment": _ASSIGNMENT} for each in joined.members
-            ],
-        )
-        _check(synced.error_code)
-        self.generation = joined.generation_id
-        self._prepare()
+        generation, others = await self._exchange(ApiKey.JOIN_GROUP, 7, self._join, _read_joined)
+        sync = self._sync.replace(_ANY_GENERATION, struct.pack(">i", generation), 1)
+        if others:
+            assignments = [{"member_id": each, "assignment": _ASSIGNMENT} for each in others]
+            sync = self._encode_sync(generation, assignments)
+        _check(await self._exchange(ApiKey.SYNC_GROUP, 5, sync))
+        self.generation = generation
 
-    async def _join(self) -> Any:
-        return await self.send(
-            ApiKey.JOIN_GROUP,
-            7,
-            group_id=self.group,
-            session_timeout=45_000,
-            rebalance_timeout=60_000,
-            member_id=self.member_id,
-            group_instance_id=None,
-            protocol_type="consumer",
-            protocols=[{"name": "range", "metadata": self._metadata()}],
-        )
+    def prepare_to_join(self) -> None:
+        """Encode what a member sends in a rebalance, but for the generation."""
+        self._join = _encode(ApiKey.JOIN_GROUP, 7, self._joining())
+        self._sync = self._encode_sync(struct.unpack(">i", _ANY_GENERATION)[0], [])
+
+    def _encode_sync(self, generation: int, assignments: list[dict[str, Any]]) -> bytes:
+        identity = {**self._identity("generation_id"), "generation_id": generation}
+        values = {**identity, **_PROTOCOL, "assignments": assignments}
+        return _encode(ApiKey.SYNC_GROUP, 5, values)
+
+    def _joining(self) -> dict[str, Any]:
+        return {
+            "group_id": self.group,
+            "session_timeout": 45_000,
+            "rebalance_timeout": 60_000,
+            "member_id": self.member_id,
+            "group_instance_id": None,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": self._metadata()}],
+        }
 
     def _metadata(self) -> bytes:
         """A subscription of the consumer protocol, version 0: Apache Kafka's coordinator reads it,
@@ -138,44 +142,52 @@ class Member:
             "group_instance_id": None,
         }
 
-    def _prepare(self) -> None:
-        """Encode the requests that are sent again and again."""
-        self._heartbeat = encode_request(
-            RequestHeader(ApiKey.HEARTBEAT, 4, 0, "member"), self._identity("generation_id")
-        )
+    def prepare_to_live(self) -> None:
+        """Encode what a member sends again and again in its present generation."""
+        self._heartbeat = self._encode_heartbeat()
         position = {
             "partition_index": self.number % load.PARTITIONS,
             "committed_offset": 1000,
             "committed_leader_epoch": 0,
             "committed_metadata": "",
         }
-        self._commit = encode_request(
-            RequestHeader(ApiKey.OFFSET_COMMIT, 8, 0, "member"),
+        self._commit = _encode(
+            ApiKey.OFFSET_COMMIT,
+            8,
             {
                 **self._identity("generation_id_or_member_epoch"),
                 "topics": [{"name": self.topic, "partitions": [position]}],
             },
         )
 
+    def _encode_heartbeat(self) -> bytes:
+        return _encode(ApiKey.HEARTBEAT, 4, self._identity("generation_id"))
+
     async def heartbeat(self) -> None:
-        # The header, the throttle time and the error code.
-        response = await self._exchange(ApiKey.HEARTBEAT, 4, self._heartbeat)
-        _check(struct.unpack_from(">h", response, 9)[0])
+        frame = self._heartbeat or self._encode_heartbeat()
+        _check(await self._exchange(ApiKey.HEARTBEAT, 4, frame))
 
     async def commit(self) -> None:
-        # The last field is an error code, but for the empty tags of partition, topic and body.
-        response = await self._exchange(ApiKey.OFFSET_COMMIT, 8, self._commit)
-        _check(struct.unpack_from(">h", response, len(response) - 5)[0])
+        code = await self._exchange(ApiKey.OFFSET_COMMIT, 8, self._commit, _read_committed)
+        _check(code)
 
-    async def _exchange(self, key: ApiKey, version: int, frame: bytes) -> memoryview:
+    async def _exchange(
+        self,
+        key: ApiKey,
+        version: int,
+        frame: bytes,
+        read: "Callable[[RequestHeader, memoryview], Any] | None" = None,
+    ) -> Any:
+        """Send a prepared request; what `read` makes of the response, by default its error code."""
+
         def encode(header: RequestHeader) -> Sequence[bytes]:
             number = struct.pack(">i", header.correlation_id)
             return [frame[:_CORRELATION_ID_AT] + number + frame[_CORRELATION_ID_AT + 4 :]]
 
-        def decode(header: RequestHeader, response: memoryview) -> memoryview:
+        def decode(header: RequestHeader, response: memoryview) -> Any:
             if struct.unpack_from(">i", response)[0] != header.correlation_id:
                 raise RuntimeError("a response to another request")
-            return response
+            return (read or _read_code)(header, response)
 
         return await self._connection.exchange(*self.address, key, version, encode, decode)
 
@@ -196,6 +208,34 @@ def _check(code: int) -> None:
         raise GroupError(code)
 
 
+def _encode(key: ApiKey, version: int, values: dict[str, Any]) -> bytes:
+    """A request whose correlation id is set when it is sent."""
+    return encode_request(RequestHeader(key, version, 0, "member"), values)
+
+
+def _read_code(header: RequestHeader, response: memoryview) -> int:
+    """The error code, after the header and the throttle time."""
+    return int(struct.unpack_from(">h", response, _CODE_AT)[0])
+
+
+def _read_committed(header: RequestHeader, response: memoryview) -> int:
+    """The last field is an error code, but for the empty tags of partition, topic and body."""
+    return int(struct.unpack_from(">h", response, len(response) - 5)[0])
+
+
+def _read_joined(header: RequestHeader, response: memoryview) -> tuple[int, list[str]]:
+    """The generation, and all members if this one leads the group; GroupError if it did not join.
+
+    Others get an empty list, which is a 1 before the tags at the end; it is not decoded for them,
+    because that would take the client longer than the rest of the rebalance.
+    """
+    _check(_read_code(header, response))
+    (generation,) = struct.unpack_from(">i", response, _CODE_AT + 2)
+    if response[-2] == 1:
+        return generation, []
+    return generation, [each.member_id for each in decode_response(header, response).members]
+
+
 async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[Member]:
     """Members of all groups, which know their coordinators and have joined."""
     topic = load.topic_of(bootstrap, 3)
@@ -214,6 +254,8 @@ async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[M
         for number in range(size)
     ]
     await asyncio.gather(*(member.introduce() for member in members))
+    for member in members:
+        member.prepare_to_join()
     by_group: dict[str, list[Member]] = defaultdict(list)
     for member in members:
         by_group[member.group].append(member)
@@ -224,6 +266,8 @@ async def members_of(bootstrap: str, groups: Sequence[str], size: int) -> list[M
 async def commits(bootstrap: str, groups: int, size: int, seconds: float) -> Figures:
     """Latencies of commits, and of heartbeats, while all members send both."""
     members = await members_of(bootstrap, [load.name("group") for _ in range(groups)], size)
+    for member in members:
+        member.prepare_to_live()
     took: dict[str, list[float]] = {"commit": [], "heartbeat": []}
 
     async def repeat(kind: str, action: Any, period_s: float, at: float, end: float) -> None:
@@ -278,6 +322,7 @@ async def rebalance(bootstrap: str, size: int) -> Figures:
     for _ in range(REBALANCES):
         for member in members:
             member.subscription += 1
+            member.prepare_to_join()
         began = time.perf_counter()
         await asyncio.gather(*(member.join() for member in members))
         took.append((time.perf_counter() - began) * 1000)

@@ -71,9 +71,9 @@ def measure(implementation: str, partitions: int, megabytes: int) -> None:
 def fill(address: str, partitions: int, megabytes: int) -> None:
     """Create the topic and write into its first partition."""
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(TOPIC, partitions, 1)], operation_timeout=60)[TOPIC].result(
-        PATIENCE_S
-    )
+    # Apache Kafka needs more than the minute that a client waits for a response by default.
+    waiting = {"operation_timeout": PATIENCE_S, "request_timeout": PATIENCE_S}
+    admin.create_topics([NewTopic(TOPIC, partitions, 1)], **waiting)[TOPIC].result(PATIENCE_S)
     wait(lambda: leaders(admin) == partitions)
     producer = Producer({"bootstrap.servers": address, "batch.size": 16_384, "linger.ms": 50})
     for _ in range(megabytes * 1024):
