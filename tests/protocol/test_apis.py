@@ -5,6 +5,7 @@ import pytest
 
 from klamm.protocol.apis import (
     APIS,
+    KNOWN_APIS,
     NEVER,
     ApiKey,
     is_flexible,
@@ -60,7 +61,12 @@ def test_names_are_those_of_the_specification():
 
 
 def test_keys_ascend_and_every_key_has_a_row():
-    assert list(APIS) == sorted(APIS) == [int(key) for key in ApiKey]
+    assert list(APIS) == sorted(APIS)
+    assert sorted(KNOWN_APIS) == [int(key) for key in ApiKey]
+
+
+def test_requests_to_kraft_controllers_are_not_served():
+    assert KNOWN_APIS.keys() - APIS.keys() == {ApiKey.DESCRIBE_QUORUM, ApiKey.FETCH_SNAPSHOT}
 
 
 @pytest.mark.rule("API-6")

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from klamm.errors import UnavailableError
 from klamm.net.secure import INSECURE, SecureClient
-from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.apis import KNOWN_APIS, ApiKey
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
@@ -142,7 +142,7 @@ class BlockingConnection:
             self._login_at = done.value
 
     def _version(self, api: ApiKey) -> int:
-        ours = APIS[api]
+        ours = KNOWN_APIS[api]
         lowest, highest = self._versions.get(api, (0, -1))
         version = min(highest, ours.max_version, _SINGLE_FORM.get(api, highest))
         if version < max(lowest, ours.min_version):

@@ -1,7 +1,8 @@
 """Which requests klamm understands, in which versions, and how they are framed.
 
 The table is the specification's (broker.md 1.1 and 1.2, without delegation tokens).
-What is not in it is neither advertised nor decoded.
+What is not in it is neither advertised nor decoded. A second table has the requests that klamm only
+sends, to the controllers of a KRaft quorum.
 """
 
 import enum
@@ -60,8 +61,10 @@ class ApiKey(enum.IntEnum):
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
     ALTER_PARTITION = 56
     UPDATE_FEATURES = 57
+    FETCH_SNAPSHOT = 59
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
@@ -162,16 +165,26 @@ _TABLE: Final = (
     _api(_K.ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", (0, 0), 0),
 )
 
+#: Sent to KRaft controllers, and never served.
+_QUORUM_TABLE: Final = (
+    _api(_K.DESCRIBE_QUORUM, "DescribeQuorum", (0, 2), 0),
+    _api(_K.FETCH_SNAPSHOT, "FetchSnapshot", (0, 1), 0),
+)
+
 #: Served but not advertised in ApiVersions.
 UNADVERTISED: Final = frozenset({ApiKey.UPDATE_FEATURES})
 
 #: By key, in ascending order; ApiVersions responses have these without the unadvertised ones.
 APIS: Final[Mapping[int, Api]] = MappingProxyType({int(api.key): api for api in _TABLE})
+#: The same, and the requests that klamm only sends.
+KNOWN_APIS: Final[Mapping[int, Api]] = MappingProxyType(
+    {**APIS, **{int(api.key): api for api in _QUORUM_TABLE}}
+)
 
 
 def is_flexible(key: int, version: int) -> bool:
     """Whether this version writes compact lengths and tagged fields."""
-    return version >= APIS[key].first_flexible
+    return version >= KNOWN_APIS[key].first_flexible
 
 
 def request_header_version(key: int, version: int) -> int:

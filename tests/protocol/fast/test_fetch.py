@@ -1,3 +1,4 @@
+import uuid
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +24,9 @@ from klamm.protocol.fast.fetch import (
     FetchTopicResponse,
     LeaderHint,
     NodeEndpoint,
+    SnapshotId,
     decode_fetch_request,
+    decode_fetch_response,
     decode_large_fetch_request,
     encode_fetch_request,
     encode_fetch_response,
@@ -111,6 +114,7 @@ def responses(version: int) -> st.SearchStrategy[FetchResponse]:
         since(11, int32s, -1),
         since(12, st.none() | st.builds(EpochEndOffset, int32s, int64s), None),
         since(12, st.none() | st.builds(LeaderHint, int32s, int32s), None),
+        st.none(),  # only KRaft controllers have snapshots
     )
     topic = st.builds(
         FetchTopicResponse,
@@ -331,6 +335,16 @@ def test_leaders_are_hinted_at_with_their_endpoints():
     assert frame[9:] == encode_struct(schema, as_values(response))
     (older,) = encode_fetch_response(header._replace(api_version=15), response)
     assert older[9:] == encode_struct(message_schema(1, 15, "response"), as_values(response))
+
+
+@pytest.mark.parametrize("version", range(12, 18))
+def test_the_snapshot_of_a_kraft_controller_is_read(version):
+    partition = FetchPartitionResponse(0, 0, log_start_offset=5)
+    values = as_values(FetchResponse([FetchTopicResponse("t", uuid.UUID(int=1), [partition])]))
+    values["responses"][0]["partitions"][0]["snapshot_id"] = {"end_offset": 8, "epoch": 3}
+    encoded = encode_struct(message_schema(1, version, "response"), values)
+    (topic,) = decode_fetch_response(memoryview(encoded), 0, version).topics
+    assert topic.partitions[0].snapshot_id == SnapshotId(8, 3)
 
 
 def test_what_lies_in_files_stands_between_the_chunks():

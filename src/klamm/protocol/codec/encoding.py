@@ -216,7 +216,12 @@ def _tagged_writer(tagged: Sequence[WireField]) -> Writer:
     names = frozenset(each.name for each in tagged)
     writers = [
         # A tagged field that is null is left out.
-        (each, _value_writer(each._replace(is_nullable=False), is_flexible=True))
+        # So is an empty array, unless that differs from null.
+        (
+            each,
+            each.is_array and each.default is not None,
+            _value_writer(each._replace(is_nullable=False), is_flexible=True),
+        )
         for each in tagged
     ]
 
@@ -225,9 +230,9 @@ def _tagged_writer(tagged: Sequence[WireField]) -> Writer:
             append(_NO_TAGS)
             return
         present = []
-        for each, write_value in writers:
+        for each, is_left_out_empty, write_value in writers:
             value = values.get(each.name)
-            if value is None or value == each.default or (each.is_array and not value):
+            if value is None or value == each.default or (is_left_out_empty and not value):
                 continue
             parts: list[bytes] = []
             write_value(value, parts.append)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.errors import RemoteProtocolError
-from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.apis import APIS, KNOWN_APIS, ApiKey
 from klamm.protocol.codec.cleaning import cleaned
 from klamm.protocol.codec.encoding import Values, encode_parts
 from klamm.protocol.codec.headers import (
@@ -170,7 +170,7 @@ def _decode_body(
         raise
     except Exception as error:  # kio raises a handful of unrelated types for bytes it cannot read
         raise RemoteProtocolError(
-            f"{APIS[key].name} {kind} version {version} cannot be read: {error}"
+            f"{KNOWN_APIS[key].name} {kind} version {version} cannot be read: {error}"
         ) from error
 
 

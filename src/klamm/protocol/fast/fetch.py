@@ -45,6 +45,7 @@ _PARTITION_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
 _ABORTED: Final = struct.Struct(">qq")
 _EPOCH_END: Final = struct.Struct(">iqx")
 _LEADER: Final = struct.Struct(">iix")
+_SNAPSHOT_ID: Final = struct.Struct(">qix")
 
 #: A request up to its topics; before version 15 it begins with the id of the replica.
 _REQUEST_TOP: Final = struct.Struct(">iiibii")
@@ -62,6 +63,7 @@ _SHORT: Final = 0x80
 
 _DIVERGING_EPOCH_TAG: Final = 0
 _CURRENT_LEADER_TAG: Final = 1
+_SNAPSHOT_TAG: Final = 2
 
 _NO_UUID: Final = bytes(16)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -183,6 +185,13 @@ class EpochEndOffset(NamedTuple):
     end_offset: int
 
 
+class SnapshotId(NamedTuple):
+    """A snapshot of the metadata log: the offset after its last record, and that one's epoch."""
+
+    end_offset: int
+    epoch: int
+
+
 class FetchPartitionResponse(NamedTuple):
     """One partition of a response; fields that a version does not have are left out."""
 
@@ -196,6 +205,8 @@ class FetchPartitionResponse(NamedTuple):
     preferred_read_replica: int = -1
     diverging_epoch: EpochEndOffset | None = None
     current_leader: LeaderHint | None = None
+    #: Of a KRaft controller: where to read what came before the log; klamm's brokers have none.
+    snapshot_id: SnapshotId | None = None
 
 
 class FetchTopicResponse(NamedTuple):
@@ -423,7 +434,7 @@ def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> lis
         pending.append(_encode_topic_key(topic, version))
         pending.append(encode_count(len(topic.partitions), is_flexible))
         for partition in topic.partitions:
-            records, aborted, preferred, diverging, leader = partition[5:]
+            records, aborted, preferred, diverging, leader = partition[5:10]
             pending.append(pack_fixed(*partition[:fixed_fields]))
             pending.append(
                 usual_middle
@@ -546,6 +557,7 @@ def _decode_partition(cursor: Cursor, version: int) -> FetchPartitionResponse:
     tags = cursor.tags()
     diverging = tags.get(_DIVERGING_EPOCH_TAG)
     leader = tags.get(_CURRENT_LEADER_TAG)
+    snapshot = tags.get(_SNAPSHOT_TAG)
     return FetchPartitionResponse(
         partition,
         error_code,
@@ -557,6 +569,7 @@ def _decode_partition(cursor: Cursor, version: int) -> FetchPartitionResponse:
         preferred_read_replica,
         EpochEndOffset(*Cursor(diverging, 0, True).unpack(_EPOCH_END)) if diverging else None,
         LeaderHint(*Cursor(leader, 0, True).unpack(_LEADER)) if leader else None,
+        SnapshotId(*Cursor(snapshot, 0, True).unpack(_SNAPSHOT_ID)) if snapshot else None,
     )
 
 

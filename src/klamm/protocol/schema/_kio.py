@@ -34,6 +34,7 @@ with _without_hypothesis():
         i32,
         i32Timedelta,
         i64,
+        u16,
     )
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "i32",
     "i32Timedelta",
     "i64",
+    "u16",
 ]

@@ -14,8 +14,16 @@ from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from klamm.protocol.apis import ApiKey
-from klamm.protocol.schema._kio import EntityType, KioErrorCode, i8, i16, i32, i32Timedelta, i64
+from klamm.protocol.schema._kio import (
+    EntityType,
+    KioErrorCode,
+    i8,
+    i16,
+    i32,
+    i32Timedelta,
+    i64,
+    u16,
+)
 
 _PYTHON_TYPES: Final[dict[str, Any]] = {
     "bool": bool,
@@ -23,6 +31,7 @@ _PYTHON_TYPES: Final[dict[str, Any]] = {
     "int16": i16,
     "int32": i32,
     "int64": i64,
+    "uint16": u16,
     "string": str,
     "uuid": uuid.UUID | None,
     "error_code": KioErrorCode,
@@ -78,17 +87,28 @@ def field(
     return Field(name, type, versions, False, nullable, tag, default)
 
 
-def array(name: str, type: str | Struct, versions: str = "0+", *, nullable: bool = False) -> Field:
+def array(
+    name: str,
+    type: str | Struct,
+    versions: str = "0+",
+    *,
+    nullable: bool = False,
+    tag: int | None = None,
+    default: object = _REQUIRED,
+) -> Field:
     """Declare a field that holds any number of values."""
-    return Field(name, type, versions, True, nullable, None, _REQUIRED)
+    return Field(name, type, versions, True, nullable, tag, default)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A request or a response in the versions `first..last`."""
+    """A message in the versions `first..last`.
 
-    key: ApiKey
-    kind: Kind
+    `key` is the API of a request or response, and the type of a record (`data`).
+    """
+
+    key: int
+    kind: Kind | Literal["data"]
     body: Struct
     first: int
     last: int

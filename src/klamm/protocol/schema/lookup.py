@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from klamm.errors import LocalProtocolError
-from klamm.protocol.apis import APIS
+from klamm.protocol.apis import KNOWN_APIS
 from klamm.protocol.codec.soundness import check_sound
 from klamm.protocol.schema import (
     alter_partition,
@@ -31,7 +31,7 @@ from klamm.protocol.schema.declare import Declaration, Kind
 Reader: TypeAlias = Callable[[memoryview, int], tuple[Any, int]]
 
 #: What kio lacks, by API and kind; the rest is kio's.
-DECLARED: Final[Mapping[tuple[int, Kind], Declaration]] = MappingProxyType(
+DECLARED: Final[Mapping[tuple[int, str], Declaration]] = MappingProxyType(
     {
         (declaration.key, declaration.kind): declaration
         for module in (
@@ -57,7 +57,7 @@ def message_schema(key: int, version: int, kind: Kind) -> type[Any]:
     if declared is not None and version in declared.versions:
         return declared.schema(version)
     try:
-        api = APIS[key]
+        api = KNOWN_APIS[key]
         module = importlib.import_module(f"kio.schema.{api.key.name.lower()}.v{version}.{kind}")
     except (KeyError, ModuleNotFoundError) as error:
         raise LocalProtocolError(f"no schema for API {key} version {version} ({kind})") from error
