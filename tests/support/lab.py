@@ -167,7 +167,7 @@ class ScriptedBroker:
             stream = connection.makefile("rb")
             while size := stream.read(4):
                 frame = stream.read(struct.unpack(">i", size)[0])
-                header, body = _decode(frame)
+                header, body = decode_any_request(frame)
                 request = Received(ApiKey(header.api_key), header.api_version, body)
                 self.received.append(request)
                 if request.api is ApiKey.UPDATE_METADATA:
@@ -210,7 +210,7 @@ def _named(request: Received) -> Iterator[tuple[str, int]]:
         yield from request.partitions()
 
 
-def _decode(frame: bytes) -> tuple[RequestHeader, Any]:
+def decode_any_request(frame: bytes) -> tuple[RequestHeader, Any]:
     """A request in any version, also those that klamm's own brokers refuse."""
     key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
     at = 10 + max(length, 0)

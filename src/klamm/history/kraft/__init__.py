@@ -1,0 +1,1 @@
+"""The history of a cluster in KRaft mode, from its metadata log."""
