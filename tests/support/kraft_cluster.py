@@ -1,6 +1,7 @@
 """Clusters of Apache Kafka in KRaft mode: controllers that form a quorum, and brokers."""
 
 import contextlib
+import socket
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -137,7 +138,9 @@ class KraftCluster:
         return [("127.0.0.1", each.port) for each in self.controllers]
 
     def wait_leader(self) -> LeaderHint:
-        """Wait until the quorum has a leader that brokers have heard of."""
+        """Wait until all controllers listen and have a leader that brokers have heard of."""
+        for each in self.controllers:
+            wait_until(lambda port=each.port: _listens(port), f"controller {each.id}", PATIENCE_S)
         quorum = MetadataQuorum(self.controller_addresses)
 
         def find() -> LeaderHint | None:
@@ -172,6 +175,12 @@ class KraftCluster:
             if each.partition_index == partition:
                 return set(each.isr_nodes)
         return set()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def live_through(cluster: KraftCluster) -> None:

@@ -41,6 +41,18 @@ def history(
     more_spools: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", hidden=True, show_default=False)
     ] = None,
+    metadata_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Read the metadata log of a KRaft node from this directory."
+        ),
+    ] = None,
+    kraft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT[,...]", help="Read the metadata log from KRaft controllers."
+        ),
+    ] = None,
     topic: HistoryTopic = HISTORY_TOPIC,
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue with new events until Ctrl-C.")
@@ -63,22 +75,36 @@ def history(
 ) -> None:
     """Make tables and a report from the history of the controllers.
 
-    From the history topic, each time from where the last run stopped; or from the nodes' spools.
+    From the history topic, each time from where the last run stopped; from the nodes' spools; or,
+    for Apache Kafka in KRaft mode, from the metadata log of its controllers.
 
     \b
     Example: klamm history --bootstrap-server 127.0.0.1:9092 --out history
     Example: klamm history --spool data/*/log-history --out history
+    Example: klamm history --kraft 127.0.0.1:9093 --out history
     """
     if more_spools and not spool:
         raise typer.BadParameter(f"unexpected {more_spools[0]}; spools are named with --spool")
+    named = {"--spool": spool, "--metadata-log": metadata_log, "--kraft": kraft}
+    given = [option for option, value in named.items() if value]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} exclude each other: name one source")
     require_extra("report", "history")
+    from klamm.pipeline.history.metadata_log import MetadataLogInput
     from klamm.pipeline.history.sources import SpoolInput, TopicInput
     from klamm.pipeline.session import spark_session
 
-    spools = [*(spool or ()), *(more_spools or ())]
     properties = properties_of(command_config)
     spark_settings = settings(conf, "--conf")
-    source = SpoolInput(spools) if spools else TopicInput(bootstrap_server, topic, properties)
+    source: SpoolInput | TopicInput | MetadataLogInput
+    if spool:
+        source = SpoolInput([*spool, *(more_spools or ())])
+    elif metadata_log is not None:
+        source = MetadataLogInput.from_directory(metadata_log)
+    elif kraft is not None:
+        source = MetadataLogInput.from_quorum(kraft, properties)
+    else:
+        source = TopicInput(bootstrap_server, topic, properties)
     source.check()
     # Spark plans and schedules here; the work is in its Python workers, not in generated code.
     with spark_session(master, settings=spark_settings, progress=False, little=True) as spark:

@@ -80,7 +80,7 @@ class Admin:
         self.bootstrap_servers = bootstrap_servers
         self.timeout_s = timeout_s
         self._client_id = client_id
-        self._bootstrap = [_split_address(each) for each in bootstrap_servers.split(",")]
+        self._bootstrap = [split_address(each) for each in bootstrap_servers.split(",")]
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], BlockingConnection] = {}
         self._brokers: dict[int, LiveBroker] = {}
@@ -391,7 +391,8 @@ def _metadata_request(topics: Iterable[str] | None) -> Values:
     }
 
 
-def _split_address(text: str) -> tuple[str, int]:
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port; ConfigError if the text is no address."""
     host, colon, port = text.strip().rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers; the same names as below
     from klamm.pipeline.history.measures import latencies as latencies
     from klamm.pipeline.history.measures import leader_balance as leader_balance
     from klamm.pipeline.history.measures import leadership_churn as leadership_churn
+    from klamm.pipeline.history.metadata_log import MetadataLogInput as MetadataLogInput
     from klamm.pipeline.history.sources import SpoolInput as SpoolInput
     from klamm.pipeline.history.sources import TopicInput as TopicInput
     from klamm.pipeline.history.tables import broker_sessions as broker_sessions
@@ -72,6 +73,7 @@ _PUBLIC: Final = {
     "Demands": "klamm.pipeline.planner.planner",
     "Capacity": "klamm.pipeline.planner.planner",
     "make_tables": "klamm.pipeline.history.definitions",
+    "MetadataLogInput": "klamm.pipeline.history.metadata_log",
     "SpoolInput": "klamm.pipeline.history.sources",
     "TopicInput": "klamm.pipeline.history.sources",
     "read_spools": "klamm.pipeline.history.input",

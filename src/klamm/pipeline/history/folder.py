@@ -80,17 +80,15 @@ class HistoryFolder:
     ) -> None:
         """Open the folder, or make it with this number of shards.
 
-        `min_isr` has topics whose setting is not Kafka's default. If they are others than before,
-        the tables are made again from the records that they hold.
+        `min_isr` is as for `assume_min_isr`; None: as before.
         """
         self._spark = spark
         self._out = out
         self._origin = origin
-        self._min_isr = {name: value for name, value in (min_isr or {}).items() if value != 1}
         self._claim()
         content = (out / STATE / MANIFEST).read()
         if content is None:
-            self.manifest = Manifest(shards, self._min_isr)
+            self.manifest = Manifest(shards)
             for name, schema in TABLES.items():
                 write_rows(out, name, tail_name(CLUSTER_SHARD), schema, [])
         else:
@@ -100,9 +98,8 @@ class HistoryFolder:
         #: Tables and names of files that waited, and have been made again since.
         self._superseded: list[tuple[str, str]] = []
         self._tail = self._read_tail_keys()
-        if self.manifest.min_isr != self._min_isr:
-            self.manifest.min_isr = self._min_isr
-            self._revert(0)
+        if min_isr is not None:
+            self.assume_min_isr(min_isr)
 
     @property
     def place(self) -> Location:
@@ -118,6 +115,20 @@ class HistoryFolder:
     def next_serial(self) -> int:
         """The number of the next refresh."""
         return self.manifest.serial + 1
+
+    def assume_min_isr(self, min_isr: Mapping[str, int]) -> bool:
+        """Take the min.insync.replicas of topics from here on; Kafka's default for all others.
+
+        If they are others than before, the next refresh makes the tables again from the records
+        that they hold, and the result is True.
+        """
+        wanted = {name: value for name, value in min_isr.items() if value != 1}
+        if self.manifest.min_isr == wanted:
+            return False
+        self.manifest.min_isr = wanted
+        if self.manifest.serial:
+            self._revert(0)
+        return True
 
     def refresh(
         self,
@@ -257,7 +268,7 @@ class HistoryFolder:
         content = path.read()
         if content is not None:
             before = orjson.loads(content)
-            if before.keys() != source.keys() or ("topic" in source and before != source):
+            if before.keys() != source.keys() or ("spools" not in source and before != source):
                 raise ConfigError(
                     f"{self._out} holds a history made from {_named(before)}, not from "
                     f"{_named(source)}: name another folder with --out, or remove it"
@@ -528,4 +539,6 @@ def _base_name(generation: int, shard: int | None = None) -> str:
 
 
 def _named(source: Mapping[str, Any]) -> str:
+    if "metadata_log" in source:
+        return f"the metadata log of {source['metadata_log']}"
     return f"topic {source['topic']}" if "topic" in source else "spools"

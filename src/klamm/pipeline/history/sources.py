@@ -105,7 +105,7 @@ class SpoolInput:
             f"spools {', '.join(str(each) for each in self._directories)}",
         )
         shards = 1 if is_little and follow_s is None else SHARDS
-        folder = open_folder(spark, out, origin, shards=shards, min_isr=min_isr)
+        folder = open_folder(spark, out, origin, shards=shards, min_isr=min_isr or {})
         facts = self._take_in(spark, folder, is_forced=True)
         while True:
             if facts is not None and facts.counts["events"]:
@@ -189,7 +189,7 @@ class TopicInput:
             f"{self._bootstrap_servers}, topic {self._topic}",
             self._cluster_id,
         )
-        folder = open_folder(spark, out, origin, min_isr=min_isr)
+        folder = open_folder(spark, out, origin, min_isr=min_isr or {})
         last: list[ReportFacts] = []
 
         def show(facts: ReportFacts | None) -> None:
@@ -297,7 +297,7 @@ def _put_aside_messages(
         write_rows(folder, "quarantine", name, QUARANTINE, foreign)
     if records:
         name = f"incoming-{serial:08d}-{number:05d}.arrows"
-        yield _put_aside(folder, name, records)
+        yield put_aside(folder, name, records)
     yield _input_row(quarantined=len(foreign))
 
 
@@ -372,7 +372,7 @@ def _put_aside_files(
                     position = read.end
                 if records:
                     name = f"incoming-{serial:08d}-{file['number']:05d}.arrows"
-                    yield _put_aside(folder, name, records)
+                    yield put_aside(folder, name, records)
             yield _input_row(
                 quarantined=int(reason is not None), path=file["path"], position=position
             )
@@ -393,7 +393,8 @@ def _quarantine_file(folder: Location, path: Path, reason: str, cluster_id: str 
     write_rows(folder, "quarantine", name, QUARANTINE, [row])
 
 
-def _put_aside(folder: Location, name: str, records: list[pa.RecordBatch]) -> pa.RecordBatch:
+def put_aside(folder: Location, name: str, records: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Write records to a file of the folder's state; say which, with their keys (`_TAKEN_IN`)."""
     table = pa.Table.from_batches(records, SCHEMA)
     write_records(folder / STATE / name, table)
     keys = keys_of(table).combine_chunks()

@@ -80,7 +80,7 @@ class Manifest:
     quarantined: int = 0
     #: The balance of leaders as of the base.
     balance: Row | None = None
-    #: How far each spool file has been read.
+    #: How far each spool file has been read, or the metadata log: the fields of its position.
     positions: dict[str, int] = field(default_factory=dict)
     #: Files of tables (`TABLE/NAME`) that wait to be put in place, with the refresh that made them.
     staged: dict[str, int] = field(default_factory=dict)
