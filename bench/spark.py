@@ -8,7 +8,9 @@ with `--bootstrap-server` any others. Shown are rows a second, and the CPU secon
 Python workers for a million rows; the brokers' own are not counted.
 
 `--what small` reads 10 records of each of `--partitions` partitions (10,000), and `--what latency`
-shows how old the records of a steady stream are when their micro-batch is done.
+shows how old the records of a steady stream are when their micro-batch is done. Many partitions
+take the connector very long: `--limit` gives a side up after some seconds, its start and first
+count included, which are shown as well.
 """
 
 import argparse
@@ -43,7 +45,7 @@ SIZES = (100, 1000)
 CODECS = ("none", "lz4")
 WHAT = ("read", "stream", "write")
 APART = ("small", "latency")
-SIDES = ("connector", "klamm")
+SIDES = ("klamm", "connector")
 SMALL_RECORDS = 10
 
 
@@ -56,6 +58,7 @@ def main():
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT + APART)
     parser.add_argument("--partitions", type=int, default=10_000, help="of --what small")
     parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
+    parser.add_argument("--limit", type=float, help="seconds after which a side is given up")
     parser.add_argument("--bootstrap-server", help="a cluster that runs already")
     asked = parser.parse_args()
     python, jars = connector()
@@ -68,7 +71,8 @@ def main():
             topic = fill(bootstrap, 100, records, "none", asked.partitions)
             print(f"{asked.partitions:,} partitions with {SMALL_RECORDS} records each", flush=True)
             for name, side in sides.items():
-                show(name, run(*side, bootstrap, topic, ["read"], records, asked.rounds), records)
+                figures = run(*side, bootstrap, topic, ["read"], records, asked.rounds, asked.limit)
+                show(name, figures, records)
             delete(bootstrap, topic)
         if "latency" in asked.what:
             topic = fill(bootstrap, 1000, 1, "none")
@@ -179,21 +183,30 @@ def delete(bootstrap, topic):
     admin.delete_topics([topic])[topic].result(30)
 
 
-def run(python, form, jars, bootstrap, topic, what, records, rounds):
+def run(python, form, jars, bootstrap, topic, what, records, rounds, limit=None):
+    """The figures of one side; none if it takes longer than `limit` seconds."""
     target = f"{topic}-{form}"
     create(bootstrap, target)
     command = [python, ROOT / "bench" / "_spark_job.py", form, bootstrap, topic, target]
     numbers = [str(records), str(rounds), ",".join(what)]
     more = [",".join(map(str, jars))] if jars else []
     environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
-    finished = subprocess.run(
-        [*map(str, command), *numbers, *more],
-        env=environment | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
+    began = time.monotonic()
+    try:
+        finished = subprocess.run(
+            [*map(str, command), *numbers, *more],
+            env=environment | {"PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired:
+        print(f"  {form}: given up after {limit:g} s", flush=True)
+        return {}
     if finished.returncode:
         sys.exit(finished.stderr[-3000:])
+    if limit is not None:
+        print(f"  {form}: {time.monotonic() - began:.1f} s in all", flush=True)
     delete(bootstrap, target)
     return json.loads(finished.stdout.splitlines()[-1])
 

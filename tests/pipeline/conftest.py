@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from klamm.pipeline.session import open_session
+from klamm.pipeline.session import is_for_little, open_session
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +15,13 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("local[2]", settings=two, progress=False, little=True)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def little(spark: SparkSession) -> Iterator[SparkSession]:
+    """The same session, which plans for little data while the test runs."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    assert is_for_little(spark)
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", str(before))

@@ -36,14 +36,23 @@ def make_snapshot(brokers=BROKERS) -> Snapshot:
     )
 
 
+@pytest.fixture(params=["spark", "little"], autouse=True)
+def reading(request):
+    """Snapshots are read by Spark, or by the driver if they are little, with the same result."""
+    request.getfixturevalue(request.param)
+    return request.param
+
+
 @pytest.fixture
 def written(spark, tmp_path):
     write_snapshot(spark, make_snapshot(), str(tmp_path))
     return tmp_path
 
 
-def test_what_is_written_is_read_again(spark, written):
+def test_what_is_written_is_read_again(spark, written, reading):
     found = read_snapshot(spark, str(written))
+    assert (found.partitions_here is not None) == (reading == "little")
+    assert found.facts.keys() == {"Cluster", "Read from", "Taken"}
     assert found.racks() == {1: "a", 2: None}
     assert [row.asDict() for row in found.partitions.collect()] == [PARTITION]
 

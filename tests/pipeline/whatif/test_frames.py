@@ -8,7 +8,7 @@ import pytest
 from klamm.pipeline.arrow import partitions_from_arrow
 from klamm.pipeline.snapshot.snapshot import read_snapshot, write_snapshot
 from klamm.pipeline.whatif import frames
-from klamm.pipeline.whatif.frames import play_through
+from klamm.pipeline.whatif.frames import play_through, write_answer
 from klamm.pipeline.whatif.report import render_report
 from klamm.pipeline.whatif.whatif import (
     SUMS,
@@ -94,12 +94,32 @@ def test_blocks_of_scenarios_give_the_same_tables(spark, answer, tmp_path, monke
     snapshot = read_snapshot(spark, str(tmp_path))
     in_blocks = play_through(snapshot, broker_failures(RACKS, 2))
 
-    def rows(frame):
-        return sorted(map(tuple, frame.toPandas().astype(str).to_numpy().tolist()))
-
     assert rows(in_blocks.brokers) == rows(answer.brokers)
     assert in_blocks.ranked.equals(answer.ranked)
     assert in_blocks.worst.equals(answer.worst)
+
+
+def test_little_is_played_through_by_the_driver_with_the_same_tables(little, answer, tmp_path):
+    write_snapshot(little, make_snapshot(), str(tmp_path))
+    here = play_through(read_snapshot(little, str(tmp_path)), broker_failures(RACKS, 2))
+    for name in ("scenarios", "partitions", "brokers"):
+        found, expected = getattr(here, name), getattr(answer, name)
+        assert found.schema.simpleString() == expected.schema.simpleString()
+        assert rows(found) == rows(expected)
+    assert here.ranked.equals(answer.ranked)
+    assert here.worst.equals(answer.worst)
+
+
+def test_a_little_cluster_in_which_nothing_is_lost_has_no_casualties(little, tmp_path):
+    write_snapshot(little, make_snapshot(1), str(tmp_path))
+    here = play_through(
+        read_snapshot(little, str(tmp_path)), named_failure(RACKS, "brokers", ["5"])
+    )
+    assert write_answer(here, str(tmp_path / "out")).partitions.isEmpty()
+
+
+def rows(frame):
+    return sorted(map(tuple, frame.toPandas().astype(str).to_numpy().tolist()))
 
 
 def test_a_partition_says_why_it_is_lost(spark, tmp_path):

@@ -56,9 +56,10 @@ def ordered_partitions(snapshot: SnapshotFrames) -> pa.Table:
 
     The driver gets only the columns that a plan looks at.
     """
-    wanted = snapshot.partitions.select(
-        "topic", "partition", "replicas", "leader", "min_isr", "bytes"
-    )
+    columns = ["topic", "partition", "replicas", "leader", "min_isr", "bytes"]
+    if (here := snapshot.partitions_here) is not None:
+        return here.select(columns).sort_by([("topic", "ascending"), ("partition", "ascending")])
+    wanted = snapshot.partitions.select(*columns)
     table = wanted.orderBy("topic", "partition").toArrow()
     release_memory(wanted.sparkSession)
     return table

@@ -4,14 +4,17 @@ A snapshot is a folder with the Parquet tables `brokers`, `topics`, `partitions`
 last one says which version of this form it is; a folder without it was made by hand, to this one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from pyarrow import parquet
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
@@ -25,7 +28,14 @@ from pyspark.sql.types import (
 
 from klamm.errors import ConfigError
 from klamm.pipeline import arrow
-from klamm.pipeline.session import planned_for_much, side_by_side, told_by_task
+from klamm.pipeline.session import (
+    are_little,
+    is_connected,
+    is_for_little,
+    planned_for_much,
+    side_by_side,
+    told_by_task,
+)
 
 _INTS: Final = ArrayType(IntegerType())
 #: The columns that other commands read. Further columns are ignored.
@@ -43,6 +53,16 @@ _WANTED: Final[dict[str, dict[str, DataType]]] = {
         "unclean": BooleanType(),
         "bytes": LongType(),
     },
+}
+#: The same columns in Arrow, and those of `meta`.
+_AS_WRITTEN: Final = {
+    name: pa.schema([schema.field(column) for column in _WANTED.get(name, schema.names)])
+    for name, schema in (
+        ("brokers", arrow.BROKERS),
+        ("topics", arrow.TOPICS),
+        ("partitions", arrow.PARTITIONS),
+        ("meta", arrow.META),
+    )
 }
 _META: Final = "version int, cluster_id string, source string, taken_at timestamp"
 ROWS_PER_FILE: Final = 250_000
@@ -95,6 +115,8 @@ class SnapshotFrames:
     partitions: DataFrame
     alive: Mapping[int, str | None]  # brokers with their racks
     facts: Mapping[str, str]  # for reports: which cluster, and when
+    #: The partitions once more, if they are so little that the driver has read them itself.
+    partitions_here: pa.Table | None = None
 
     def racks(self) -> dict[int, str | None]:
         """The brokers that were alive, with their racks."""
@@ -138,14 +160,48 @@ def read_snapshot(spark: SparkSession, path: str) -> SnapshotFrames:
 
     A snapshot without a live broker is refused, since no question about it has an answer.
     """
-    facts = _read_meta(spark, path)
-    brokers, topics, partitions = side_by_side(
-        *(partial(_read_table, spark, path, name) for name in _WANTED)
-    )
-    racks = {row["id"]: row["rack"] or None for row in sorted(brokers.collect())}
+    tables = _read_here(path) if _is_little_here(spark, path) else None
+    if tables is None:
+        facts = _read_meta(spark, path)
+        brokers, topics, partitions = side_by_side(
+            *(partial(_read_table, spark, path, name) for name in _WANTED)
+        )
+        rows = [row.asDict() for row in brokers.collect()]
+    else:
+        facts = _facts(path, tables["meta"].to_pylist())
+        brokers, topics, partitions = (spark.createDataFrame(tables[name]) for name in _WANTED)
+        rows = tables["brokers"].to_pylist()
+    racks = {row["id"]: row["rack"] or None for row in sorted(rows, key=itemgetter("id"))}
     if not racks:
         raise ConfigError(f"The cluster in the snapshot {path} is empty: it has no broker.")
-    return SnapshotFrames(brokers, topics, partitions, racks, facts)
+    here = None if tables is None else tables["partitions"]
+    return SnapshotFrames(brokers, topics, partitions, racks, facts, here)
+
+
+def _is_little_here(spark: SparkSession, path: str) -> bool:
+    """Whether Spark would read little from this machine's own disk."""
+    if is_connected(spark) or not is_for_little(spark) or not are_little([Path(path)]):
+        return False
+    jvm: Any = spark.sparkContext._jsc
+    return str(jvm.hadoopConfiguration().get("fs.defaultFS")).startswith("file:")
+
+
+def _read_here(path: str) -> dict[str, pa.Table] | None:
+    """The tables of a snapshot, read without Spark, whose first queries take seconds.
+
+    None if they are not as `write_snapshot` writes them: Spark then says what is wrong.
+    """
+    tables = {}
+    try:
+        for name, schema in _AS_WRITTEN.items():
+            table = parquet.read_table(f"{path}/{name}", columns=schema.names)
+            if table.schema.types != schema.types:
+                return None
+            # Spark does not take a table without a chunk.
+            tables[name] = pa.concat_tables([schema.empty_table(), table.cast(schema)])
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    return tables
 
 
 def _read_meta(spark: SparkSession, path: str) -> dict[str, str]:
@@ -156,6 +212,10 @@ def _read_meta(spark: SparkSession, path: str) -> dict[str, str]:
         if error.getCondition() not in _NOT_FOUND:
             raise
         return {}
+    return _facts(path, [row.asDict() for row in rows])
+
+
+def _facts(path: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     versions = {row["version"] for row in rows}
     if versions != {arrow.SNAPSHOT_VERSION}:
         found = ", ".join(map(str, sorted(versions))) or "no version"

@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from klamm.core.columns import I32, I64, Mask
 from klamm.pipeline.arrow import in_chunks, partitions_from_arrow, rows_to_arrow
-from klamm.pipeline.session import is_for_little, side_by_side
+from klamm.pipeline.session import side_by_side
 from klamm.pipeline.snapshot.snapshot import SnapshotFrames
 from klamm.pipeline.whatif.whatif import (
     OUTCOMES,
@@ -34,6 +34,8 @@ _ROWS_AT_A_TIME: Final = 200_000
 #: Scenarios times brokers that one task adds up at a time.
 _CELLS_PER_BLOCK: Final = 2_000_000
 _TASKS_PER_CORE: Final = 2
+#: Partitions times scenarios that the driver looks at itself.
+_CASUALTIES_HERE: Final = 1_000_000
 #: How many of the worst scenarios a report can show.
 WORST: Final = 50
 #: The block of terms that every block of scenarios needs.
@@ -58,6 +60,8 @@ _CASUALTIES_SQL: Final = (
     "scenario string, topic string, partition int, outcome string, leader int, isr array<int>, "
     "changed boolean, reason string"
 )
+#: The only block, which has no terms but those of every block.
+_NO_TERMS: Final = pa.Table.from_pylist([{"block": 0, "key": 0, "number": 0, "value": 0}], _TERMS)
 _OF_A_TERM: Final = (("key", "long"), ("number", "int"), ("value", "long"))
 _SUMS: Final = range(len(SUMS))
 _SUMS_SQL: Final = ", ".join(["key long", *(f"{name} long" for name in SUMS)])
@@ -81,15 +85,47 @@ def play_through(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
 
     The driver collects the sums of every scenario, to rank them. What each broker leads in each
     scenario is far more: tasks add it up, a block of scenarios each. Terms of smaller sets of units
-    concern many scenarios and are few, so every task gets them.
+    concern many scenarios and are few, so every task gets them. If all of it is little, the driver
+    runs the same kernels itself, since Spark takes seconds to start Python for tasks.
     """
-    spark = snapshot.partitions.sparkSession
-    wanted = _spread_out(
-        snapshot.partitions.select(
-            "topic", "partition", "replicas", "isr", "leader", "min_isr", "unclean"
-        )
-    )
     blocks = 1 + len(failures) * len(failures.brokers) // _CELLS_PER_BLOCK
+    here = snapshot.partitions_here
+    # A failure may cost every partition.
+    if here is not None and blocks == 1 and len(here) * len(failures) <= _CASUALTIES_HERE:
+        return _play_here(snapshot.partitions.sparkSession, snapshot.facts, failures, here)
+    wanted = snapshot.partitions.select(
+        "topic", "partition", "replicas", "isr", "leader", "min_isr", "unclean"
+    )
+    return _play_on_tasks(snapshot.facts, failures, _spread_out(wanted), blocks)
+
+
+def _play_here(
+    spark: SparkSession, facts: Mapping[str, str], failures: Failures, partitions: pa.Table
+) -> WhatIf:
+    def frame(table: pa.Table) -> DataFrame:
+        return spark.createDataFrame(table).coalesce(1)
+
+    batches = partitions.to_batches()
+    terms = terms_of(failures, batches)
+    ranked = scenario_table(failures, scenario_sums(failures, failures.sets(), terms, _SUMS))
+    casualties = pa.Table.from_batches(list_casualties(failures, batches), _CASUALTIES)
+    # Spark does not take a table without a chunk.
+    casualties = pa.concat_tables([_CASUALTIES.empty_table(), casualties]).combine_chunks()
+    return WhatIf(
+        facts=facts,
+        failures=failures,
+        scenarios=frame(ranked.drop_columns("key")),
+        partitions=frame(casualties),
+        brokers=frame(broker_rows(failures, 1, terms, _NO_TERMS)),
+        ranked=ranked,
+        worst=_with_busiest(failures, terms, ranked.slice(0, WORST)),
+    )
+
+
+def _play_on_tasks(
+    facts: Mapping[str, str], failures: Failures, wanted: DataFrame, blocks: int
+) -> WhatIf:
+    spark = wanted.sparkSession
     terms = (
         wanted.drop("topic", "partition")
         .mapInArrow(partial(add_up, failures, blocks), _TERMS_SQL)
@@ -113,8 +149,12 @@ def play_through(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
 
     ranked = scenario_table(failures, _sums(failures, few, rest, blocks))
     worst = ranked.slice(0, WORST)
+    of_worst = few
+    if blocks > 1:
+        keys = worst["key"].to_pylist()
+        of_worst = merge_terms([few, _collect(rest.where(sf.col("key").isin(keys)))])
     return WhatIf(
-        facts=snapshot.facts,
+        facts=facts,
         failures=failures,
         scenarios=spark.createDataFrame(ranked.drop_columns("key")),
         partitions=wanted.mapInArrow(partial(list_casualties, failures), _CASUALTIES_SQL),
@@ -122,15 +162,13 @@ def play_through(snapshot: SnapshotFrames, failures: Failures) -> WhatIf:
             leaders_in_block, "scenario string, broker int, leaders long"
         ),
         ranked=ranked,
-        worst=_with_busiest(failures, few, rest, blocks, worst),
+        worst=_with_busiest(failures, of_worst, worst),
     )
 
 
 def _spread_out(partitions: DataFrame) -> DataFrame:
     """Spread rows over all cores, whatever the number of files that they come from."""
     spark = partitions.sparkSession
-    if is_for_little(spark):
-        return partitions
     return partitions.repartition(_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
 
 
@@ -156,14 +194,9 @@ def _sums(failures: Failures, few: Terms, rest: DataFrame, blocks: int) -> NDArr
     return np.asarray(sums[order[np.searchsorted(key[order], sets_key)]])
 
 
-def _with_busiest(
-    failures: Failures, few: Terms, rest: DataFrame, blocks: int, worst: pa.Table
-) -> pa.Table:
+def _with_busiest(failures: Failures, terms: Terms, worst: pa.Table) -> pa.Table:
     """Scenarios with the broker that leads most afterwards, or null where nobody is left."""
     key = worst["key"].to_numpy()
-    terms = few
-    if blocks > 1:
-        terms = merge_terms([few, _collect(rest.where(sf.col("key").isin(key.tolist())))])
     sets = failures.sets()
     chosen = sets[np.searchsorted(key_of(sets, len(failures.units) + 1), key)]
     leads = scenario_sums(failures, chosen, terms)[:, len(SUMS) :]
@@ -194,17 +227,19 @@ def write_answer(answer: WhatIf, path: str) -> WhatIf:
     return replace(answer, scenarios=scenarios, partitions=partitions, brokers=brokers)
 
 
+def terms_of(failures: Failures, batches: Iterable[pa.RecordBatch]) -> Terms:
+    """The terms of all partitions in these batches."""
+    none = Terms(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+    chunks = in_chunks(batches, _ROWS_AT_A_TIME)
+    found = (sum_terms(failures, partitions_from_arrow(chunk)) for chunk in chunks)
+    return merge_terms([none, *found])
+
+
 def add_up(
     failures: Failures, blocks: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The terms of all partitions in these batches (given to `mapInArrow`)."""
-    found = [
-        sum_terms(failures, partitions_from_arrow(chunk))
-        for chunk in in_chunks(batches, _ROWS_AT_A_TIME)
-    ]
-    if not found:
-        return
-    terms = merge_terms(found)
+    terms = terms_of(failures, batches)
     block = np.full(len(terms.key), _EVERY_BLOCK, np.int32)
     if blocks > 1:
         is_whole = terms.key >= least_key(failures.together, len(failures.units) + 1)
