@@ -1,38 +1,19 @@
-"""Parts of a snapshot from ZooKeeper: election settings, topic and partition tables."""
+"""Parts of a snapshot from ZooKeeper: topic and partition tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from klamm.core.columns import I32
 from klamm.pipeline import arrow
-
-_MIN_ISR: Final = "min.insync.replicas"
-_UNCLEAN: Final = "unclean.leader.election.enable"
+from klamm.pipeline.source.tables.rows import ElectionSettings
 
 #: The bytes of partitions by topic and number.
 Sizes = Mapping[tuple[str, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class ElectionSettings:
-    """The settings of a topic that decide its elections."""
-
-    min_isr: int
-    unclean: bool
-
-    @classmethod
-    def of(cls, *layers: Mapping[str, str]) -> "ElectionSettings":
-        """Take each key from the first layer that has it, else Kafka's default."""
-
-        def first(key: str, default: str) -> str:
-            return next((layer[key] for layer in layers if key in layer), default)
-
-        return cls(int(first(_MIN_ISR, "1")), first(_UNCLEAN, "false").strip().lower() == "true")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

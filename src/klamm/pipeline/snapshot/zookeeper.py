@@ -19,7 +19,6 @@ from klamm.net.secure import SecureClient
 from klamm.pipeline import arrow
 from klamm.pipeline.snapshot.parts import (
     AssignmentColumns,
-    ElectionSettings,
     StateColumns,
     chunked,
     lists_to_arrow,
@@ -27,6 +26,7 @@ from klamm.pipeline.snapshot.parts import (
     topic_table,
 )
 from klamm.pipeline.snapshot.snapshot import Snapshot, now
+from klamm.pipeline.source.tables.rows import ElectionSettings
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import KafkaError
 from klamm.zookeeper import znodes

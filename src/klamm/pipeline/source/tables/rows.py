@@ -4,6 +4,7 @@ import base64
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,7 +14,6 @@ from pyspark.sql.datasource import InputPartition
 from klamm.client import configs, groups
 from klamm.client.admin import Admin, check
 from klamm.errors import UnavailableError
-from klamm.pipeline.snapshot.parts import ElectionSettings
 from klamm.pipeline.source.tables.columns import ARROW_TYPES, TABLES
 from klamm.pipeline.source.tables.reader import BrokerShare, TableOptions, TopicShare, open_admin
 from klamm.protocol.apis import ApiKey
@@ -25,10 +25,29 @@ _TOPICS_AT_A_TIME: Final = 500
 _ROWS_AT_A_TIME: Final = 10_000
 _UNKNOWN: Final = -1
 _NO_BROKER: Final = -1
+_MIN_ISR: Final = "min.insync.replicas"
+_UNCLEAN: Final = "unclean.leader.election.enable"
 
 Rows = Iterator[tuple[Any, ...]]
 #: The columns that are wanted; those that would take a request of their own are left out otherwise.
 Wanted = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionSettings:
+    """The settings of a topic that decide its elections."""
+
+    min_isr: int
+    unclean: bool
+
+    @classmethod
+    def of(cls, *layers: Mapping[str, str]) -> "ElectionSettings":
+        """Take each key from the first layer that has it, else Kafka's default."""
+
+        def first(key: str, default: str) -> str:
+            return next((layer[key] for layer in layers if key in layer), default)
+
+        return cls(int(first(_MIN_ISR, "1")), first(_UNCLEAN, "false").strip().lower() == "true")
 
 
 def read_share(share: InputPartition, options: TableOptions) -> Iterator[pa.RecordBatch]:
