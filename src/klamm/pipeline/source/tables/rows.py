@@ -112,7 +112,9 @@ def _topics(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
 
 
 def _partitions(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
-    settings = _settings_by_topic(admin, share) if wanted & {"min_isr", "unclean"} else {}
+    settings = {}
+    if wanted & {"min_isr", "unclean"}:
+        settings = _settings_by_topic(admin, share, (_MIN_ISR, _UNCLEAN))
     for topic in _described(admin, share):
         # A topic that was created meanwhile has no settings yet, and so Kafka's defaults.
         values = {
@@ -136,11 +138,11 @@ def _partitions(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
 
 
 def _settings_by_topic(
-    admin: Admin, share: InputPartition
+    admin: Admin, share: InputPartition, keys: Sequence[str] | None = None
 ) -> dict[str, dict[str, tuple[str | None, str]]]:
-    """The settings that hold for each topic, with their values and where they come from."""
+    """The settings that hold for each topic, all or some, with values and where they come from."""
     found: dict[str, dict[str, tuple[str | None, str]]] = defaultdict(dict)
-    for _, topic, key, value, source, *_ in _configs(admin, share, frozenset()):
+    for _, topic, key, value, source, *_ in _topic_configs(admin, share, keys):
         found[topic][key] = value, source
     return found
 
@@ -152,17 +154,27 @@ def _configs(admin: Admin, share: InputPartition, wanted: Wanted) -> Rows:
             _asked(share), ApiKey.DESCRIBE_CONFIGS, _config_request(_BROKER, [name])
         )
         yield from _settings("broker", response)
-        return
+    else:
+        yield from _topic_configs(admin, share)
+
+
+def _topic_configs(admin: Admin, share: InputPartition, keys: Sequence[str] | None = None) -> Rows:
     assert isinstance(share, TopicShare)
     for at in range(0, len(share.topics), _TOPICS_AT_A_TIME):
-        asked = _config_request(_TOPIC, share.topics[at : at + _TOPICS_AT_A_TIME])
+        asked = _config_request(_TOPIC, share.topics[at : at + _TOPICS_AT_A_TIME], keys)
         yield from _settings("topic", admin.ask_patiently(ApiKey.DESCRIBE_CONFIGS, asked))
 
 
-def _config_request(kind: int, names: Sequence[str]) -> dict[str, Any]:
+def _config_request(
+    kind: int, names: Sequence[str], keys: Sequence[str] | None = None
+) -> dict[str, Any]:
     return {
         "resources": [
-            {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+            {
+                "resource_type": kind,
+                "resource_name": name,
+                "configuration_keys": None if keys is None else list(keys),
+            }
             for name in names
         ],
         "include_synonyms": False,
