@@ -12,7 +12,7 @@ import cramjam
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.codec.primitives import Buffer
 
-DecompressInto: TypeAlias = Callable[[Buffer, bytearray | mmap], int]
+DecompressInto: TypeAlias = Callable[[Buffer, bytearray | mmap | memoryview], int]
 
 #: The limit of decompression, which is larger than any sensible batch.
 DECOMPRESSED_BYTES_MAX: Final = 128 << 20
@@ -54,6 +54,14 @@ class Codec(enum.IntEnum):
     ZSTD = 4
 
 
+#: The codecs that can write to memory of the caller's.
+_INTO: Final[dict[int, DecompressInto]] = {
+    Codec.GZIP: cramjam.gzip.decompress_into,
+    Codec.LZ4: cramjam.lz4.decompress_into,
+    Codec.ZSTD: cramjam.zstd.decompress_into,
+}
+
+
 class CompressionError(RemoteProtocolError):
     """An unknown codec, or data that does not decompress (within the limit)."""
 
@@ -84,16 +92,26 @@ def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) ->
     match codec:
         case Codec.NONE:
             return data
-        case Codec.GZIP:
-            return _decompress(cramjam.gzip.decompress_into, data, limit)
         case Codec.SNAPPY:
             return _decompress_snappy(data, limit)
-        case Codec.LZ4:
-            return _decompress(cramjam.lz4.decompress_into, data, limit)
-        case Codec.ZSTD:
-            return _decompress(cramjam.zstd.decompress_into, data, limit)
+        case Codec.GZIP | Codec.LZ4 | Codec.ZSTD:
+            return _decompress(_INTO[codec], data, limit)
         case _:
             raise CompressionError(f"codec {codec} is not known")
+
+
+def decompress_into(codec: int, data: Buffer, output: memoryview) -> int | None:
+    """Decompress the records of one batch to the beginning of `output`; returns their size.
+
+    None if they do not fit there, or do not decompress at all: `decompress` knows the reason.
+    """
+    into = _INTO.get(codec)
+    if into is None:
+        return None
+    try:
+        return into(data, output)
+    except cramjam.DecompressionError:
+        return None
 
 
 def _decompress(decompress_into: DecompressInto, data: Buffer, limit: int) -> Buffer:

@@ -127,6 +127,23 @@ def test_responses_about_several_partitions_become_rows_together(logs, data):
     assert found == [{name: row[name] for name in columns} for row in expected]
 
 
+@pytest.mark.parametrize("codec", Codec)
+def test_rows_keep_their_content_when_the_next_portion_is_decompressed(codec: Codec):
+    # The third is larger than the memory that portions share, and one is not compressed.
+    sizes = [1_500_000, 3_000_000, 10_000_000, 1_500_000, 3_000_000, 3_000_000, 1_500_000]
+    batches, expected = [], []
+    for number, size in enumerate(sizes):
+        values = [bytes([65 + number]) * (size // 3) for _ in range(3)]
+        placed = [Record(b"k", value, NOW, offset=3 * number + n) for n, value in enumerate(values)]
+        used = Codec.NONE if number == 4 else codec
+        batches.append(build_batch(placed, base_offset=3 * number, codec=used))
+        expected += values
+    decoder = Decoder(("value",), read_committed=False)
+    decoded = list(decoder.decode([FetchedRecords("t", 0, wire(batches), 0, ALL)]))
+    assert len(decoded) > 2
+    assert [value for rows in decoded for value in rows["value"].to_pylist()] == expected
+
+
 def test_a_worker_that_decodes_is_spared_the_import_of_pandas():
     decoding = """
 import sys

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from klamm.errors import RemoteProtocolError
 from klamm.protocol.codec.primitives import decode_varint
+from klamm.protocol.compression import decompress_into
 from klamm.protocol.fast.fetch import AbortedTransaction
 from klamm.protocol.records import (
     HEADER_SIZE,
@@ -50,6 +51,8 @@ _MAGIC_AT: Final = 16
 #: The size of an Arrow batch, give or take a record batch: a small response may be large once it is
 #: decompressed, and Spark works on one portion while the next is made.
 _PORTION_BYTES: Final = 4 << 20
+#: A portion is at least as large before it becomes rows, and its last batch makes it larger.
+_MEMORY_BYTES: Final = 2 * _PORTION_BYTES
 #: The largest offset in a column of strings in Arrow.
 _COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 #: A varint of 64 bits has no more bytes.
@@ -96,19 +99,42 @@ class FetchedRecords(NamedTuple):
 
 
 class _Portion:
-    """Batches that become rows together: each with its response and the bytes of its records."""
+    """Batches that become rows together: each with its response and the bytes of its records.
 
-    def __init__(self) -> None:
+    What is compressed is decompressed into `memory`, one batch behind the other, as long as there
+    is room: memory of its own for each batch, and joining them, would cost more than decompressing.
+    """
+
+    def __init__(self, memory: bytearray) -> None:
         self.fetched: list[FetchedRecords] = []
         self.headers: list[BatchHeader] = []
         self.parts: list[Any] = []
         self.size = 0
+        self._memory = memory
+        self._used = 0
 
-    def add(self, fetched: FetchedRecords, header: BatchHeader, part: Any) -> None:
+    def add(self, fetched: FetchedRecords, batch: Batch) -> None:
+        part = self._decompressed(batch) if batch.header.codec else None
+        if part is None:
+            part = records_data(batch)
         self.fetched.append(fetched)
-        self.headers.append(header)
+        self.headers.append(batch.header)
         self.parts.append(part)
         self.size += len(part)
+
+    def _decompressed(self, batch: Batch) -> memoryview | None:
+        room = memoryview(self._memory)[self._used :]
+        size = decompress_into(batch.header.codec, batch.data[HEADER_SIZE:], room)
+        if size is None:
+            return None
+        self._used += size
+        return room[:size]
+
+    def content(self) -> bytes | bytearray:
+        """The records of all batches; there may be more behind them."""
+        if self._used == self.size:
+            return self._memory
+        return bytes(self.parts[0]) if len(self.parts) == 1 else b"".join(self.parts)
 
     def is_all_wanted(self) -> bool:
         return all(
@@ -133,13 +159,15 @@ class Decoder:
 
         Markers and records of aborted transactions are passed over.
         """
-        portion = _Portion()
+        # Rows are copies, so the next portion may use the same memory.
+        memory = bytearray(_MEMORY_BYTES)
+        portion = _Portion(memory)
         for each in fetched:
             for batch in self._batches(each):
-                portion.add(each, batch.header, records_data(batch))
+                portion.add(each, batch)
                 if portion.size >= _PORTION_BYTES:
                     yield from self._rows(portion)
-                    portion = _Portion()
+                    portion = _Portion(memory)
         if portion.headers:
             yield from self._rows(portion)
 
@@ -167,10 +195,9 @@ class Decoder:
                 yield batch
 
     def _rows(self, portion: _Portion) -> Iterator[pa.RecordBatch]:
-        headers, parts = portion.headers, portion.parts
-        content = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-        ends = _record_ends(content, headers, parts)
-        data = np.frombuffer(content, np.uint8)
+        headers, content = portion.headers, portion.content()
+        ends = _record_ends(content, headers, portion.parts)
+        data = np.frombuffer(content, np.uint8, portion.size)
         try:
             fields = _Fields(data, ends, headers, with_headers="headers" in self._columns)
         except IndexError:
@@ -329,7 +356,7 @@ def _repeated(text: str, count: int) -> Any:
     return pa.Array.from_buffers(pa.string(), count, buffers)
 
 
-def _record_ends(data: bytes, headers: list[BatchHeader], parts: list[Any]) -> I64:
+def _record_ends(data: bytes | bytearray, headers: list[BatchHeader], parts: list[Any]) -> I64:
     """Where each record ends, which is where the next one begins."""
     ends: list[int] = []
     note = ends.append
