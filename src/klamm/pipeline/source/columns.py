@@ -114,7 +114,7 @@ class _Portion:
         self._used = 0
 
     def add(self, fetched: FetchedRecords, batch: Batch) -> None:
-        part = self._decompressed(batch) if batch.header.codec else None
+        part: Any = self._decompressed(batch) if batch.header.codec else None
         if part is None:
             part = records_data(batch)
         self.fetched.append(fetched)
@@ -372,7 +372,7 @@ def _record_ends(data: bytes | bytearray, headers: list[BatchHeader], parts: lis
                         size = size & 0x7F | data[at] << 7
                         at += 1
                     else:
-                        decoded, at = decode_varint(data, at - 1)
+                        decoded, at = decode_varint(memoryview(data), at - 1)
                         size = decoded << 1
                 at += size >> 1
                 note(at)
