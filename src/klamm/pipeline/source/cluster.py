@@ -33,7 +33,10 @@ _T = TypeVar("_T")
 _PATIENCE_S: Final = 60.0
 #: The same for a cluster that has not responded yet.
 _FIRST_PATIENCE_S: Final = 10.0
-_REQUEST_TIMEOUT_S: Final = 10.0
+#: librdkafka waits for a leader that has died as long as for one that is slow. So a request gets
+#: little time first, and more after each timeout.
+_REQUEST_TIMEOUT_S: Final = 2.0
+_REQUEST_TIMEOUT_MAX_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 #: The longest time that a batch waits for the commit of its offsets.
 _COMMIT_PATIENCE_S: Final = 2.0
@@ -96,6 +99,7 @@ class SourceCluster:
         self._kafka = options.kafka
         self._last_error = LastError()
         self._has_answered = False
+        self._timeout_s = _REQUEST_TIMEOUT_S
         self._made: AdminClient | None = None
 
     def topics(self, selection: Selection, *, unknown_for_s: float = _UNKNOWN_FOR_S) -> Topics:
@@ -185,7 +189,7 @@ class SourceCluster:
 
         def alter() -> None:
             futures = self._admin.alter_consumer_group_offsets(
-                asked, request_timeout=_REQUEST_TIMEOUT_S
+                asked, request_timeout=self._timeout_s
             )
             for future in futures.values():
                 for each in _result(future).topic_partitions:
@@ -217,13 +221,13 @@ class SourceCluster:
         return Topics(existing & wanted if wanted else existing, ids)
 
     def _topic_names(self) -> list[str]:
-        return sorted(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).topics)
+        return sorted(self._admin.list_topics(timeout=self._timeout_s).topics)
 
     def _describe(self, names: list[str]) -> dict[str, Any]:
         if not names:
             return {}
         futures = self._admin.describe_topics(
-            TopicCollection(names), request_timeout=_REQUEST_TIMEOUT_S
+            TopicCollection(names), request_timeout=self._timeout_s
         )
         found = {}
         for name, future in futures.items():
@@ -243,7 +247,7 @@ class SourceCluster:
         futures = self._admin.list_offsets(
             {ClientPartition(*partition): spec for partition, spec in wanted.items()},
             isolation_level=self._isolation,
-            request_timeout=_REQUEST_TIMEOUT_S,
+            request_timeout=self._timeout_s,
         )
         return {
             TopicPartition(asked.topic, asked.partition): int(_result(future).offset)
@@ -275,12 +279,15 @@ class SourceCluster:
             try:
                 response = ask()
                 self._has_answered = True
+                self._timeout_s = _REQUEST_TIMEOUT_S
                 self._admin.poll(0)  # let librdkafka drop its reports about brokers
                 return response
             except KafkaException as error:
                 reason = error.args[0]
             except TimeoutError:
                 reason = KafkaError(KafkaError._TIMED_OUT)
+            if reason.code() == KafkaError._TIMED_OUT:
+                self._timeout_s = min(1.5 * self._timeout_s, _REQUEST_TIMEOUT_MAX_S)
             waited_s = time.monotonic() - began_at
             if reason.code() in _UNKNOWN:
                 if waited_s > reaching.GONE_AFTER_S:
@@ -318,4 +325,4 @@ def _absence(selection: Selection, found: Topics) -> str | None:
 
 
 def _result(future: "Future[Any]") -> Any:
-    return future.result(_REQUEST_TIMEOUT_S + 1)
+    return future.result(_REQUEST_TIMEOUT_MAX_S + 1)
