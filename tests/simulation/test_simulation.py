@@ -74,6 +74,11 @@ def test_a_process_that_crashes_within_a_slice_keeps_nobody_else_from_theirs():
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_broker_that_stops_creates_no_second_log_for_a_late_leader_and_isr():
+    outcome = run("730002817")
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")

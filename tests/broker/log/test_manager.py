@@ -151,6 +151,17 @@ def test_a_new_log_goes_where_fewest_are(world):
     assert create(manager, partition=0) is logs[0]
 
 
+@pytest.mark.parametrize("end", [LogManager.close, LogManager.release])
+def test_no_log_is_created_after_the_end(world, end):
+    manager = world.start()
+    create(manager, partition=0)
+    end(manager)
+    for partition in (0, 1):
+        with pytest.raises(StorageError, match="closed"):
+            create(manager, partition=partition)
+    assert [log.partition.partition for log in world.start().logs()] == [0]
+
+
 def test_a_partition_in_two_directories_is_refused(world):
     manager = world.start()
     create(manager)

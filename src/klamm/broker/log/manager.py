@@ -322,11 +322,14 @@ class LogManager:
     ) -> Log:
         """The log of `partition`, created where fewest are if there is none.
 
-        While a directory is offline, what is not `is_new` is not created: it may be there.
+        While a directory is offline, what is not `is_new` is not created: it may be there. Nothing
+        is created after the end: the log may be in any of the directories that were given up.
         """
         log = self.get(partition)
         if log is not None:
             return log
+        if all(disk.lock is None for disk in self._disks):
+            raise StorageError(f"{partition} cannot be created: the log directories are closed")
         online = self._online()
         if not online or (not is_new and len(online) < len(self._disks)):
             raise StorageError(f"{partition} may be in a log directory that is offline")
