@@ -167,9 +167,6 @@ REFUSED = {
         "inter.broker.listener.name": "PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
     },
-    "a rule that is none": {
-        "ssl.principal.mapping.rules": "RULE:no end",
-    },
     "ACLs in ZooKeeper without an identity": {"zookeeper.set.acl": "true"},
 }
 
