@@ -21,6 +21,8 @@ from tests.simulation.world import PORT, World
 
 _TIMEOUT_S = 2.0
 _PAUSE_S = 0.1
+#: As `metadata.max.age.ms`, which is some seven times `session.timeout.ms` in Kafka's clients.
+_METADATA_MAX_AGE_S = 10.0
 _ALL_ACKS = -1
 
 _VERSIONS = {
@@ -60,6 +62,7 @@ class Client:
         #: partition index: leader, of the topic that was asked for last.
         self.leaders: dict[int, int] = {}
         self.controller = -1
+        self.learned_at_s = 0.0
         self._exchanges: dict[int, ClientConnection] = {}
 
     async def ask(self, broker: int, api: ApiKey, /, **body: Any) -> Any:
@@ -90,6 +93,7 @@ class Client:
                 await asyncio.sleep(_PAUSE_S)
                 return False
             self.leaders = {int(p.partition_index): int(p.leader_id) for p in found.partitions}
+        self.learned_at_s = self.world.loop.time()
         return True
 
     def forget_connection(self, broker: int) -> None:
@@ -239,6 +243,8 @@ class Member(Client):
         self._coordinator = -1
         self._member_id = ""
         self._generation = -1
+        #: The partitions that it has assigned as the group's leader; None for everybody else.
+        self._shared_out: list[int] | None = None
 
     def start(self) -> None:
         self.process.start(self._run())
@@ -288,9 +294,11 @@ class Member(Client):
         self._member_id = response.member_id
         self._generation = int(response.generation_id)
         assignments: list[Mapping[str, Any]] = []
+        self._shared_out = None
         if response.leader == self._member_id:
+            self._shared_out = sorted(self.leaders)
             members = sorted(each.member_id for each in response.members)
-            shares = [sorted(self.leaders)[i :: len(members)] for i in range(len(members))]
+            shares = [self._shared_out[i :: len(members)] for i in range(len(members))]
             assignments = [
                 {"member_id": member, "assignment": json.dumps(share).encode()}
                 for member, share in zip(members, shares, strict=True)
@@ -360,7 +368,26 @@ class Member(Client):
             if response.error_code:
                 self._on_error(response.error_code)
                 return
+            if await self._finds_other_partitions():
+                return
             await asyncio.sleep(self.chance.uniform(0.15, 0.35))
+
+    async def _finds_other_partitions(self) -> bool:
+        """Whether the topic has other partitions than this member has assigned as the leader.
+
+        The leader of a group watches the metadata and joins again when the partitions change. It
+        has to: after a failover a broker with an empty cache hears first of the partitions that
+        live brokers host, and answers with those alone until the next UpdateMetadata.
+        """
+        if self._shared_out is None:
+            return False
+        if self.world.loop.time() - self.learned_at_s > _METADATA_MAX_AGE_S:
+            await self.learn(self.topic)
+        found = sorted(self.leaders)
+        if found == self._shared_out:
+            return False
+        self.world.note(self.name, f"has assigned {self._shared_out}, but finds {found}")
+        return True
 
     async def _read(self, partition: int) -> None:
         leader = self.leaders.get(partition, -1)

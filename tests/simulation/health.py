@@ -5,7 +5,7 @@ from typing import Any
 
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Role
-from klamm.names import CONSUMER_OFFSETS
+from klamm.names import CONSUMER_OFFSETS, TopicPartition
 from klamm.protocol.records import iterate_batches, iterate_records
 from klamm.zookeeper import znodes
 from tests.simulation.checks import Story
@@ -31,6 +31,7 @@ def ailments(world: World) -> Iterator[str]:
             yield f"{topic} is being moved"
         for partition, replicas in assignment.partitions.items():
             yield from _of_partition(world, topic, partition, tuple(replicas))
+            yield from _of_metadata(world, TopicPartition(topic, partition))
     if nodes["/admin/delete_topics"].children:
         yield f"{sorted(nodes['/admin/delete_topics'].children)} are still to be deleted"
     yield from _of_disks(world, set(topics))
@@ -60,6 +61,23 @@ def _of_partition(
     # Groups go on committing; everybody else has stopped.
     if topic != CONSUMER_OFFSETS and (len(ends) > 1 or any(end != high for end, high in ends)):
         yield f"{name} ends at {sorted(ends)}"
+
+
+def _of_metadata(world: World, name: TopicPartition) -> Iterator[str]:
+    """Every broker tells clients of every partition, with the leader that ZooKeeper names."""
+    story = world.checks.current_story(name.topic, name.partition)
+    for number, machine in world.machines.items():
+        node: Any = machine.node
+        if story is None or not machine.is_up or not hasattr(node, "_broker"):
+            continue
+        known = node._broker.metadata.snapshot.partition(name)
+        if known is None:
+            yield f"broker {number} has not heard of {name}"
+        elif (known.leader, known.leader_epoch) != (story.leader, story.epoch):
+            yield (
+                f"broker {number} takes {known.leader} for the leader of {name} under epoch "
+                f"{known.leader_epoch}, not {story.leader} under epoch {story.epoch}"
+            )
 
 
 def _hosted(world: World, broker: int, log: Log) -> Any:

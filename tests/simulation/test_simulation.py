@@ -79,6 +79,12 @@ def test_a_broker_that_stops_creates_no_second_log_for_a_late_leader_and_isr():
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_group_whose_leader_heard_of_some_partitions_alone_reads_the_others_too():
+    outcome = run("730002234")
+    assert any("has assigned [0], but finds [0, 1]" in line for line in outcome.lines)
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")
@@ -148,6 +154,13 @@ def test_every_fault_and_every_request_is_drawn():
 )
 def test_a_mistake_is_found_at_once(variant):
     assert run("1", variant=VARIANTS[variant]).failure is not None
+
+
+def test_a_broker_that_does_not_know_every_partition_is_found():
+    variant = VARIANTS["tells a new broker of its own partitions alone"]
+    failure = run("2", variant=variant).failure
+    assert failure is not None
+    assert "broker 1 has not heard of" in failure
 
 
 def test_a_failing_history_is_cut_down_and_told(capsys):

@@ -31,7 +31,7 @@ from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.controller import election
 from klamm.controller.state_store import StateStore
 from klamm.core.elections import IsrRemovals
-from klamm.core.procedures import deletion, partitions, replicas
+from klamm.core.procedures import brokers, deletion, partitions, replicas
 from klamm.core.transitions import ReplicaState
 from klamm.names import TopicPartition
 from klamm.protocol.codes import ErrorCode
@@ -193,6 +193,18 @@ def _no_watch() -> Iterator[None]:
         return await real(self, path, watch=watch and path != election.CONTROLLER)
 
     with patch.object(MemoryStore, "exists", exists):
+        yield
+
+
+@variant("tells a new broker of its own partitions alone", 20)
+def _leaves_out_partitions() -> Iterator[None]:
+    """Clients that ask this broker do not hear of the others."""
+    real = brokers.send_metadata
+
+    def send(ctx: Any, rows: Any, receivers: Any = None) -> Any:
+        yield from real(ctx, rows[:0], receivers)
+
+    with patch.object(brokers, "send_metadata", send):
         yield
 
 
