@@ -114,6 +114,8 @@ class Chaos:
 
     def _run(self) -> None:
         try:
+            # Time for a test to create its topics, which needs all brokers.
+            self._stopped.wait(_REST_MAX_S)
             while not self._stopped.wait(self._chance.uniform(0, _REST_MAX_S)):
                 self._fail_one()
         except Exception as error:
