@@ -25,15 +25,18 @@ def ailments(world: World) -> Iterator[str]:
     if "/admin/reassign_partitions" in nodes:
         yield "/admin/reassign_partitions is still there"
     topics = sorted(nodes["/brokers/topics"].children)
+    partitions: dict[str, set[int]] = {}
     for topic in topics:
         assignment = znodes.decode_topic(topic, nodes[f"/brokers/topics/{topic}"].data)
         if any(assignment.adding.values()) or any(assignment.removing.values()):
             yield f"{topic} is being moved"
+        partitions[topic] = set(assignment.partitions)
         for partition, replicas in assignment.partitions.items():
             yield from _of_partition(world, topic, partition, tuple(replicas))
             yield from _of_metadata(world, TopicPartition(topic, partition))
     if nodes["/admin/delete_topics"].children:
         yield f"{sorted(nodes['/admin/delete_topics'].children)} are still to be deleted"
+    yield from _of_deleted_partitions(world, partitions)
     yield from _of_disks(world, set(topics))
 
 
@@ -83,6 +86,18 @@ def _of_metadata(world: World, name: TopicPartition) -> Iterator[str]:
 def _hosted(world: World, broker: int, log: Log) -> Any:
     node: Any = world.machines[broker].node
     return node._broker.data.replicas._partitions.get(log.partition)
+
+
+def _of_deleted_partitions(world: World, topics: dict[str, set[int]]) -> Iterator[str]:
+    """No broker tells its clients of a partition that there is not."""
+    for number, machine in world.machines.items():
+        node: Any = machine.node
+        if not machine.is_up or not hasattr(node, "_broker"):
+            continue
+        for topic in node._broker.metadata.snapshot.topics():
+            told = {each.partition for each in topic.partitions()}
+            for partition in sorted(told - topics.get(topic.name, set())):
+                yield f"broker {number} tells of {topic.name}-{partition}, which is gone"
 
 
 def _of_disks(world: World, topics: set[str]) -> Iterator[str]:

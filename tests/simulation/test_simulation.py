@@ -42,6 +42,7 @@ def test_nothing_is_wrong_with_seeds_that_nobody_has_tried(capsys):
         pytest.param("1038973076", id="down while its topic was reassigned, then deleted"),
         pytest.param("77000980", id="down, and the topic is created again under its name"),
         pytest.param("77000259", id="the controller dies before it sends StopReplica"),
+        pytest.param("730001152", id="its metadata names the topic, which was deleted meanwhile"),
     ],
 )
 def test_a_stray_replica_is_moved_aside(seed):

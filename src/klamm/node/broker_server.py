@@ -20,6 +20,7 @@ from klamm.broker.handlers.groups import FindCoordinatorHandlers
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata.cache import MetadataCache
+from klamm.broker.metadata.missed_deletions import MissedDeletions
 from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
 from klamm.broker.replication.strays import StrayReplicas
@@ -107,19 +108,25 @@ class BrokerServer:
         first_metadata = FirstMetadata(lambda: _has_topics(store))
         listeners: list[MetadataListener] = [self._plane, first_metadata]
         control = asyncio.Lock()
-        self._strays: StrayReplicas | None = None
+        strays: StrayReplicas | None = None
         if self.data is not None:
-            self._strays = StrayReplicas(
-                identity, store, self.metadata, self.data.replicas, control
-            )
-            listeners.append(self._strays)
+            strays = StrayReplicas(identity, store, self.metadata, self.data.replicas, control)
+        self._missed_deletions = MissedDeletions(
+            identity,
+            store,
+            self.metadata,
+            control,
+            self._plane.on_metadata,
+            strays.check if strays is not None else None,
+        )
+        listeners.append(self._missed_deletions)
         self._control = ControlHandlers(
             identity,
             self.metadata,
             self._plane.replicas,
             listeners,
             control,
-            self._strays.clear_way if self._strays is not None else None,
+            strays.clear_way if strays is not None else None,
         )
         self.forwarding = ForwardingManager(candidate)
         parts = (
@@ -181,8 +188,7 @@ class BrokerServer:
         """Stop all work and close the logs."""
         self.state = BrokerState.SHUTTING_DOWN
         self.security.close()
-        if self._strays is not None:
-            self._strays.close()
+        self._missed_deletions.close()
         await self._plane.close()
         if self._history is not None:
             await self._history.close()

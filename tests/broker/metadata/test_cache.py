@@ -105,6 +105,38 @@ def test_a_topic_id_is_set_replaced_and_removed():
     assert (snapshot.topic_name(OTHER_ID), snapshot.topic("t").topic_id) == (None, None)
 
 
+@pytest.mark.rule("UMD-1")
+def test_a_topic_with_another_id_keeps_no_partition_of_the_earlier_one():
+    earlier = update(topic("t", partition(0), partition(1), partition(2), topic_id=ID))
+    snapshot = after(earlier, update(topic("t", partition(0, leader=2), topic_id=OTHER_ID)))
+    assert list(snapshot.topic("t").partitions()) == [partition(0, leader=2)]
+    assert (snapshot.topic_count, snapshot.partition_count) == (1, 1)
+    gone = update(topic("t", partition(0, leader=LEADER_DURING_DELETE), topic_id=OTHER_ID))
+    assert after(earlier, gone).topic("t") is None
+
+
+def test_topics_are_shared_until_an_update_names_them():
+    before = after(update(topic("t", partition(0)), topic("u", partition(0), topic_id=OTHER_ID)))
+    assert before.shared_topics(before) == {"t", "u"}
+    later = before.after(update(topic("t", partition(0)))).snapshot
+    assert later.shared_topics(before) == {"u"}
+    assert later.shared_topics(ClusterSnapshot()) == set()
+
+
+def test_a_snapshot_without_some_topics_has_the_others():
+    before = after(
+        update(topic("t", partition(0), partition(1)), topic("u", partition(0), topic_id=OTHER_ID))
+    )
+    change = before.without({"t", "never there"})
+    assert change.deleted == (TopicPartition("t", 0), TopicPartition("t", 1))
+    assert change.topics == {"t"}
+    assert [each.name for each in change.snapshot.topics()] == ["u"]
+    assert change.snapshot.topic_name(ID) is None
+    assert (change.snapshot.topic_count, change.snapshot.partition_count) == (1, 1)
+    assert change.snapshot.brokers == before.brokers
+    assert change.snapshot.controller_id == before.controller_id
+
+
 @pytest.mark.rule("UMD-5")
 def test_a_snapshot_never_changes():
     before = after(update(topic("t", partition(0)), topic("u", partition(0), topic_id=OTHER_ID)))

@@ -1,14 +1,15 @@
 """The metadata cache: the brokers, topics and leaders of the cluster as the controller sends them.
 
-The cache is filled by UpdateMetadata requests only. A topic that is not in it is unknown to
-clients, even if it is on disk or in ZooKeeper. A snapshot never changes. An update makes the next
+The cache is filled by UpdateMetadata requests only, and rid of topics whose deletion this broker
+missed (`missed_deletions.py`). A topic that is not in it is unknown to clients, even if it is on
+disk or in ZooKeeper. A snapshot never changes. An update makes the next
 snapshot, possibly in another thread, shares with the old one what the update does not name, and
 replaces the old one in one step.
 """
 
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 from zlib import crc32
@@ -188,10 +189,36 @@ class ClusterSnapshot:
         """The racks of the brokers that clients of a listener can reach."""
         return {node.id: node.rack for node in self.nodes(listener)}
 
+    def shared_topics(self, other: "ClusterSnapshot") -> set[str]:
+        """The topics that no update between this snapshot and the other has named."""
+        return {
+            name
+            for own, others in zip(self._topics, other._topics, strict=True)
+            for name, topic in own.items()
+            if others.get(name) is topic
+        }
+
     # Updates
 
+    def without(self, names: Collection[str]) -> SnapshotChange:
+        """The snapshot without some of its topics."""
+        gone = [topic for name in names if (topic := self.topic(name)) is not None]
+        return self.after(
+            MetadataUpdate(
+                self.controller_id,
+                self.brokers.values(),
+                [
+                    TopicRecords(each.name, each.id_bytes, [*map(_as_deleted, each.records)])
+                    for each in gone
+                ],
+            )
+        )
+
     def after(self, update: MetadataUpdate) -> SnapshotChange:
-        """The snapshot after an update. The cost depends on the size of the update alone."""
+        """The snapshot after an update. The cost depends on the size of the update alone.
+
+        A topic with another id is another topic: partitions of the earlier one are not kept.
+        """
         topics, names = _Shards(self._topics), _Shards(self._names)
         topic_count, partition_count = self.topic_count, self.partition_count
         touched: set[str] = set()
@@ -199,7 +226,8 @@ class ClusterSnapshot:
         for name, told_id, news in update.topics:
             shard = topics.writable(crc32(name.encode()) % _SHARDS)
             known = shard.get(name)
-            records, gone = _merge(known.records if known else (), news)
+            is_another = known and known.id_bytes and told_id and told_id != known.id_bytes
+            records, gone = _merge(known.records if known and not is_another else (), news)
             deleted += (TopicPartition(name, index) for index in gone)
             id_bytes = told_id if records else b""
             if known and known.id_bytes and known.id_bytes != id_bytes:
@@ -242,6 +270,10 @@ class _Shards(Generic[K, V]):
         for index, own in self._own.items():
             shards[index] = own
         return tuple(shards)
+
+
+def _as_deleted(record: bytes) -> bytes:
+    return record[: LEADER.start] + _LEADER_DURING_DELETE + record[LEADER.stop :]
 
 
 def _merge(

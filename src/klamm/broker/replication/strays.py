@@ -4,8 +4,8 @@ A controller tells a broker once that a replica is gone, with a StopReplica. A b
 at that moment keeps its log, and so does one whose controller dies between writing the assignment
 and sending the request: it may even go on leading the partition under an old epoch. No controller
 looks for such replicas, so each broker looks for its own whenever it has registered or the
-controller has changed. The metadata names the candidates; ZooKeeper decides, because metadata may
-be incomplete.
+controller has changed, once it has forgotten the topics whose deletion it missed. The metadata
+names the candidates; ZooKeeper decides, because metadata may be incomplete.
 
 Like Apache Kafka, this module moves the directory of a stray replica aside, under a name that ends
 in `-stray`, and deletes nothing.
@@ -20,7 +20,7 @@ from typing import Final
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
-from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache, SnapshotChange
+from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.errors import MalformedZnodeError, SessionLostError
 from klamm.names import TopicPartition
@@ -51,22 +51,6 @@ class StrayReplicas:
         self._metadata = metadata
         self._replicas = replicas
         self._control = control
-        self._checked: tuple[int, int] | None = None
-        self._checking: asyncio.Task[None] | None = None
-
-    def on_metadata(self, _: SnapshotChange) -> None:
-        """Start a check if this is the first metadata of a registration or of a controller."""
-        epochs = self._identity.broker_epoch, self._identity.controller_epoch
-        if epochs != self._checked:
-            self._checked = epochs
-            self.close()
-            self._checking = asyncio.create_task(self._check())
-
-    def close(self) -> None:
-        """Cancel the check that is under way."""
-        if self._checking is not None:
-            self._checking.cancel()
-            self._checking = None
 
     async def clear_way(self, name: TopicPartition, topic_id: uuid.UUID | None) -> None:
         """Move a log aside that a deleted topic of the same name has left, before a LeaderAndIsr.
@@ -89,10 +73,10 @@ class StrayReplicas:
         if current == topic_id:
             self._replicas.move_aside(name)
 
-    async def _check(self) -> None:
+    async def check(self) -> None:
+        """Look twice, and move aside what is stray both times."""
         suspects: set[TopicPartition] = set()
         for is_last in (False, True):
-            await asyncio.sleep(_PAUSE_S)
             while True:
                 try:
                     async with self._control:
@@ -105,8 +89,9 @@ class StrayReplicas:
                     await asyncio.sleep(_PAUSE_S)
                 else:
                     break
-            if not suspects:
+            if is_last or not suspects:
                 return
+            await asyncio.sleep(_PAUSE_S)
 
     async def _find(self) -> set[TopicPartition]:
         """The logs that ZooKeeper does not assign to this broker."""
