@@ -1,9 +1,9 @@
 """In a node's processes: counts the lines of Python that the event loop runs without a turn.
 
-A process imports this module when it starts, because its directory is on `PYTHONPATH`. From SIGUSR2
-on the lines of each callback of the event loop are counted, and a callback that exceeds the limit
-is written to a file, with its functions. Slices then end after a number of steps, not after a time,
-so that the counts are the same on every machine.
+A process imports this module when it starts, because its directory is on `PYTHONPATH`, or is forked
+from one that has. From SIGUSR2 on the lines of each callback of the event loop are counted, and a
+callback that exceeds the limit is written to a file, with its functions. Slices then end after a
+number of steps, not after a time, so that the counts are the same on every machine.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _RUN = asyncio.Runner.run.__code__
 
 class _LineCounter:
     def __init__(self, folder: Path, limit: int) -> None:
-        self._file = folder / str(os.getpid())
+        self._folder = folder
         self._limit = limit
         self._lines = 0
 
@@ -34,6 +34,11 @@ class _LineCounter:
         )
         sys.settrace(self._on_call)
         self._file.touch()
+
+    @property
+    def _file(self) -> Path:
+        # The controller's process is forked from the broker's.
+        return self._folder / str(os.getpid())
 
     def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         caller = frame.f_back
