@@ -40,7 +40,7 @@ ROTATIONS = 25
 #: Seconds of a cluster's life in which two brokers fail and return.
 ROTATION_S = 40.0
 REFRESHES = 9
-#: A folder is filled with so many repetitions at a time, and the last ones one by one.
+#: Repetitions that a folder takes in at a time; the last ones follow one by one.
 TOGETHER = 40
 ORIGIN = Origin({"spools": ["bench"]}, "a benchmark")
 
@@ -115,7 +115,7 @@ class Repetition:
         return last
 
     def shifted(self, times: int) -> pa.Table:
-        """The stretch so many repetitions later."""
+        """The same stretch, `times` repetitions later."""
         us = pa.scalar(times * self._us, pa.duration("us"))
         table = self.first
         changed = {

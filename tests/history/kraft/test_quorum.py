@@ -24,7 +24,7 @@ def quorum() -> Iterator[ScriptedQuorum]:
 
 
 def fill(quorum: ScriptedQuorum, count: int, *, offset: int = 0) -> LogBuilder:
-    """A log with so many batches from an offset on, all of them committed."""
+    """A log of committed batches that begins at an offset."""
     log = LogBuilder(epoch=2, offset=offset)
     if not offset:
         log.elect(101, 2)

@@ -93,9 +93,9 @@ class MissedDeletions:
         if not gone:
             return
         log.warning(
-            "[Broker id=%s] %s deleted unheard: %s",
+            "[Broker id=%s] forgets %s whose deletion it missed: %s",
             self._identity.broker_id,
-            counted(len(gone), "topic was", "topics were"),
+            counted(len(gone), "topic"),
             _some(gone),
         )
         change = snapshot.without(gone)

@@ -85,7 +85,7 @@ class MetadataDirectory:
             return None
 
     def read(self) -> Iterator[MetadataSnapshot | Batch]:
-        """What there is to read since the last time."""
+        """The records that were appended since the last call."""
         segments = self._segments()
         if self._next_offset is None:
             first = segments[0][0]
