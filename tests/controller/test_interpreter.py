@@ -21,6 +21,7 @@ from klamm.core.effects import (
     ReadEffect,
     ReadStates,
     ReadStatesAhead,
+    ReadTopics,
     ReplicaRequestRows,
     SendRequestBatch,
     StatesRead,
@@ -129,6 +130,34 @@ async def test_what_was_read_ahead_for_nothing_does_not_reach_the_next_procedure
 
     await node.interpreter.run(give_up(), Context(cluster), None)
     assert await read(second) == 2
+
+
+@on_a_node
+async def test_topics_that_are_read_ahead_are_the_ones_that_are_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "b", "c"):
+        await node.store.ensure_path(znodes.topic_path(name))
+        await node.store.set(
+            znodes.topic_path(name), b'{"version":1,"partitions":{"0":[%d]}}' % ord(name)
+        )
+    found: list[dict[str, TopicRead]] = []
+
+    def read(*effects: ReadTopics) -> Procedure[None]:
+        for effect in effects:
+            reply: dict[str, TopicRead] = yield effect
+            found.append(reply)
+
+    # What the last one begins is dropped.
+    steps = [ReadTopics(["a"], ["b"]), ReadTopics(["b"], ["c"]), ReadTopics(["c"], ["a", "b"])]
+    await node.interpreter.run(read(*steps), Context(ClusterState()), None)
+    await node.interpreter.run(read(ReadTopics(["a", "b"])), Context(ClusterState()), None)
+    assert [{name: topic.replicas[0] for name, topic in reply.items()} for reply in found] == [
+        {"a": [97]},
+        {"b": [98]},
+        {"c": [99]},
+        {"a": [97], "b": [98]},
+    ]
 
 
 @on_a_node

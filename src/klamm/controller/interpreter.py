@@ -4,9 +4,10 @@ Each write is fenced by the version of `/controller_epoch`. If the fence does no
 interpreter throws `FencedError` into the procedure.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from klamm.controller.announcements import RequestBatchSender
@@ -26,6 +27,7 @@ from klamm.core.events import Event, QueuedEvent
 from klamm.errors import MalformedZnodeError
 from klamm.names import TopicPartition
 from klamm.zookeeper import znodes
+from klamm.zookeeper.bulk import start
 from klamm.zookeeper.store import (
     ANY_VERSION,
     NO_VERSION,
@@ -87,6 +89,8 @@ class Interpreter:
         self._context: Context
         self._queued: QueuedEvent | None = None
         self._states = StateStore(store, self._complain)
+        #: What was begun to be read for the next `ReadTopics`.
+        self._topics_begun: asyncio.Task[dict[str, TopicRead]] | None = None
 
     def attach(self, queue: EventQueue, schedule: Callable[[Event, float], None]) -> None:
         """Set the queue and the scheduler for events that procedures ask for."""
@@ -115,6 +119,9 @@ class Interpreter:
             pass
         finally:
             self._states.cancel()
+            if self._topics_begun is not None:
+                self._topics_begun.cancel()
+                self._topics_begun = None
 
     def flush_remarks(self, context: Context | None) -> None:
         """Write the remarks of procedures to the logs (MET-6, MET-10)."""
@@ -166,19 +173,32 @@ class Interpreter:
         return set(await self._store.children(znodes.TOPICS, watch=True))
 
     async def _read_topics(self, effect: effects.ReadTopics) -> dict[str, TopicRead]:
+        reading, self._topics_begun = self._topics_begun, None
+        if reading is None:
+            reading = start(self._read_topics_now(effect.names))
+        if effect.then:
+            self._topics_begun = start(self._read_topics_now(effect.then))
+        found = await reading
+        assert [*found] == [*effect.names], "the topics that were begun are the ones to be read"
+        return found
+
+    async def _read_topics_now(self, names: Sequence[str]) -> dict[str, TopicRead]:
         found: dict[str, TopicRead] = {}
-        names = iter(effect.names)
-        async for chunk in self._store.read_many(map(znodes.topic_path, effect.names)):
+        armed: list[asyncio.Task[None]] = []
+        name_of = iter(names)
+        async for chunk in self._store.read_many(map(znodes.topic_path, names)):
             # The watch reports changes after the read. A missing node gets no watch.
             there = [
                 path
                 for path, version in zip(chunk.path, chunk.version, strict=True)
                 if version != NO_VERSION
             ]
-            await self._store.watch_data(there, chunk.zxid)
+            armed.append(start(self._store.watch_data(there, chunk.zxid)))
             for data in chunk.data:
-                name = next(names)
+                name = next(name_of)
                 found[name] = self._decode_topic(name, data)
+        for each in armed:
+            await each
         return found
 
     def _decode_topic(self, name: str, data: bytes | None) -> TopicRead:

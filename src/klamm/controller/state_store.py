@@ -52,6 +52,8 @@ class StateStore:
         self._complain = complain
         #: Reads that were begun and that nobody has waited for yet.
         self._early: list[asyncio.Task[StatesRead]] = []
+        #: Set when all requests of the read that was begun last were sent.
+        self._asked: asyncio.Event | None = None
 
     def nodes(self, cluster: ClusterState, rows: I32) -> StateNodes:
         """The nodes of rows; those of a topic stand together, if its rows do."""
@@ -62,13 +64,15 @@ class StateStore:
 
     def read_ahead(self, cluster: ClusterState, rows: I32) -> None:
         """Begin to read rows; the next `read` is of all rows that were begun, and gets them."""
-        before = self._early[-1] if self._early else None
+        before, self._asked = self._asked, asyncio.Event()
+        asked = self._asked
 
         async def read() -> StatesRead:
-            # One after the other, so that topics are read in between.
+            # One after the other, so that topics are read in between; but the first requests of one
+            # follow the last of the one before, so that ZooKeeper does not wait for us.
             if before is not None:
-                await asyncio.wait([before])
-            return await self._read(cluster, rows)
+                await before.wait()
+            return await self._read(cluster, rows, asked)
 
         self._early.append(start(read()))
 
@@ -76,14 +80,14 @@ class StateStore:
         """Forget what was begun to be read."""
         for task in self._early:
             task.cancel()
-        self._early = []
+        self._early, self._asked = [], None
 
     async def read(self, cluster: ClusterState, rows: I32) -> StatesRead:
         """Read the states of rows."""
         if not self._early:
             return await self._read(cluster, rows)
         parts = [await task for task in self._early]
-        self._early = []
+        self._early, self._asked = [], None
         width = max(part.states.isr.shape[1] for part in parts)
         some = [replace(part.states, isr=widen(part.states.isr, width)) for part in parts]
         states = LeaderAndIsrs(
@@ -95,7 +99,10 @@ class StateStore:
         assert np.array_equal(states.row, rows), "the rows that were begun are the ones to be read"
         return StatesRead(np.concatenate([part.found for part in parts]), states)
 
-    async def _read(self, cluster: ClusterState, rows: I32) -> StatesRead:
+    async def _read(
+        self, cluster: ClusterState, rows: I32, asked: asyncio.Event | None = None
+    ) -> StatesRead:
+        """Read the states of rows; `asked` is set when the last request is on its way."""
         count = len(rows)
         found = np.zeros(count, np.bool_)
         width = max(cluster.width, 1)
@@ -108,16 +115,18 @@ class StateStore:
             np.zeros(count, np.int32),
             np.full(count, NO_VERSION, np.int32),
         )
-        asked: deque[StateNodes] = deque()
+        pending: deque[StateNodes] = deque()
 
         def batches() -> Iterator[StateNodes]:
             for first in range(0, count, READ_NODES_MAX):
-                asked.append(self.nodes(cluster, rows[first : first + READ_NODES_MAX]))
-                yield asked[-1]
+                pending.append(self.nodes(cluster, rows[first : first + READ_NODES_MAX]))
+                yield pending[-1]
+            if asked is not None:
+                asked.set()
 
         at = 0
         async for reply in self._store.read_packed(batches()):
-            nodes = asked.popleft()
+            nodes = pending.popleft()
             columns = decode_state_reply(reply, nodes)
             for error in columns.errors:
                 self._complain(error)

@@ -130,9 +130,13 @@ class ReadTopicNames(ReadEffect):
 
 @dataclass(frozen=True, slots=True)
 class ReadTopics(ReadEffect):
-    """Topic znodes, with data watches. Reply: `dict[str, TopicRead]`; a missing one is empty."""
+    """Topic znodes, with data watches. Reply: `dict[str, TopicRead]`; a missing one is empty.
+
+    `then` are the names that the next `ReadTopics` has, which may be read meanwhile.
+    """
 
     names: Sequence[str]
+    then: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

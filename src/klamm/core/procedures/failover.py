@@ -1,6 +1,7 @@
 """The controller failover: read everything, inform the brokers, resume what was unfinished."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -40,8 +41,9 @@ from klamm.core.procedures.topics import add_topics, replace_controller_only
 from klamm.errors import KlammError
 from klamm.names import TopicPartition, counted
 
-#: Topics read at a time. The states of one portion are read while the next is put into columns.
-_TOPICS_AT_A_TIME: Final = 250
+#: Topics read at a time. While a portion is put into columns, the next one and the states of the
+#: one before are read.
+_TOPICS_AT_A_TIME: Final = 500
 _NO_ROWS: Final = np.empty(0, np.int32)
 
 
@@ -98,8 +100,8 @@ def _read_topics(ctx: Context) -> Procedure[None]:
     """Load every topic, and note which partitions are being reassigned (FAILOVER-6..8)."""
     cluster = ctx.cluster
     names: set[str] = yield ReadTopicNames()
-    for some in _slices(sorted(names)):
-        reads: dict[str, TopicRead] = yield ReadTopics(some)
+    for some, then in pairwise([*_slices(sorted(names)), ()]):
+        reads: dict[str, TopicRead] = yield ReadTopics(some, then)
         rows = yield from add_topics(ctx, reads)
         if len(rows):
             yield ReadStatesAhead(rows)
