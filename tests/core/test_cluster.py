@@ -206,3 +206,22 @@ def test_features_of_a_broker_have_to_include_the_clusters_levels() -> None:
     assert broker.supports({"f": 2})
     assert not broker.supports({"f": 5})
     assert not broker.supports({"g": 1})
+
+
+@given(st.lists(broker_lists(), min_size=1), st.data())
+def test_replicas_in_marked_slots_are_those_of_a_loop(lists: list[list[int]], data: st.DataObject):
+    cluster = cluster_of(t=dict(enumerate(lists)))
+    every = cluster.all_rows()
+    chosen = every[data.draw(st.sampled_from([slice(None), slice(None, None, 2)]))]
+    # A mask may be narrower than columns that have been widened since.
+    width = data.draw(st.integers(1, cluster.width))
+    draw = st.lists(st.booleans(), min_size=width * len(chosen), max_size=width * len(chosen))
+    mask = np.array(data.draw(draw), np.bool_).reshape(len(chosen), width)
+    row, broker = cluster.replicas_at(chosen, mask)
+    expected = [
+        (row, int(cluster.replicas[row, slot]))
+        for row, marks in zip(chosen.tolist(), mask.tolist(), strict=True)
+        for slot, is_marked in enumerate(marks)
+        if is_marked
+    ]
+    assert list(zip(row.tolist(), broker.tolist(), strict=True)) == expected

@@ -7,10 +7,12 @@ from klamm.core.columns import (
     NO_BROKER,
     alone,
     any_slot,
+    as_run,
     contains,
     count,
     is_one_of,
     keep,
+    members,
     padded,
     tally,
     unpad,
@@ -105,3 +107,23 @@ def test_brokers_are_counted_per_row(lists):
     assert count(rows).tolist() == [len(brokers) for brokers in lists]
     assert tally(rows != NO_BROKER).dtype == np.int32
     assert any_slot(rows != NO_BROKER).tolist() == [bool(brokers) for brokers in lists]
+
+
+@given(st.lists(st.integers(0, 30), unique=True), st.booleans())
+def test_rows_as_a_run_are_the_same_rows(chosen, is_sorted):
+    column = np.arange(31)
+    rows = np.array(sorted(chosen) if is_sorted else chosen, np.int32)
+    assert column[as_run(rows)].tolist() == rows.tolist()
+
+
+def test_only_rows_that_follow_each_other_are_a_run():
+    assert as_run(np.arange(3, 9, dtype=np.int32)) == slice(3, 9)
+    for rows in ([], [1, 3], [3, 2, 1], [1, 3, 2, 4]):
+        assert not isinstance(as_run(np.array(rows, np.int32)), slice)
+
+
+@pytest.mark.parametrize("repeat", [1, 500])
+@given(st.lists(broker_lists()))
+def test_members_are_all_brokers_in_their_order(repeat, lists):
+    rows = np.tile(padded(lists), (repeat, 1))
+    assert members(rows) == sorted({broker for brokers in lists for broker in brokers})

@@ -18,7 +18,7 @@ import numpy as np
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import ControllerChannels, QueuedRequest
 from klamm.core.cluster import LEADER_DURING_DELETE, ClusterState
-from klamm.core.columns import I32, I64, NO_BROKER, Mask, distinct, keep, padded
+from klamm.core.columns import I32, I64, NO_BROKER, Mask, as_run, distinct, keep, members, padded
 from klamm.core.context import Level
 from klamm.core.effects import ReplicaRequestRows, SendRequestBatch
 from klamm.core.events import (
@@ -154,7 +154,7 @@ class RequestBatchSender:
         order = _by_topic(cluster, entries.rows)
         rows, is_new = entries.rows[order], entries.flag[order]
         topics = _topics(cluster, rows)
-        leaders = np.unique(cluster.leader[rows]).tolist()
+        leaders = members(cluster.leader[rows])
         request = shared.encoded.request(
             topics,
             Chosen(shared.places(rows), is_new),
@@ -398,9 +398,7 @@ def _topics(cluster: ClusterState, rows: I32) -> RequestTopics:
 
 
 def _states(cluster: ClusterState, rows: I32, offline: I32) -> PartitionStates:
-    # All rows, or nearly all, are mostly one run, of which nothing has to be copied.
-    is_run = len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) > 0).all()
-    at = slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
+    at = as_run(rows)
     return PartitionStates(
         partition=cluster.partition[at],
         controller_epoch=cluster.decided_in[at],

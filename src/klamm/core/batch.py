@@ -44,8 +44,7 @@ class BrokerRequestBatch:
     def leader_and_isr_to(self, rows: I32, recipients: Mask) -> None:
         """Add a LeaderAndIsr to the marked replicas, and an UpdateMetadata to all brokers."""
         if len(rows):
-            at, slot = np.nonzero(recipients)
-            self.leader_and_isr(rows[at], self._cluster.replicas[rows[at], slot])
+            self.leader_and_isr(*self._cluster.replicas_at(rows, recipients))
             # The metadata goes out even if no replica gets a LeaderAndIsr (CHAN-17).
             self.update_metadata(rows)
 

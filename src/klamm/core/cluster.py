@@ -20,6 +20,7 @@ from klamm.core.columns import (
     I32,
     NO_BROKER,
     Mask,
+    as_run,
     distinct,
     is_one_of,
     padded,
@@ -234,12 +235,12 @@ class ClusterState:
     def online(self, rows: I32, *, count_shutting_down: bool = False) -> Mask:
         """For each slot of the rows' replicas: is the broker live and its log directory well?"""
         brokers = self.brokers.keys() if count_shutting_down else self.live
-        replicas = self.replicas[rows]
+        replicas = self.replicas[as_run(rows)]
         return is_one_of(replicas, list(brokers)) & ~self._on_offline_dir(rows, replicas)
 
     def leader_is_online(self, rows: I32) -> Mask:
         """Is the cached leader of each row an online replica?"""
-        leader = self.leader[rows][:, None]
+        leader = self.leader[as_run(rows)][:, None]
         return (is_one_of(leader, list(self.live)) & ~self._on_offline_dir(rows, leader))[:, 0]
 
     def _on_offline_dir(self, rows: I32, brokers: I32) -> Mask:
@@ -472,20 +473,23 @@ class ClusterState:
     def hosted_by(self, brokers: Iterable[int], rows: I32 | None = None) -> tuple[I32, I32]:
         """Replicas (row, broker) that the brokers are assigned, among the rows or among all."""
         rows = self.all_rows() if rows is None else rows
-        return self._replicas_at(rows, is_one_of(self.replicas[rows], list(brokers)))
+        return self.replicas_at(rows, is_one_of(self.replicas[as_run(rows)], list(brokers)))
 
     def replicas_of(self, rows: I32) -> tuple[I32, I32]:
         """All assigned replicas (row, broker) of the rows."""
-        return self._replicas_at(rows, self.replicas[rows] != NO_BROKER)
+        return self.replicas_at(rows, self.replicas[as_run(rows)] != NO_BROKER)
 
     def replicas_in(self, rows: I32, state: ReplicaState) -> tuple[I32, I32]:
         """The assigned replicas (row, broker) of the rows that are in a state."""
-        return self._replicas_at(rows, self.replica_state[rows] == state)
+        return self.replicas_at(rows, self.replica_state[as_run(rows)] == state)
 
-    def _replicas_at(self, rows: I32, mask: Mask) -> tuple[I32, I32]:
-        at, slot = np.nonzero(mask)
-        found = rows[at]
-        return found, self.replicas[found, slot]
+    def replicas_at(self, rows: I32, mask: Mask) -> tuple[I32, I32]:
+        """The replicas (row, broker) in the marked slots of the rows."""
+        # As one long column: numpy takes many times longer to list the marks of a matrix. Columns
+        # may have become wider since the mask was made.
+        at = np.flatnonzero(mask)
+        width = mask.shape[1]
+        return rows[at // width], self.replicas[as_run(rows)][:, :width].reshape(-1)[at]
 
     def states_of(self, row: I32, broker: I32) -> I8:
         """State of each replica (row, broker); NON_EXISTENT where none is known."""
@@ -536,9 +540,10 @@ class ClusterState:
     def set_state(self, rows: I32, state: PartitionState | I8) -> None:
         """Change the state of (different) partitions."""
         offline = PartitionState.OFFLINE
-        self.offline_count -= int(np.count_nonzero(self.state[rows] == offline))
-        self.state[rows] = state
-        self.offline_count += int(np.count_nonzero(self.state[rows] == offline))
+        at = as_run(rows)
+        self.offline_count -= int(np.count_nonzero(self.state[at] == offline))
+        self.state[at] = state
+        self.offline_count += int(np.count_nonzero(self.state[at] == offline))
         self._restated.append(rows)
 
     def take_restated(self) -> I32:
@@ -562,7 +567,7 @@ class ClusterState:
 
     def record_leadership(self, states: LeaderAndIsrs) -> None:
         """Cache what ZooKeeper holds, be it read or just written."""
-        row = states.row
+        row = as_run(states.row)
         self._ensure_width(states.isr.shape[1])
         self.leader[row] = states.leader
         self.leader_epoch[row] = states.leader_epoch
@@ -570,25 +575,22 @@ class ClusterState:
         self.recovery[row] = states.recovery
         self.decided_in[row] = states.controller_epoch
         self.partition_epoch[row] = states.version
-        self.led_count += len(row) - int(np.count_nonzero(self.has_leadership[row]))
+        self.led_count += len(states) - int(np.count_nonzero(self.has_leadership[row]))
         self.has_leadership[row] = True
-        self._recount(row)
+        self._recount(states.row)
 
     def _recount(self, rows: I32) -> None:
         """Look again at whether (different) rows are led by their preferred replica."""
         adding = padded((self.adding.get(row, ()) for row in rows.tolist()) if self.adding else ())
         if not len(adding):
             adding = np.full((len(rows), 1), NO_BROKER, np.int32)
+        at = as_run(rows)
         after = is_imbalanced(
-            self.replicas[rows],
-            adding,
-            self.leader[rows],
-            self.isr[rows],
-            self.has_leadership[rows],
+            self.replicas[at], adding, self.leader[at], self.isr[at], self.has_leadership[at]
         )
         after &= ~self.is_queued(rows)
-        before = np.count_nonzero(self.imbalanced[rows])
-        self.imbalanced[rows] = after
+        before = np.count_nonzero(self.imbalanced[at])
+        self.imbalanced[at] = after
         self.imbalanced_count += int(np.count_nonzero(after)) - int(before)
 
     def _discount(self, rows: I32) -> None:

@@ -102,6 +102,17 @@ def is_one_of(rows: I32, brokers: ArrayLike) -> Mask:
     return is_wanted[rows]
 
 
+def members(rows: I32) -> list[int]:
+    """The brokers that any slot holds, in ascending order."""
+    if rows.size < _TABLE_FROM or rows.max() > _TABLE_MAX or rows.min() < NO_BROKER:
+        return [broker for broker in np.unique(rows).tolist() if broker >= 0]
+    # A table is several times faster for many rows; padding, which is -1, marks its last entry.
+    is_there = np.zeros(int(rows.max()) + 2, np.bool_)
+    is_there[rows] = True
+    found: list[int] = np.flatnonzero(is_there[:-1]).tolist()
+    return found
+
+
 def distinct(lists: Iterable[I32], capacity: int) -> I32:
     """The rows, all below `capacity`, that any of the lists has: each once, in ascending order."""
     rows = np.concatenate([np.empty(0, np.int32), *lists])
@@ -111,6 +122,17 @@ def distinct(lists: Iterable[I32], capacity: int) -> I32:
     is_named = np.zeros(capacity, np.bool_)
     is_named[rows] = True
     return np.flatnonzero(is_named).astype(np.int32)
+
+
+def as_run(rows: I32) -> slice | I32:
+    """Rows that follow each other as a slice, which numpy reads and writes without an index.
+
+    Other rows stay as they are. What is read through a slice is a view: to be used at once.
+    """
+    count = len(rows)
+    if count and rows[-1] - rows[0] + 1 == count and bool((rows[1:] > rows[:-1]).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def tally(mask: Mask) -> I32:

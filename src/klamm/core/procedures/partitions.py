@@ -12,7 +12,7 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import LeaderAndIsrs
-from klamm.core.columns import I8, I32, NO_BROKER, Mask, any_slot, contains
+from klamm.core.columns import I8, I32, NO_BROKER, Mask, any_slot, as_run, contains
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     CreateStates,
@@ -139,7 +139,7 @@ def start_partition_machine(ctx: Context) -> Procedure[None]:
     cluster = ctx.cluster
     rows = cluster.all_rows()
     states = np.select(
-        [~cluster.has_leadership[rows], cluster.leader_is_online(rows)],
+        [~cluster.has_leadership[as_run(rows)], cluster.leader_is_online(rows)],
         [PartitionState.NEW, PartitionState.ONLINE],
         PartitionState.OFFLINE,
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
 from klamm.core.cluster import LeaderAndIsrs
-from klamm.core.columns import I32, NO_BROKER
+from klamm.core.columns import I32, NO_BROKER, as_run
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
     DecisionReason,
@@ -74,20 +74,19 @@ def start_replica_machine(ctx: Context) -> Procedure[None]:
     """
     cluster = ctx.cluster
     rows = cluster.all_rows()
-    is_replica = cluster.replicas[rows] != NO_BROKER
+    at = as_run(rows)
+    is_replica = cluster.replicas[at] != NO_BROKER
     online = cluster.online(rows)
-    states = cluster.replica_state[rows]
+    states = cluster.replica_state[at]
     states[online] = ReplicaState.ONLINE
     states[is_replica & ~online] = ReplicaState.DELETION_INELIGIBLE
-    cluster.replica_state[rows] = states
+    cluster.replica_state[at] = states
     # Replicas that are online stay so, and what is left of that change is to inform their brokers.
-    at, slot = np.nonzero(online & cluster.has_leadership[rows][:, None])
     batch = BrokerRequestBatch(cluster)
-    batch.leader_and_isr(rows[at], cluster.replicas[rows[at], slot])
+    batch.leader_and_isr(*cluster.replicas_at(rows, online & cluster.has_leadership[at][:, None]))
     yield from batch.send()
-    at, slot = np.nonzero(is_replica & ~online)
     yield from change_replica_states(
-        ctx, rows[at], cluster.replicas[rows[at], slot], ReplicaState.OFFLINE
+        ctx, *cluster.replicas_at(rows, is_replica & ~online), ReplicaState.OFFLINE
     )
 
 
