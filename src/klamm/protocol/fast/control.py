@@ -389,23 +389,47 @@ class _Blocks:
         if chosen is not None:
             layout, place = layout[chosen.rows], place[chosen.rows]
         for number, block in enumerate(self._blocks):
-            mine = np.flatnonzero(layout == number) if len(self._blocks) > 1 else slice(None)
-            # As items without fields, which numpy copies as a whole.
-            item = np.dtype((np.void, block.itemsize))
-            rows = block.view(item)[place[mine]]
-            if not len(rows):
+            mine = np.flatnonzero(layout == number)
+            if not len(mine):
                 continue
+            rows = _take(block, place[mine])
             if chosen is not None and chosen.is_new.any():
-                rows.view(block.dtype)["is_new"] = chosen.is_new[mine]
+                rows["is_new"] = chosen.is_new[mine]
             # Every run of as many bytes as a row has is a place for one.
+            item = np.dtype((np.void, block.itemsize))
             runs = np.ndarray(len(out) - block.itemsize + 1, item, out, strides=(1,))
-            runs[at[mine]] = rows
+            runs[at[mine]] = rows.view(item)
+
+    def alike(self, chosen: Chosen | None) -> NDArray[Any] | None:
+        """The rows one after the other, if all have the same layout, which is the usual case."""
+        if len(self._blocks) != 1:
+            return None
+        if chosen is None:
+            return self._blocks[0]
+        rows = _take(self._blocks[0], self._place[chosen.rows])
+        if chosen.is_new.any():
+            rows["is_new"] = chosen.is_new
+        return rows
+
+
+def _take(block: NDArray[Any], place: I64) -> NDArray[Any]:
+    """A copy of rows of a block."""
+    # As items without fields, which numpy copies as a whole.
+    item = np.dtype((np.void, block.itemsize))
+    return block.view(item)[place].view(block.dtype)
 
 
 def _assemble(
     heads: Sequence[bytes], end: bytes, bounds: I64, blocks: _Blocks, chosen: Chosen | None
 ) -> memoryview:
     """For each topic its head, its rows and the end."""
+    alike = blocks.alike(chosen)
+    if alike is not None:
+        rows, cuts = alike.view(np.uint8).data, (bounds * alike.itemsize).tolist()
+        parts: list[bytes | memoryview] = []
+        for head, (first, stop) in zip(heads, pairwise(cuts), strict=True):
+            parts += (head, rows[first:stop], end)
+        return memoryview(b"".join(parts))
     sizes = blocks.sizes(chosen)
     before = np.concatenate([[0], np.cumsum(sizes)])  # bytes of rows before each row
     first = before[bounds[:-1]]
