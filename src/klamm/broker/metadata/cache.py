@@ -19,12 +19,13 @@ from klamm.protocol.fast.control_decode import TopicRecords
 from klamm.protocol.fast.metadata_records import (
     LEADER,
     PartitionMetadata,
+    index_and_leader,
     index_of,
     unpack_partition,
 )
 
 #: The leader that UpdateMetadata gives to a partition that is being deleted.
-_LEADER_DURING_DELETE: Final = (-2).to_bytes(4, "big", signed=True)
+_LEADER_DURING_DELETE: Final = -2
 NO_CONTROLLER: Final = -1
 
 #: Topics are divided into this many dictionaries; an update copies only those that it changes.
@@ -273,7 +274,8 @@ class _Shards(Generic[K, V]):
 
 
 def _as_deleted(record: bytes) -> bytes:
-    return record[: LEADER.start] + _LEADER_DURING_DELETE + record[LEADER.stop :]
+    leader = _LEADER_DURING_DELETE.to_bytes(4, "big", signed=True)
+    return record[: LEADER.start] + leader + record[LEADER.stop :]
 
 
 def _merge(
@@ -282,21 +284,26 @@ def _merge(
     """Merge an update into the records of a topic; return them and the deleted partitions."""
     merged = list(records)
     gone: list[int] = []
+    # The usual case: partitions are numbered without gaps, and none goes.
+    is_whole = not merged or (index_of(merged[0]) == 0 and index_of(merged[-1]) == len(merged) - 1)
     for record in news:
-        at = index = index_of(record)
-        if not merged or index > index_of(merged[-1]):
-            at = len(merged)
-        elif not (0 <= at < len(merged) and index_of(merged[at]) == index):
-            at = bisect_left(merged, index, key=index_of)
-        is_known = at < len(merged) and index_of(merged[at]) == index
-        if record[LEADER] == _LEADER_DURING_DELETE:
-            gone.append(index)
-            if is_known:
-                del merged[at]
-        elif is_known:
-            merged[at] = record
+        index, leader = index_and_leader(record)
+        if is_whole and 0 <= index < len(merged) and leader != _LEADER_DURING_DELETE:
+            merged[index] = record
+        elif is_whole and index == len(merged) and leader != _LEADER_DURING_DELETE:
+            merged.append(record)
         else:
-            merged.insert(at, record)
+            is_whole = False
+            at = bisect_left(merged, index, key=index_of)
+            is_known = at < len(merged) and index_of(merged[at]) == index
+            if leader == _LEADER_DURING_DELETE:
+                gone.append(index)
+                if is_known:
+                    del merged[at]
+            elif is_known:
+                merged[at] = record
+            else:
+                merged.insert(at, record)
     return tuple(merged), gone
 
 

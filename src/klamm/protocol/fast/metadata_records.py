@@ -10,6 +10,7 @@ Measured (`python -m bench protocol`): 100,000 partitions of an UpdateMetadata b
 """
 
 import struct
+from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -27,6 +28,11 @@ _NO_TAGS: Final = b"\0"
 _ARRAYS_AT: Final = 14
 #: Where the leader's id is in a record.
 LEADER: Final = slice(6, 10)
+#: Where the ISR is in a state of UpdateMetadata, and how long the version behind it is.
+_ISR_AT: Final = 16
+_VERSION_BYTES: Final = 4
+#: From this many on, states are first looked at together.
+_MANY: Final = 8
 
 
 class PartitionMetadata(NamedTuple):
@@ -56,12 +62,14 @@ def cut_records(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     A state is: index, controller epoch, leader, leader epoch, ISR, version, replicas, offline
     replicas, tags. Raises IndexError if they are not all there.
     """
+    if count >= _MANY and (alike := _cut_alike(data, at, count)):
+        return alike
     records = []
     try:
         for _ in range(count):
-            isr_at = at + 16
+            isr_at = at + _ISR_AT
             version_at = isr_at + _ARRAY_BYTES[data[isr_at]]
-            replicas_at = version_at + 4
+            replicas_at = version_at + _VERSION_BYTES
             offline_at = replicas_at + _ARRAY_BYTES[data[replicas_at]]
             tags_at = offline_at + _ARRAY_BYTES[data[offline_at]]
             has_tags = data[tags_at]
@@ -83,6 +91,46 @@ def cut_records(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     return records, at
 
 
+def _cut_alike(data: bytes, at: int, count: int) -> tuple[list[bytes], int] | None:
+    """The same, in half the time, if the lists of all states are as long as those of the first.
+
+    None if they are not, or if a state has tags: then each is looked at by itself.
+    """
+    try:
+        isr = _ARRAY_BYTES[data[at + _ISR_AT]]
+        replicas_at = _ISR_AT + isr + _VERSION_BYTES
+        replicas = _ARRAY_BYTES[data[at + replicas_at]]
+        offline_at = replicas_at + replicas
+        offline = _ARRAY_BYTES[data[at + offline_at]]
+    except KeyError:
+        return None
+    tags_at = offline_at + offline
+    size = tags_at + len(_NO_TAGS)
+    end = at + size * count
+    if end > len(data) or data[at + tags_at]:
+        return None
+    for place in (_ISR_AT, replicas_at, offline_at, tags_at):
+        # One byte in so many, that is the one at this place of each state.
+        if data[at + place : end : size] != data[at + place : at + place + 1] * count:
+            return None
+    state, pack = _state_and_record(isr, replicas, offline)
+    states = state.iter_unpack(memoryview(data)[at:end])
+    return [
+        pack(index, leader, replicas, isr, offline)
+        for index, leader, isr, replicas, offline in states
+    ], end
+
+
+@cache
+def _state_and_record(
+    isr: int, replicas: int, offline: int
+) -> tuple[struct.Struct, Callable[..., bytes]]:
+    """The layout of a state with lists of so many bytes, and what packs its parts as a record."""
+    state = struct.Struct(f">4s4x8s{isr}s{_VERSION_BYTES}x{replicas}s{offline}sx")
+    record = struct.Struct(f">2x4s8s{replicas}s{isr}s{offline}sx")
+    return state, record.pack
+
+
 def _after_tags(data: bytes, at: int) -> int:
     cursor = Cursor(memoryview(data), at, is_flexible=True)
     cursor.tags()
@@ -92,6 +140,12 @@ def _after_tags(data: bytes, at: int) -> int:
 def index_of(record: bytes) -> int:
     """The partition number of a packed record."""
     return int.from_bytes(record[2:6], "big", signed=True)
+
+
+def index_and_leader(record: bytes) -> tuple[int, int]:
+    """The partition number and the leader of a packed record."""
+    index, leader, _ = _INDEX_LEADER_EPOCH.unpack_from(record, _INDEX_AT)
+    return index, leader
 
 
 def with_leader_error(record: bytes, error: int) -> bytes:
