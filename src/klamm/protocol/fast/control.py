@@ -15,7 +15,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
+from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -306,13 +307,13 @@ class _Items:
         """Encode the chosen rows, or all, which are those of the topics."""
         if self._blocks is None:
             return self._encode_ungrouped(topics, chosen)
-        heads = [
-            _topic_head(name, topic_id if self._has_ids else _NO_FIELD, count, self._is_flexible)
-            for name, topic_id, count in zip(
-                topics.names, topics.ids, np.diff(topics.bounds).tolist(), strict=True
-            )
-        ]
-        end = b"\0" if self._is_flexible else b""
+        is_flexible = self._is_flexible
+        ids = topics.ids if self._has_ids else repeat(_NO_FIELD)
+        names = map(_topic_name, topics.names, ids, repeat(is_flexible))
+        counts = np.diff(topics.bounds).tolist()
+        encoded = {count: encode_count(count, is_flexible) for count in set(counts)}
+        heads = [*map(add, names, map(encoded.__getitem__, counts))]
+        end = b"\0" if is_flexible else b""
         items = _assemble(heads, end, topics.bounds, self._blocks, chosen)
         return EncodedArray(len(heads), [items])
 
@@ -337,10 +338,9 @@ _NO_FIELD: Final = b""
 
 
 @lru_cache(maxsize=1 << 16)
-def _topic_head(name: str, topic_id: bytes | None, count: int, is_flexible: bool) -> bytes:
-    """What stands before the partitions of a topic."""
-    head = encode_string(name, is_flexible) + (_NO_UUID if topic_id is None else topic_id)
-    return head + encode_count(count, is_flexible)
+def _topic_name(name: str, topic_id: bytes | None, is_flexible: bool) -> bytes:
+    """What stands before the partitions of a topic, up to their count."""
+    return encode_string(name, is_flexible) + (_NO_UUID if topic_id is None else topic_id)
 
 
 class _Blocks:
