@@ -613,11 +613,12 @@ class ClusterState:
         return rows
 
     def _grow(self, capacity: int) -> None:
-        more = capacity - len(self.topic_of)
         for name, empty in _EMPTY.items():
             column = getattr(self, name)
-            shape = (more, *column.shape[1:])
-            setattr(self, name, np.concatenate([column, np.full(shape, empty, column.dtype)]))
+            grown = np.empty((capacity, *column.shape[1:]), column.dtype)
+            grown[: len(column)] = column
+            grown[len(column) :] = empty
+            setattr(self, name, grown)
 
     def _ensure_width(self, width: int) -> None:
         if width > self.width:

@@ -10,6 +10,7 @@ import base64
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -312,15 +313,24 @@ def decode_topic(topic: str, data: bytes | None) -> TopicAssignment:
 
 def _decode_replica_map(path: str, json: Json, key: str) -> dict[int, Sequence[int]]:
     replicas = object_at(path, json, key, default={})
+    if not replicas:
+        return {}
     # Whole columns at a time: this runs for every partition of a cluster at failover.
+    numbers = _partition_numbers(tuple(replicas))
     is_sound = (
-        set(map(type, replicas.values())) <= {list}
+        numbers is not None
+        and set(map(type, replicas.values())) <= {list}
         and set(map(type, chain.from_iterable(replicas.values()))) <= {int}
-        and all(map(str.isdecimal, replicas))
     )
-    if not is_sound:
+    if numbers is None or not is_sound:
         malformed(path, f"{key} is expected to map partitions to lists of broker ids")
-    return dict(zip(map(int, replicas), replicas.values(), strict=True))
+    return dict(zip(numbers, replicas.values(), strict=True))
+
+
+@lru_cache(maxsize=256)
+def _partition_numbers(texts: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The numbers of partitions, which are the same in many topics; None if one is no number."""
+    return tuple(map(int, texts)) if all(map(str.isdecimal, texts)) else None
 
 
 def encode_topic_id(topic_id: uuid.UUID) -> str:
