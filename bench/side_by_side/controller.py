@@ -248,11 +248,13 @@ def main():
 
     def measure(name, cause, done=None, require=None):
         stubs.say("reset")
-        pid = nodes[elected["id"]][0].pid if "id" in elected and elected["id"] in nodes else None
-        cpu0 = cpu_s(pid) if pid else 0
+        pids = {"zookeeper": zks.proc.pid, "stubs": stubs.proc.pid}
+        pids |= {f"node {i}": p.pid for i, (p, _) in nodes.items()}
+        before = {who: cpu_s(pid) for who, pid in pids.items()}
         t0 = time.time()
         cause()
         tally, last = stubs.quiet(require=require)
+        spent = {who: round(cpu_s(pid) - before[who], 2) for who, pid in pids.items()}
         t1 = last
         if done:
             while not done():
@@ -264,7 +266,7 @@ def main():
             t1 = max(t1, last)
         out[name] = {
             "s": round(t1 - t0, 3),
-            "cpu_s": round((cpu_s(pid) - cpu0), 2) if pid else None,
+            "cpu_s": spent,
             "requests": {k: [v["requests"], v["bytes"] // 1000] for k, v in tally.items()},
             "rss_mb": rss_mb(nodes[elected["id"]][0].pid),
         }
