@@ -64,8 +64,7 @@ def fill_in_pieces(records: pa.Table, out: Path, seed: int, *, tail: int) -> His
     """A folder that took records late and twice, sealed its tail often, and was opened anew."""
     chance = random.Random(seed)
     with folding_here() as patch:
-        patch.setattr(folders, "TAIL_EVENTS_MAX", 2 * tail)
-        patch.setattr(folders, "TAIL_EVENTS_KEPT", tail)
+        patch.setattr(folders, "tail_rows", lambda partitions: tail)
         order = sorted(range(len(records)), key=lambda at: at + chance.uniform(0, 4 * tail))
         order += chance.sample(order, min(5, len(order)))
         folder = open_folder(out, shards=3)

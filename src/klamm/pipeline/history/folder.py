@@ -9,12 +9,13 @@ reasons.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
@@ -24,12 +25,13 @@ from klamm.pipeline.history.fold.manifest import MANIFEST, EventKey, Manifest, R
 from klamm.pipeline.history.fold.schemas import OF_ALL, TABLES
 from klamm.pipeline.history.fold.task import (
     CLUSTER_SHARD,
+    STAGED,
     STATE,
     FoldPlan,
     fold_shard,
     read_records,
     sealed_name,
-    staged_name,
+    staged_place,
     state_name,
     tail_name,
     tail_records_name,
@@ -41,11 +43,11 @@ from klamm.pipeline.history.report_facts import Origin, ReportFacts, gather
 from klamm.pipeline.ingest.location import Location
 
 Row: TypeAlias = dict[str, Any]
-#: When the tail has more events than the first, all but the second are sealed.
-TAIL_EVENTS_MAX: Final = 2000
-TAIL_EVENTS_KEPT: Final = 1000
-#: The number of earlier states that are kept, for records older than the tail.
-_BASES_KEPT: Final = 16
+#: The least number of rows (events and their decisions) that a seal leaves in the tail.
+_TAIL_ROWS_MIN: Final = 4000
+#: A base is kept for this many seals, and every second one, fourth one and so on for twice, four
+#: times and so on as many. So a late record finds a base that is hardly older than itself.
+_SEALS_KEPT: Final = 4
 _SOURCE: Final = "_source.json"
 #: Sorts after the names of all sealed files.
 _LAST_SEALED: Final = "part-~"
@@ -60,10 +62,19 @@ KEYS: Final = pa.schema(
         ("seq", pa.int64()),
         ("part", pa.int32()),
         ("parts", pa.int32()),
+        ("decision_count", pa.int32()),
         ("at", pa.int64()),
         ("cluster_id", pa.string()),
     ]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSize:
+    """How much a record has: the parts of its event, and its own decisions."""
+
+    parts: int
+    decisions: int
 
 
 class HistoryFolder:
@@ -90,13 +101,13 @@ class HistoryFolder:
         if content is None:
             self.manifest = Manifest(shards)
             for name, schema in TABLES.items():
-                write_rows(out, name, tail_name(CLUSTER_SHARD), schema, [])
+                write_rows(out, f"{name}/{tail_name(CLUSTER_SHARD)}", schema, [])
         else:
             self.manifest = Manifest.from_json(content)
             self._remove_unknown()
             self._put_in_place()
-        #: Tables and names of files that waited, and have been made again since.
-        self._superseded: list[tuple[str, str]] = []
+        #: Places of files that waited, and have been made again since.
+        self._superseded: list[str] = []
         self._tail = self._read_tail_keys()
         if min_isr is not None:
             self.assume_min_isr(min_isr)
@@ -182,6 +193,7 @@ class HistoryFolder:
         """Write the tables that need all shards, and the manifest; put staged files in place."""
         manifest = self.manifest
         cluster, topics = told[0], told[1:]
+        manifest.partitions = sum(shard["topics"]["partition_count"] for shard in topics)
         balance = summary.LeaderBalance()
         if manifest.balance is not None:
             balance = summary.LeaderBalance.from_json(manifest.balance)
@@ -218,8 +230,8 @@ class HistoryFolder:
         self._commit(plan)
         self._put_in_place()
         self._remove(plan.inputs)
-        for table, name in self._superseded:
-            (self._out / table).delete(name)
+        for place in self._superseded:
+            self._out.delete(place)
         self._superseded.clear()
         balance.sample(tail_balance)
         facts = gather(
@@ -248,10 +260,10 @@ class HistoryFolder:
                 events[epoch, seq].append(part)
             for key in sorted(events):
                 if key <= plan.seal_until:
-                    of = self._tail[(*key, events[key][0])]
+                    of = self._tail[(*key, events[key][0])].parts
                     manifest.sealed.add(*key, events[key], of)
             self._tail = {
-                key: parts for key, parts in self._tail.items() if key[:2] > plan.seal_until
+                key: size for key, size in self._tail.items() if key[:2] > plan.seal_until
             }
             manifest.generation = plan.next_generation
             manifest.base = plan.seal_until
@@ -281,25 +293,21 @@ class HistoryFolder:
 
     def _start_over(self) -> None:
         """Delete the tables, because they were made from other spools."""
-        for name in (*TABLES, STATE):
+        for name in (*TABLES, STATE, STAGED):
             for file in (self._out / name).names():
                 (self._out / name).delete(file)
 
     def _remove_unknown(self) -> None:
         """Remove files of a refresh that did not complete."""
-        known = self._staged_files()
-        for table in TABLES:
-            for name in (self._out / table).names():
-                if name.startswith(".") and (table, name) not in known:
-                    (self._out / table).delete(name)
+        known = {self._staged_place(place) for place in self.manifest.staged}
+        for name in (self._out / STAGED).names():
+            if f"{STAGED}/{name}" not in known:
+                (self._out / STAGED).delete(name)
 
-    def _staged_files(self) -> set[tuple[str, str]]:
-        """The tables and names, while they wait, of files that the manifest knows."""
-        known = set()
-        for place, serial in self.manifest.staged.items():
-            table, name = place.split("/")
-            known.add((table, staged_name(name, serial)))
-        return known
+    def _staged_place(self, place: str) -> str:
+        """Where a file that the manifest calls staged waits."""
+        table, name = place.split("/")
+        return staged_place(table, name, self.manifest.staged[place])
 
     def _put_in_place(self) -> None:
         """Show readers the files that wait, unless more records have to be taken in again first.
@@ -319,9 +327,7 @@ class HistoryFolder:
         manifest.staged, manifest.reverted_to = {}, None
 
     def _put_file_in_place(self, place: str) -> None:
-        table, name = place.split("/")
-        source = staged_name(name, self.manifest.staged[place])
-        (self._out / table).put_in_place(source, name)
+        self._out.put_in_place(self._staged_place(place), place)
 
     def _remove_outdated(self, after: int) -> None:
         """Remove sealed files after a base that the folder went back to, if none replaces them."""
@@ -332,23 +338,23 @@ class HistoryFolder:
                 if is_sealed and f"{table}/{name}" not in self.manifest.staged:
                     (self._out / table).delete(name)
 
-    def _read_tail_keys(self) -> dict[RecordKey, int]:
-        keys: dict[RecordKey, int] = {}
+    def _read_tail_keys(self) -> dict[RecordKey, RecordSize]:
+        keys: dict[RecordKey, RecordSize] = {}
         for name in self._tail_files():
             content = (self._out / STATE / name).read()
             assert content is not None, "the tail that the manifest names is there"
-            keys |= record_keys(read_records(content))
+            keys |= record_sizes(keys_of(read_records(content)))
         return keys
 
     def _tail_files(self) -> list[str]:
         return [] if self.manifest.tail is None else [self.manifest.tail]
 
-    def _sort_out(self, keys: pa.Table) -> tuple[dict[RecordKey, int], list[RecordKey]]:
+    def _sort_out(self, keys: pa.Table) -> tuple[dict[RecordKey, RecordSize], list[RecordKey]]:
         """Records that are new; and those among them that should have been sealed by now."""
         base, sealed = self.manifest.base, self.manifest.sealed
         fresh = {
-            key: parts
-            for key, parts in record_keys(keys).items()
+            key: size
+            for key, size in record_sizes(keys).items()
             if key not in self._tail and not sealed.has(*key)
         }
         return fresh, [key for key in fresh if base is not None and key[:2] <= base]
@@ -367,25 +373,30 @@ class HistoryFolder:
 
     def _seal_until(self, seal_before: EventKey | None) -> EventKey | None:
         """The last event to be sealed now, if the tail has become long."""
-        events = sorted({key[:2] for key in self._tail})
-        kept = TAIL_EVENTS_KEPT if seal_before is None else 0
-        limit = TAIL_EVENTS_MAX if seal_before is None else TAIL_EVENTS_KEPT
-        if len(events) <= limit:
+        rows: dict[EventKey, int] = defaultdict(lambda: 1)
+        for (epoch, seq, _), size in self._tail.items():
+            rows[epoch, seq] += size.decisions
+        left, kept = sum(rows.values()), tail_rows(self.manifest.partitions)
+        if left <= (2 * kept if seal_before is None else kept):
             return None
-        ready = events[: len(events) - kept]
-        if seal_before is not None:
-            ready = [key for key in ready if key < seal_before]
-        return ready[-1] if ready else None
+        until: EventKey | None = None
+        for key in sorted(rows):
+            is_ready = left > kept if seal_before is None else key < seal_before
+            if not is_ready:
+                break
+            left, until = left - rows[key], key
+        return until
 
     # Records that come later than the tail reaches back
 
     def _base_before(self, key: RecordKey) -> int:
         """The newest base whose state is kept and that is before a record; 0 if there is none."""
-        for generation in range(self.manifest.generation, 0, -1):
+        newest = self.manifest.generation
+        for generation in range(newest, 0, -1):
+            if newest - generation >= _seals_kept(generation):
+                continue
             content = (self._out / STATE / _base_name(generation)).read()
-            if content is None:
-                break
-            base = Manifest.from_json(content).base
+            base = None if content is None else Manifest.from_json(content).base
             if base is not None and base < key[:2]:
                 return generation
         return 0
@@ -416,7 +427,7 @@ class HistoryFolder:
         for place, serial in before.staged.items():
             table, name = place.split("/")
             if first <= name < _LAST_SEALED:
-                self._superseded.append((table, staged_name(name, serial)))
+                self._superseded.append(staged_place(table, name, serial))
             else:
                 self.manifest.staged[place] = serial
         self._tail = {}
@@ -424,8 +435,8 @@ class HistoryFolder:
     def _copy_records(self, after: int) -> list[tuple[int, int, str]]:
         """Files in `_state` with the records after a base, and the first event in each."""
         tables = [
-            parquet.read_table(pa.BufferReader((self._out / "records" / name).read() or b""))
-            for name in self._sealed_records(after)
+            parquet.read_table(pa.BufferReader((self._out / place).read() or b""))
+            for place in self._sealed_records(after)
         ]
         for name in self._tail_files():
             tables.append(read_records((self._out / STATE / name).read() or b""))
@@ -439,7 +450,7 @@ class HistoryFolder:
         return copies
 
     def _sealed_records(self, after: int) -> list[str]:
-        """The files of `records` that were sealed after a base, some of which may still wait."""
+        """Where the records that were sealed after a base are; some files may still wait."""
         first = sealed_name(after + 1, CLUSTER_SHARD)
         names = [
             name
@@ -449,20 +460,21 @@ class HistoryFolder:
         if self.manifest.reverted_to is not None:
             outdated = sealed_name(self.manifest.reverted_to + 1, CLUSTER_SHARD)
             names = [name for name in names if name < outdated]
-        for place, serial in sorted(self.manifest.staged.items()):
+        places = [f"records/{name}" for name in names]
+        for place in sorted(self.manifest.staged):
             table, name = place.split("/")
             if table == "records" and first <= name < _LAST_SEALED:
-                names.append(staged_name(name, serial))
-        return names
+                places.append(self._staged_place(place))
+        return places
 
-    def _take_in_again(self, names: Sequence[str], fresh: Mapping[RecordKey, int]) -> None:
+    def _take_in_again(self, names: Sequence[str], fresh: Mapping[RecordKey, RecordSize]) -> None:
         """Fold everything after the base that was gone back to, a file at a time."""
         self._tail.update(fresh)
         extra = list(names)
         while self.manifest.again:
             (_, _, name), *rest = self.manifest.again
             table = read_records((self._out / STATE / name).read() or b"")
-            self._tail.update(record_keys(table))
+            self._tail.update(record_sizes(keys_of(table)))
             self.manifest.again = rest
             self._fold([name, *extra], rest[0][:2] if rest else None)
             extra = []
@@ -473,14 +485,14 @@ class HistoryFolder:
         cluster = {"cluster_id": self.manifest.cluster_id}
         self._note_staged(plan, table, name)
         return write_rows(
-            self._out, table, plan.name_now(name), OF_ALL[table], [row | cluster for row in rows]
+            self._out, plan.place(table, name), OF_ALL[table], [row | cluster for row in rows]
         )
 
     def _note_staged(self, plan: FoldPlan, table: str, name: str) -> None:
         if plan.is_staged:
             place = f"{table}/{name}"
             if place in self.manifest.staged:
-                self._superseded.append((table, staged_name(name, self.manifest.staged[place])))
+                self._superseded.append(self._staged_place(place))
             self.manifest.staged[place] = plan.serial
 
     def _remove(self, names: Iterable[str]) -> None:
@@ -489,10 +501,13 @@ class HistoryFolder:
         for name in names:
             if name not in kept:
                 (self._out / STATE).delete(name)
-        oldest = self.manifest.generation - _BASES_KEPT
-        if oldest > 0:
-            for shard in (None, *range(self.manifest.shards + 1)):
-                (self._out / STATE).delete(_base_name(oldest, shard))
+        newest = self.manifest.generation
+        age = _SEALS_KEPT
+        while age < newest:
+            if _seals_kept(newest - age) == age:
+                for shard in (None, *range(self.manifest.shards + 1)):
+                    (self._out / STATE).delete(_base_name(newest - age, shard))
+            age *= 2
 
     def _story_records(self) -> pa.Table:
         """The records of the tail."""
@@ -521,16 +536,33 @@ def _fold_shards(plan: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             )
 
 
-def record_keys(records: pa.Table) -> dict[RecordKey, int]:
-    """The keys of records, with the number of parts of their events."""
-    names = ("controller_epoch", "seq", "part", "parts")
-    columns = (records.column(name).to_pylist() for name in names)
-    return {(epoch, seq, part): parts for epoch, seq, part, parts in zip(*columns, strict=True)}
+def tail_rows(partitions: int) -> int:
+    """The number of rows that a seal leaves in the tail.
+
+    The tail is folded anew in each refresh, which besides writes a row for each partition.
+    """
+    return max(_TAIL_ROWS_MIN, partitions)
+
+
+def record_sizes(keys: pa.Table) -> dict[RecordKey, RecordSize]:
+    """The records that keys (`KEYS`) are of, and how much they have."""
+    names = ("controller_epoch", "seq", "part", "parts", "decision_count")
+    columns = (keys.column(name).to_pylist() for name in names)
+    return {
+        (epoch, seq, part): RecordSize(parts, decisions)
+        for epoch, seq, part, parts, decisions in zip(*columns, strict=True)
+    }
 
 
 def keys_of(records: pa.Table) -> pa.Table:
     """The columns of `KEYS`, with times as microseconds."""
-    return records.select(KEYS.names).cast(KEYS)
+    count = pc.fill_null(pc.list_value_length(records.column("decisions")), 0)
+    return records.append_column("decision_count", count).select(KEYS.names).cast(KEYS)
+
+
+def _seals_kept(generation: int) -> int:
+    """For how many seals the state of a base is kept."""
+    return _SEALS_KEPT * (generation & -generation)
 
 
 def _base_name(generation: int, shard: int | None = None) -> str:

@@ -1,5 +1,6 @@
 """The pictures of a history's report."""
 
+from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -54,22 +55,32 @@ def timeline_picture(facts: ReportFacts) -> str:
     brokers = list(facts.brokers)
     with drawing():
         figure, axes = make_figure(rows=len(brokers) + 1)
+        # By row and broker: an artist for each bar and each mark would take most of a refresh.
+        bars: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
         for term in facts.terms:
-            color = broker_color(term["controller"])
-            _bar(axes, facts, 0, term["from"], term["until"], color)
+            bars[0, term["controller"]].append(_bar(facts, term["from"], term["until"]))
             middle = (
                 term["from"] + (min(term["until"] or facts.until, facts.until) - term["from"]) / 2
             )
             label = f"{term['controller']}"
             axes.text(_day(middle), 0, label, ha="center", va="center", color="white", fontsize=8)
+        failures: list[tuple[float, int]] = []
+        shutdowns: list[tuple[float, int]] = []
         for session in facts.sessions:
             row = 1 + brokers.index(session["broker"])
             start = session["from"] or facts.since
-            _bar(axes, facts, row, start, session["until"], broker_color(session["broker"]))
+            bars[row, session["broker"]].append(_bar(facts, start, session["until"]))
             if is_failure(session):
-                axes.plot(_day(session["until"]), row, "x", color=RED, markersize=6, mew=2)
+                failures.append((_day(session["until"]), row))
             elif session["end"] == "shut_down":
-                axes.plot(_day(session["until"]), row, "|", color=INK, markersize=8, mew=2)
+                shutdowns.append((_day(session["until"]), row))
+        for (row, broker), of_broker in bars.items():
+            axes.broken_barh(of_broker, (row - 0.32, 0.64), color=broker_color(broker))
+        for marks, sign, color, size in ((failures, "x", RED, 6), (shutdowns, "|", INK, 8)):
+            if marks:
+                axes.plot(
+                    *zip(*marks, strict=True), sign, color=color, ls="", markersize=size, mew=2
+                )
         _time_axis(axes, facts.since, facts.until)
         axes.set_yticks(range(len(brokers) + 1), ["controller", *(f"broker {b}" for b in brokers)])
         axes.set_ylim(len(brokers) + 0.6, -0.6)
@@ -214,11 +225,10 @@ def balance_picture(facts: ReportFacts) -> str:
         return inline_svg(figure, "balance", "Leaders on each broker over time")
 
 
-def _bar(
-    axes: Axes, facts: ReportFacts, row: int, start: datetime, end: datetime | None, color: str
-) -> None:
+def _bar(facts: ReportFacts, start: datetime, end: datetime | None) -> tuple[float, float]:
+    """Where a bar begins, and how long it is, in days."""
     last = max(start, min(end or facts.until, facts.until))
-    axes.broken_barh([(_day(start), _day(last) - _day(start))], (row - 0.32, 0.64), color=color)
+    return _day(start), _day(last) - _day(start)
 
 
 def _time_axis(axes: Axes, since: datetime, until: datetime) -> None:

@@ -57,7 +57,8 @@ _TAKEN_IN: Final = pa.schema(
     ]
 )
 _TAKEN_IN_DDL: Final = (
-    "controller_epoch int, seq bigint, part int, parts int, at bigint, cluster_id string, "
+    "controller_epoch int, seq bigint, part int, parts int, decision_count int, at bigint, "
+    "cluster_id string, "
     "file string, quarantined bigint, path string, position bigint"
 )
 
@@ -294,7 +295,7 @@ def _put_aside_messages(
                 )
     if foreign:
         name = f"part-{batch:010d}-{number:05d}.parquet"
-        write_rows(folder, "quarantine", name, QUARANTINE, foreign)
+        write_rows(folder, f"quarantine/{name}", QUARANTINE, foreign)
     if records:
         name = f"incoming-{serial:08d}-{number:05d}.arrows"
         yield put_aside(folder, name, records)
@@ -390,7 +391,7 @@ def _quarantine_file(folder: Location, path: Path, reason: str, cluster_id: str 
         "cluster_id": cluster_id,
     }
     name = f"part-{zlib.crc32(str(path).encode()):010d}-00000.parquet"
-    write_rows(folder, "quarantine", name, QUARANTINE, [row])
+    write_rows(folder, f"quarantine/{name}", QUARANTINE, [row])
 
 
 def put_aside(folder: Location, name: str, records: list[pa.RecordBatch]) -> pa.RecordBatch:

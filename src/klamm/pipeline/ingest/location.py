@@ -105,10 +105,11 @@ class Location:
             temporary.unlink(missing_ok=True)
         return True
 
-    def replace(self, content: bytes) -> None:
+    def replace(self, content: bytes, *, by_way_of: "Location | None" = None) -> None:
         """Put a file in the place of the one that is there, if there is one.
 
-        A reader finds the old file or the new one, never a part of it.
+        A reader finds the old file or the new one, never a part of it. On this machine it is
+        written in the folder `by_way_of` first; None: beside the old one.
         """
         store, path = self.open()
         if not self.is_local:
@@ -118,7 +119,9 @@ class Location:
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        written_in = target.parent if by_way_of is None else Path(by_way_of.uri)
+        written_in.mkdir(parents=True, exist_ok=True)
+        temporary = written_in / f".{target.name}.{uuid.uuid4().hex}"
         try:
             temporary.write_bytes(content)
             temporary.replace(target)
@@ -134,7 +137,7 @@ class Location:
         store.move(f"{path}/{source}", f"{path}/{target}")
 
     def put_in_place(self, source: str, target: str) -> None:
-        """Rename a file of the folder over another; one that was renamed before is left alone."""
+        """Rename a file below the folder over another; one that was renamed is left alone."""
         store, path = self.open()
         if self.is_local:
             with contextlib.suppress(FileNotFoundError):

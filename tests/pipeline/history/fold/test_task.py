@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from klamm.history.spool import spool_files
 from klamm.pipeline.history import folder as folders
 from klamm.pipeline.history.definitions import TABLES, make_tables
 from klamm.pipeline.history.fold.schemas import TABLES as SCHEMAS
+from klamm.pipeline.history.fold.task import STAGED, STATE
 from klamm.pipeline.history.folder import HistoryFolder
 from klamm.pipeline.history.input import read_spools
 from klamm.pipeline.history.report_facts import Origin
@@ -82,13 +84,13 @@ class Killer:
         return self._has_killed
 
     def _counted(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             if self._left is not None:
                 self._left -= 1
                 if self._left < 0:
                     self._has_killed = True
                     raise KilledError
-            return change(*arguments)
+            return change(*arguments, **options)
 
         return counted
 
@@ -100,8 +102,7 @@ def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
     """Records come late, so that seals are taken back as well; a killed refresh comes again."""
     records = records_in(random_history(tmp_path / "nodes", seed).spools)
     put_in(open_folder(tmp_path / "once"), records)
-    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 8)
-    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 4)
+    monkeypatch.setattr(folders, "tail_rows", lambda partitions: 6)
     killer, chance = Killer(monkeypatch), random.Random(seed)
     order = sorted(range(len(records)), key=lambda at: at + chance.uniform(0, 25))
     folder, kills = open_folder(tmp_path / "pieces", shards=2), 0
@@ -109,7 +110,7 @@ def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
     size = 10
     while order:
         some = records.take(pa.array(order[:size]))
-        killer.arm(chance.choice([None, *range(0, 150, 2)]))
+        killer.arm(chance.choice([None, *range(0, 100)]))
         with contextlib.suppress(KilledError):
             put_in(folder, some)
             del order[: len(some)]
@@ -126,12 +127,71 @@ def test_a_refresh_killed_at_any_change_of_a_file_loses_and_doubles_nothing(
     assert kills > 5
     assert folder.manifest.generation >= 1
     assert [*differences(tmp_path / "pieces", tmp_path / "once")] == []
-    assert not [*(tmp_path / "pieces").rglob(".*.staged-*")]
+    assert not [*(tmp_path / "pieces" / STAGED).iterdir()]
 
 
 def keys_in(records: pa.Table) -> Iterator[Key]:
     names = ("controller_epoch", "seq", "part")
     return zip(*(records.column(name).to_pylist() for name in names), strict=True)
+
+
+def rows_in_tail(out: Path) -> int:
+    records = parquet.read_table(out / "records" / "tail-00.parquet")
+    decisions = sum(len(each) for each in records.column("decisions").to_pylist())
+    return decisions + len({key[:2] for key in keys_in(records)})
+
+
+def test_the_tail_is_bounded_by_its_decisions_not_by_its_events_alone(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(folders, "tail_rows", lambda partitions: 30)
+    records = records_in(random_history(tmp_path / "nodes", 1).spools)
+    folder = open_folder(tmp_path / "out")
+    lengths = []
+    for at in range(len(records)):
+        put_in(folder, records.slice(at, 1))
+        lengths.append(rows_in_tail(tmp_path / "out"))
+    assert folder.manifest.generation >= 3
+    assert 30 < max(lengths) <= 60
+
+
+def test_a_tail_is_as_long_as_the_history_has_partitions():
+    assert folders.tail_rows(1) == folders.tail_rows(100) > 1000
+    assert folders.tail_rows(1_000_000) == 1_000_000
+
+
+def test_a_record_of_any_age_finds_a_base_that_is_hardly_older(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(folders, "tail_rows", lambda partitions: 1)
+    records = records_in(random_history(tmp_path / "nodes", 6).spools)
+    folder = open_folder(tmp_path / "out")
+    for at in range(len(records)):
+        put_in(folder, records.slice(at, 1))
+    newest = folder.manifest.generation
+    kept = sorted(
+        int(path.stem[5:]) for path in (tmp_path / "out" / STATE).glob("base-??????.json")
+    )
+    assert newest > 30
+    assert len(kept) < newest / 2
+    assert all((newest - older) <= 2 * (newest - younger) for older, younger in pairwise(kept[:-4]))
+
+
+def test_opening_a_folder_lists_no_table(
+    in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """A long history has very many files."""
+    put_in(open_folder(tmp_path / "out"), records_in(random_history(tmp_path / "nodes", 3).spools))
+    listed = []
+
+    def names(place: Location) -> list[str]:
+        listed.append(place.uri)
+        return []
+
+    monkeypatch.setattr(Location, "names", names)
+    folder = open_folder(tmp_path / "out")
+    folder.refresh([], folders.KEYS.empty_table(), is_forced=True)
+    assert listed == [str(tmp_path / "out" / STAGED)]
 
 
 @pytest.mark.spark_heavy
@@ -170,8 +230,7 @@ def test_a_refresh_without_news_changes_no_file(in_process: None, tmp_path: Path
 def test_another_min_isr_makes_the_tables_again(
     in_process: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(folders, "TAIL_EVENTS_MAX", 12)
-    monkeypatch.setattr(folders, "TAIL_EVENTS_KEPT", 6)
+    monkeypatch.setattr(folders, "tail_rows", lambda partitions: 12)
     records = records_in(random_history(tmp_path / "nodes", 4).spools)
     put_in(open_folder(tmp_path / "out"), records)
     two = {f"topic-{number}": 2 for number in range(30)}

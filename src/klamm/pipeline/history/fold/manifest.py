@@ -75,8 +75,9 @@ class Manifest:
     sealed: Sealed = field(default_factory=Sealed)
     history_from: int | None = None
     history_until: int | None = None
-    #: Rows in sealed files, by table; and messages that were no history.
+    #: Rows in sealed files, by table; partitions; and messages that were no history.
     sealed_rows: dict[str, int] = field(default_factory=dict)
+    partitions: int = 0
     quarantined: int = 0
     #: The balance of leaders as of the base.
     balance: Row | None = None

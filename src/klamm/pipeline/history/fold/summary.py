@@ -67,6 +67,7 @@ def of_topics(state: TopicShard) -> Row:
         "elections": {kind: each.to_json() for kind, each in state.elections.items()},
         "topics": nlargest(TOPICS_SHOWN, topics, key=lambda t: (t["seconds"], t["topic"])),
         "topic_count": len(topics),
+        "partition_count": len(partitions),
         "topics_affected": sum(each["affected"] > 0 for each in topics),
         "outage": {
             "noticing_seconds": sum(each["noticing_seconds"] for each in topics),

@@ -2,7 +2,7 @@
 
 A shard has a state, which stands for all records up to some event (the base), and gets the records
 after it (the tail), old and new. It folds the tail into the state and writes what comes of it.
-Every few thousand events the older half of the tail is sealed: its finished rows get files that do
+When the tail is long, its older half is sealed: its finished rows get files that do
 not change any more, and the state moves on. Late records that fall into the tail need no special
 care, and the cost of a refresh does not depend on how long the history is.
 
@@ -33,6 +33,9 @@ Key: TypeAlias = tuple[int, int]
 #: The shard that has no topics but the cluster itself.
 CLUSTER_SHARD: Final = 0
 STATE: Final = "_state"
+#: The folder of files that are being written, or wait for the end of their refresh. Nothing else
+#: is there, so that whoever opens a long history need not look through its tables.
+STAGED: Final = "_staged"
 _EMPTY: Final = np.empty(0, np.int64)
 #: The columns of a record that have times, with numbers instead.
 _IN_MICROS: Final = {
@@ -57,7 +60,7 @@ class FoldPlan:
     base: Key | None
     #: The last event to be sealed now; None if nothing is.
     seal_until: Key | None
-    #: Whether files wait under another name until the manifest is written.
+    #: Whether files wait in another place until the manifest is written.
     is_staged: bool
     cluster_id: str | None
     #: When the history begins and ends.
@@ -88,9 +91,9 @@ class FoldPlan:
     def next_generation(self) -> int:
         return self.generation if self.seal_until is None else self.generation + 1
 
-    def name_now(self, name: str) -> str:
-        """The name that a file of a table is written under."""
-        return staged_name(name, self.serial) if self.is_staged else name
+    def place(self, table: str, name: str) -> str:
+        """Where below the folder a file of a table is written."""
+        return staged_place(table, name, self.serial) if self.is_staged else f"{table}/{name}"
 
     @property
     def folder(self) -> Location:
@@ -117,9 +120,9 @@ def tail_name(shard: int) -> str:
     return f"tail-{shard:02d}.parquet"
 
 
-def staged_name(name: str, serial: int) -> str:
-    """The name, which readers pass over, of a file that waits for the end of its refresh."""
-    return f".{name}.staged-{serial:08d}"
+def staged_place(table: str, name: str, serial: int) -> str:
+    """Where below the folder a file of a table waits for the end of its refresh."""
+    return f"{STAGED}/{table}.{name}.{serial:08d}"
 
 
 def tail_records_name(serial: int) -> str:
@@ -135,19 +138,17 @@ def fold_shard(plan: FoldPlan, shard: int) -> Row:
     return _fold_topics(plan, shard, records)
 
 
-def write_rows(
-    folder: Location, table: str, name: str, schema: pa.Schema, rows: pa.Table | list[Row]
-) -> int:
-    """Put a file with these rows in the place of the one of this name; returns their number.
+def write_rows(folder: Location, place: str, schema: pa.Schema, rows: pa.Table | list[Row]) -> int:
+    """Put a file with these rows in a place below the folder; returns their number.
 
     A file that has the same rows is left alone, so that readers and caches are not disturbed.
     """
     made = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema=schema)
     sink = pa.BufferOutputStream()
     parquet.write_table(made, sink, compression="zstd")
-    place, content = folder / table / name, sink.getvalue().to_pybytes()
-    if place.read() != content:
-        place.replace(content)
+    file, content = folder / place, sink.getvalue().to_pybytes()
+    if file.read() != content:
+        file.replace(content, by_way_of=folder / STAGED)
     return int(made.num_rows)
 
 
@@ -159,12 +160,12 @@ def _fold_cluster(plan: FoldPlan, records: pa.Table) -> Row:
     sealed, open_tail = _divide(records, plan.seal_until)
     counts = _fold(plan, CLUSTER_SHARD, state, slim, OF_CLUSTER)
     if plan.seal_until is not None:
-        name = plan.name_now(sealed_name(plan.next_generation, CLUSTER_SHARD))
+        place = plan.place("records", sealed_name(plan.next_generation, CLUSTER_SHARD))
         sealed = _stamped(sealed, plan.cluster_id)
-        counts["sealed"]["records"] = write_rows(plan.folder, "records", name, SCHEMA, sealed)
-    name = plan.name_now(tail_name(CLUSTER_SHARD))
+        counts["sealed"]["records"] = write_rows(plan.folder, place, SCHEMA, sealed)
+    place = plan.place("records", tail_name(CLUSTER_SHARD))
     shown = _stamped(open_tail, plan.cluster_id)
-    counts["tail"]["records"] = write_rows(plan.folder, "records", name, SCHEMA, shown)
+    counts["tail"]["records"] = write_rows(plan.folder, place, SCHEMA, shown)
     write_records(plan.folder / STATE / tail_records_name(plan.serial), open_tail)
     return {"rows": counts, "cluster": summary.of_cluster(state)}
 
@@ -235,9 +236,7 @@ def _seal(
 
 def _write(plan: FoldPlan, table: str, name: str, schema: pa.Schema, rows: Sequence[Row]) -> int:
     cluster = {"cluster_id": plan.cluster_id}
-    return write_rows(
-        plan.folder, table, plan.name_now(name), schema, [row | cluster for row in rows]
-    )
+    return write_rows(plan.folder, plan.place(table, name), schema, [row | cluster for row in rows])
 
 
 def _load_state(plan: FoldPlan, shard: int) -> Row | None:
