@@ -98,6 +98,24 @@ async def test_a_future_that_is_done_delays_nothing() -> None:
     assert run(steps()) == 3
 
 
+@in_loop
+async def test_what_many_requests_waited_for_is_given_to_all_of_them_in_one_turn() -> None:
+    loop = asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(200)]
+    done: list[int] = []
+
+    def steps(awaited: asyncio.Future[int]) -> Steps[None]:
+        done.append((yield awaited))
+
+    waiting = [asyncio.ensure_future(run(steps(future))) for future in futures]
+    await asyncio.sleep(0)
+    for number, future in enumerate(futures):
+        future.set_result(number)
+    await asyncio.sleep(0)
+    assert done == list(range(200))
+    await asyncio.gather(*waiting)
+
+
 @pytest.mark.usefixtures("tiny_slices")
 @in_loop
 async def test_what_fails_in_a_later_slice_is_raised() -> None:

@@ -93,6 +93,11 @@ def turn_of_process() -> asyncio.Lock:
 
 
 async def _go_on(steps: Steps[Any], wanted: Awaitable[Any] | None) -> Any:
+    """Take the rest of the steps.
+
+    What was awaited by requests that are small may arrive for hundreds of them at once, as when a
+    group has its assignments, so they go on at once; only those that have had a slice take turns.
+    """
     turn = turn_of_process()
     is_large = False
     try:
@@ -106,10 +111,13 @@ async def _go_on(steps: Steps[Any], wanted: Awaitable[Any] | None) -> Any:
                     step = functools.partial(steps.send, await wanted)
                 except Exception as error:
                     step = functools.partial(steps.throw, error)
-            async with turn:
-                await asyncio.sleep(0)
-                with uncollected():
-                    wanted = _slice(step, steps)
+            if is_large:
+                async with turn:
+                    await asyncio.sleep(0)
+                    with uncollected():
+                        wanted = _slice(step, steps)
+            else:
+                wanted = _slice(step, steps)
     except _Done as end:
         result = await end.result if inspect.isawaitable(end.result) else end.result
         if is_large and type(result) is dict:

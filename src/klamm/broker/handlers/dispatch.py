@@ -35,12 +35,14 @@ log = logging.getLogger("klamm.broker.requests")
 #: The size from which on requests are decoded, and their responses encoded, in another thread: they
 #: may name every partition there is, or thousands of groups with two bytes each.
 _LARGE_BYTES: Final = 8 * 1024
-#: The same for requests that are frequent and have a fast decoder. Produce has its records, and its
-#: decoder says when it names too much.
+#: The same for requests that name less in as many bytes, and for which others wait: a group of
+#: hundreds of members waits for the assignments in its leader's SyncGroup.
 _LARGE_BYTES_OF: Final = {
-    ApiKey.PRODUCE.to_bytes(2, "big"): 1 << 31,
     ApiKey.FETCH.to_bytes(2, "big"): 64 * 1024,
+    ApiKey.SYNC_GROUP.to_bytes(2, "big"): 32 * 1024,
 }
+#: Most of a Produce request are records, and its decoder says when it names too much.
+_PRODUCE: Final = ApiKey.PRODUCE.to_bytes(2, "big")
 #: From this many items on a response is made in another thread, too.
 _MANY_ITEMS: Final = 1000
 #: Up to this many error codes of a response are counted lazily.
@@ -153,8 +155,7 @@ class Dispatcher:
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
-        size = len(frame)
-        if size > _LARGE_BYTES and size > _LARGE_BYTES_OF.get(bytes(frame[:2]), _LARGE_BYTES):
+        if _is_large_request(frame) and frame[:2] != _PRODUCE:
             return self._serve_large(connection, frame, arrived)
         try:
             request = decode_request(frame)
@@ -240,12 +241,17 @@ def _encode_large(header: RequestHeader, body: Body) -> EncodedResponse:
 
 def is_large(call: Call, result: Result) -> bool:
     """Whether a request or its response may take long to go through."""
-    return len(call.frame) > _LARGE_BYTES or isinstance(result, LargeBody)
+    return isinstance(result, LargeBody) or _is_large_request(call.frame)
+
+
+def _is_large_request(frame: memoryview) -> bool:
+    size = len(frame)
+    return size > _LARGE_BYTES and size > _LARGE_BYTES_OF.get(bytes(frame[:2]), _LARGE_BYTES)
 
 
 def translated(call: Call, function: Callable[P, T], *args: P.args, **kw: P.kwargs) -> Steps[T]:
     """Steps that call a pure function: beside the event loop if the request is large."""
-    if len(call.frame) > _LARGE_BYTES:
+    if _is_large_request(call.frame):
         result: T = yield aside(function, *args, **kw)
         return result
     return function(*args, **kw)
@@ -263,7 +269,7 @@ def body_of(items: Sequence[Any], make: Callable[[T], Body], found: T) -> Steps[
 
 def refused(call: Call, code: ErrorCode) -> HandlerResult:
     """The response to a request of which all is refused with one error."""
-    if len(call.frame) > _LARGE_BYTES:
+    if _is_large_request(call.frame):
         return aside(_refusal, call, code)
     return _refusal(call, code)
 
