@@ -5,11 +5,13 @@ stretch of that. The first ones are folded by klamm itself. From some refresh on
 folder grows evenly: each number in a sealed file and in a state is that of the refresh before and
 something more, always the same. So the files of later refreshes are computed from those of two,
 with numpy's speed and not the fold's. Only series of times, whose buckets get wider, are counted
-anew. A test compares such a folder with one that klamm has folded.
+anew. A test compares such a folder with one that klamm has folded. Sealed files, which no refresh
+reads, are computed for as many refreshes as one likes; those of later ones are copies of them.
 """
 
 import multiprocessing
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -93,8 +95,11 @@ class FilledHistory:
         self._series = Series(out, self._pair)
         self._check()
 
-    def fill(self, out: Path, refreshes: int) -> None:
-        """Write a folder as it is after so many refreshes."""
+    def fill(self, out: Path, refreshes: int, *, computed: int | None = None) -> None:
+        """Write a folder as it is after so many refreshes.
+
+        Sealed files of the first `computed` ones have their own rows (None: all of them).
+        """
         open_folder(None, out)
         for place in (*TABLES, STATE):
             (out / place).mkdir(exist_ok=True)
@@ -102,12 +107,17 @@ class FilledHistory:
             for place in self._places(generation):
                 (out / place).write_bytes((self._out / place).read_bytes())
         later = range(self._pair[0] + 1, refreshes + 1)
-        chunks = [later[at : at + _CHUNK] for at in range(0, len(later), _CHUNK)]
+        own = later[:computed]
+        chunks = [own[at : at + _CHUNK] for at in range(0, len(own), _CHUNK)]
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(
             PROCESSES, context, _take_files, (str(out), self._pair[0], self._files)
         ) as pool:
             list(pool.map(_write_files, chunks))
+        for place in self._files:
+            for generation in later[len(own) :]:
+                source = own[(generation - own[0]) % len(own)]
+                shutil.copyfile(out / self._at(place, source), out / self._at(place, generation))
         for generation in range(self._pair[0], refreshes + 1):
             if refreshes - generation < folders._seals_kept(generation):
                 self._write_base(out, generation)
@@ -149,15 +159,13 @@ class FilledHistory:
 
     def _read_pair(self, place: str) -> tuple[pa.Table, dict[str, Any]]:
         one, other = (
-            parquet.read_table(self._out / _later_text(place, self._named(place), times))
-            for times in (0, 1)
+            parquet.read_table(self._out / self._at(place, generation)) for generation in self._pair
         )
         return one, table_growth(one, other)
 
-    def _named(self, place: str) -> str:
-        """The file of the next refresh in the place of this one."""
-        first, second = (f"part-{generation:06d}-" for generation in self._pair)
-        return place.replace(first, second)
+    def _at(self, place: str, generation: int) -> str:
+        """The file of another refresh in the place of this one."""
+        return _of_generation(place, self._pair[0], generation)
 
     def _write_base(self, out: Path, generation: int) -> None:
         made = self.refresh(generation)
@@ -173,7 +181,7 @@ class FilledHistory:
             assert getattr(made, name) == getattr(found, name), name
         assert made.tail.equals(found.tail)
         for place, (table, growth) in self._files.items():
-            name = _later_text(place, self._named(place), 2)
+            name = self._at(place, self._folded)
             assert later_table(table, growth, 2).equals(parquet.read_table(self._out / name)), name
 
 
@@ -190,9 +198,13 @@ def _write_files(generations: range) -> None:
     first, out = _filling["first"], _filling["out"]
     for generation in generations:
         for place, (table, growth) in _filling["files"].items():
-            path = out / place.replace(f"part-{first:06d}-", f"part-{generation:06d}-")
+            path = out / _of_generation(place, first, generation)
             made = later_table(table, growth, generation - first)
             parquet.write_table(made, path, compression="zstd")
+
+
+def _of_generation(place: str, first: int, generation: int) -> str:
+    return place.replace(f"part-{first:06d}-", f"part-{generation:06d}-")
 
 
 def table_growth(one: pa.Table, other: pa.Table) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ PARTITIONS = 30
 ROTATIONS = 25
 #: Refreshes until everything in a folder grows evenly; a page shows 500 registrations of brokers.
 FOLDED = 14
+#: Of the sealed files of this many refreshes, a gigabyte of records, all others are copies.
+COMPUTED = 700
 REFRESHES = 11
 
 
@@ -57,7 +60,7 @@ def fill(place: Path, sizes: Sequence[float], start: pa.Table, repetition: Repet
         history = FilledHistory(place / "folded", start, repetition, folded=FOLDED)
     for size in missing:
         count = round(size * 1e9 / repetition.first.nbytes)
-        took, _ = timed(history.fill, place / "filling", count)
+        took, _ = timed(partial(history.fill, computed=COMPUTED), place / "filling", count)
         (place / "filling").rename(place / f"out-{size:g}")
         print(f"{size:g} GB: filled in {took:.0f} s", flush=True)
 

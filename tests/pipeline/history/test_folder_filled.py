@@ -22,6 +22,12 @@ def content(path: Path) -> object:
     return orjson.loads(path.read_bytes()) if path.suffix == ".json" else path.read_bytes()
 
 
+def files_in(out: Path) -> set[str]:
+    """Sealed files, and files of the state."""
+    found = [*out.glob("*/part-*"), *(out / STATE).iterdir()]
+    return {str(path.relative_to(out)) for path in found}
+
+
 def test_a_filled_folder_is_the_one_that_refreshes_leave(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -31,24 +37,20 @@ def test_a_filled_folder_is_the_one_that_refreshes_leave(
     start, repetition = record(tmp_path / "nodes", partitions=2, rotations=3)
     history = FilledHistory(tmp_path / "first", start, repetition, folded=10)
     history.fill(tmp_path / "filled", REFRESHES)
+    history.fill(tmp_path / "copied", REFRESHES, computed=5)
     with folding_here():
         folded = open_folder(None, tmp_path / "folded")
         put_in(folded, start)
         for number in range(REFRESHES):
             put_in(folded, repetition.shifted(number))
         assert folded.manifest.generation == REFRESHES
-        for pattern in ("*/part-*", f"{STATE}/*"):
-            names, expected = (
-                {str(path.relative_to(tmp_path / out)) for path in (tmp_path / out).glob(pattern)}
-                for out in ("filled", "folded")
-            )
-            assert names == expected
-            for name in names:
-                found, made = (
-                    content(tmp_path / "filled" / name),
-                    content(tmp_path / "folded" / name),
-                )
-                assert found == made, name
+        expected = files_in(tmp_path / "folded")
+        assert files_in(tmp_path / "filled") == files_in(tmp_path / "copied") == expected
+        for name in expected:
+            made = content(tmp_path / "folded" / name)
+            assert content(tmp_path / "filled" / name) == made, name
+            if name.startswith(STATE):
+                assert content(tmp_path / "copied" / name) == made, name
         filled = open_folder(None, tmp_path / "filled")
         for folder in (filled, folded):
             put_in(folder, repetition.shifted(REFRESHES))
