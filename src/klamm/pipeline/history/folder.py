@@ -41,6 +41,7 @@ from klamm.pipeline.history.fold.task import (
 from klamm.pipeline.history.report import write_report
 from klamm.pipeline.history.report_facts import Origin, ReportFacts, gather
 from klamm.pipeline.ingest.location import Location
+from klamm.pipeline.source.workers import forget_spark_archives
 
 Row: TypeAlias = dict[str, Any]
 #: The least number of rows (events and their decisions) that a seal leaves in the tail.
@@ -528,6 +529,7 @@ def run_shards(spark: SparkSession, plan: FoldPlan) -> list[Row]:
 
 
 def _fold_shards(plan: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    forget_spark_archives()
     for batch in batches:
         for shard in batch.column("id").to_pylist():
             told = orjson.dumps(fold_shard(FoldPlan.from_json(plan), shard))

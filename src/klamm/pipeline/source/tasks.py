@@ -11,10 +11,12 @@ from klamm.pipeline.source.kafka_options import can_fetch, own_settings
 from klamm.pipeline.source.leaders import LEADERS
 from klamm.pipeline.source.options import ReadOptions
 from klamm.pipeline.source.ranges import OffsetRange, RangeBundle
+from klamm.pipeline.source.workers import forget_spark_archives
 
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The records that one task reads, as Arrow batches."""
+    forget_spark_archives()
     match partition:
         case OffsetRange():
             ranges: tuple[OffsetRange, ...] = (partition,)

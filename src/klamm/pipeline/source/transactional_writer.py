@@ -29,6 +29,7 @@ from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import WriteOptions
 from klamm.pipeline.source.producers import KeptProducer
 from klamm.pipeline.source.spark_versions import StreamWriter
+from klamm.pipeline.source.workers import forget_spark_archives
 from klamm.pipeline.source.writer import DeliveryError, Sender, Written, arrow_batches
 
 TRANSACTIONAL_ID: Final = "transactional.id"
@@ -151,6 +152,7 @@ def write_once(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, place: Place
 ) -> WrittenOnce:
     """Write the rows of a task; when it returns, this or another attempt has committed them."""
+    forget_spark_archives()
     first = next((each for each in batches if each.num_rows), None)
     if first is None:
         return WrittenOnce(0)

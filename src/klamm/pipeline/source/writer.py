@@ -30,6 +30,7 @@ from klamm.pipeline.source.messages import plainly
 from klamm.pipeline.source.options import WriteOptions
 from klamm.pipeline.source.producers import PRODUCERS, KeptProducer
 from klamm.pipeline.source.spark_versions import HAS_ARROW_STREAM_WRITER, StreamWriter
+from klamm.pipeline.source.workers import forget_spark_archives
 
 _HEADER_TYPE: Final = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 #: column: what it may be, in words and as types.
@@ -119,6 +120,7 @@ def _as_batches(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: WriteOptions) -> Written:
     """Write the rows of a task; return when brokers have acknowledged every row."""
+    forget_spark_archives()
     rows = 0
     with PRODUCERS.borrowed(options.kafka) as kept:
         sender = Sender(options.topic, kept)
