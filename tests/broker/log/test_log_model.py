@@ -28,8 +28,10 @@ class LogMachine(RuleBasedStateMachine):
     @initialize(
         segment_bytes=st.sampled_from([150, 400, 5000]),
         index_interval_bytes=st.sampled_from([0, 100, 4096]),
+        compacts=st.booleans(),
     )
-    def begin(self, segment_bytes: int, index_interval_bytes: int) -> None:
+    def begin(self, segment_bytes: int, index_interval_bytes: int, compacts: bool) -> None:
+        self.compacts = compacts
         self.root = Path(tempfile.mkdtemp(prefix="klamm-log"))
         self.home = Home(
             self.root / "orders-0",
@@ -37,6 +39,7 @@ class LogMachine(RuleBasedStateMachine):
                 segment_bytes=segment_bytes,
                 index_interval_bytes=index_interval_bytes,
                 file_delete_delay_ms=0,
+                cleanup_policy=frozenset({"compact", "delete"} if compacts else {"delete"}),
             ),
         )
         self.log = self.home.open()
@@ -66,7 +69,7 @@ class LogMachine(RuleBasedStateMachine):
         self.epoch += is_new_epoch
         records = b""
         for gap, count in sizes:
-            base = self.end + gap
+            base = self.end + gap * self.compacts
             records += batch_of(count, offset=base, epoch=self.epoch, timestamp=self.clock)
             self.batches.append(Model(base, base + count - 1, self.epoch, self.clock))
             self.end = base + count

@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.broker.log.epochs import EpochEntry
 from klamm.broker.log.settings import LogConfig
+from klamm.protocol.records import iterate_batches
 from tests.broker.log.making import NOW, Home, UnsyncedFiles, batch_of, stored_records
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=0)
@@ -121,6 +123,30 @@ def test_all_after_the_first_damage_goes(home):
     assert log.segments[-1].base_offset == int(second.stem)
     assert all(entry.start_offset < log.end_offset for entry in log.epochs.entries)
     assert log.producers.get(9).last_sequence == log.end_offset - 1
+
+
+@pytest.mark.rule("REC-2")
+@pytest.mark.parametrize("is_rolled_empty", [True, False])
+def test_what_was_rolled_after_lost_batches_goes(home, is_rolled_empty):
+    written(home, close=False)
+    first, second, *_ = sorted(home.path.glob("*.log"))
+    batches = list(iterate_batches(first.read_bytes()))
+    os.truncate(first, first.stat().st_size - batches[-1].header.size)
+    if is_rolled_empty:
+        os.truncate(second, 0)
+    log = home.open(clean=False)
+    assert log.end_offset == batches[-1].header.base_offset
+    assert offsets(log) == list(range(log.end_offset))
+    assert len(home.names(".log")) == 1
+
+
+def test_a_compacted_log_may_have_holes_between_segments(home):
+    written(home, close=False)
+    home.config = replace(SMALL, cleanup_policy=frozenset({"compact"}))
+    first, *_ = sorted(home.path.glob("*.log"))
+    batches = list(iterate_batches(first.read_bytes()))
+    os.truncate(first, first.stat().st_size - batches[-1].header.size)
+    assert home.open(clean=False).end_offset == 36
 
 
 @pytest.mark.rule("REC-2")

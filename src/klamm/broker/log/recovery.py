@@ -219,13 +219,21 @@ def _recover(
 ) -> list[Segment]:
     """Read the segments after the first `flushed`, and keep what is whole up to the first damage.
 
-    They may not have reached the disk; the others are believed.
+    They may not have reached the disk; the others are believed. A loss of power can take the last
+    batches of a segment as a whole and leave the segment that was rolled after it, perhaps empty.
+    To go on there would leave a hole that replication never fills. Compaction leaves such holes,
+    too, so those of a compacted log are believed.
     """
     expected = segments[flushed].base_offset
     producers.delete_snapshots_above(expected)
     rebuild_producers(producers, segments[:flushed], expected, now_ms)
     for row in range(flushed, len(segments)):
         segment = segments[row]
+        if segment.base_offset > expected and not config.compacts:
+            logger.warning("%s begins after %d; what is between is lost", segment.path, expected)
+            for later in segments[row:]:
+                later.delete()
+            return segments[:row]
         segment.aborted_index.cut_from(segment.base_offset)
 
         def is_next(batch: Batch, segment: Segment = segment) -> bool:
