@@ -6,12 +6,13 @@ logs are all seen here as they happen. The first thing that is wrong ends the hi
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from klamm import slices
+from klamm.broker.log.checkpoints import PARTITION_METADATA
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Partition
@@ -123,13 +124,22 @@ class Checks:
         topic, *rest = path.removeprefix("/brokers/topics/").split("/")
         if not rest:
             if isinstance(op, Delete):
-                self._topic_ids.pop(topic, None)
+                self._check_deleted(topic, self._topic_ids.pop(topic, ""))
             elif isinstance(op, Create | SetData) and op.data:
                 self._on_assignment(topic, znodes.decode_topic(topic, op.data))
         elif len(rest) == 3 and rest[2] == "state" and isinstance(op, Create | SetData):
             state = znodes.decode_state(path, op.data)
             if state is not None:
                 self._on_state(topic, int(rest[1]), state, is_new=isinstance(op, Create))
+
+    def _check_deleted(self, topic: str, topic_id: str) -> None:
+        """Check that no replica is left: who is down cannot have deleted what it has (DEL-15)."""
+        for (each, _), story in self.stories.items():
+            for broker in story.replicas if each == topic_id else ():
+                for directory in self.world.machines[broker].directories:
+                    metadata = directory / story.name / PARTITION_METADATA
+                    if metadata.exists() and topic_id in metadata.read_text():
+                        self.fail(f"{topic} is gone, but broker {broker} has {story.name}")
 
     def _on_assignment(self, topic: str, assignment: znodes.TopicAssignment) -> None:
         if assignment.topic_id is not None:
@@ -249,6 +259,8 @@ class Checks:
         with (
             # Slices end by the clock of this machine, which no seed determines.
             patch.object(slices, "SLICE_S", math.inf),
+            # Nothing is collected while a history runs, and all of it afterwards.
+            patch.object(slices, "uncollected", nullcontext),
             # A process that crashes must not keep the turn of the others.
             patch.object(slices, "turn_of_process", lambda: current().turn),
             patch.object(Partition, "become_leader", becomes_leader),
