@@ -13,8 +13,14 @@ from klamm.broker.handlers.dispatch import Call, EncodedResponse
 from klamm.history.broker_story import request_sentence
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import failure
-from klamm.protocol.codec.frames import decode_request, encode_request, encode_response
+from klamm.protocol.codec.frames import (
+    decode_large_request,
+    decode_request,
+    encode_request,
+    encode_response,
+)
 from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 
 SECRET = "correct horse"
@@ -218,6 +224,44 @@ def test_a_record_of_very_many_resources_names_some_and_counts_the_rest():
     assert [each["name"] for each in record["errors"]] == names[:10_000]
     assert record["left_out"] == 2_345
     assert "; and 2345 more; refused: " in request_sentence(record)
+
+
+def test_a_record_of_one_resource_and_very_much_about_it_is_no_longer_than_others():
+    asked = call(ApiKey.ELECT_LEADERS)
+    topic = SimpleNamespace(topic="orders", partitions=range(1_005))
+    asked = asked._replace(body=SimpleNamespace(election_type=0, topic_partitions=[topic]))
+    (subject,) = _described(asked, EncodedResponse(None))["subjects"]
+    assert subject["wanted"].startswith("preferred election of 0,1,2,")
+    assert subject["wanted"].endswith(",999,and 5 more")
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_large_request_is_described_before_it_is_taken_apart(is_awaited: bool):
+    """Its arrays and those of its response are emptied as soon as it is answered."""
+    names = [f"group-{index}" for index in range(5_000)]
+    header = RequestHeader(ApiKey.DELETE_GROUPS, APIS[ApiKey.DELETE_GROUPS].max_version, 1, "a")
+    frame = memoryview(encode_request(header, {"groups_names": names}))[4:]
+    asked = call(ApiKey.DELETE_GROUPS)._replace(body=decode_large_request(frame).body, frame=frame)
+    notes: list[Any] = []
+    history: Any = SimpleNamespace(note=lambda describe, at: notes.append(describe))
+    refusal = failure(asked.header, asked.body, ErrorCode.GROUP_ID_NOT_FOUND)
+
+    async def later(_: Call) -> Any:
+        return refusal
+
+    handlers = noted(
+        {ApiKey.DELETE_GROUPS: later if is_awaited else lambda _: refusal}, history, "SASL_SSL"
+    )
+
+    async def ask() -> Any:
+        return await handlers[ApiKey.DELETE_GROUPS](asked)  # type: ignore[misc]
+
+    assert asyncio.run(ask()) is refusal
+    dismantle(refusal)
+    dismantle(asked.body)
+    (record,) = (describe() for describe in notes)
+    assert [each["name"] for each in record["subjects"]] == names
+    assert [each["name"] for each in record["errors"]] == names
 
 
 def test_only_administrative_requests_are_noted():

@@ -15,6 +15,7 @@ from klamm.broker.security.connection_quotas import ConnectionLimits, Connection
 from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
+from klamm.net import server as net_server
 from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server, ServerConnection
 from tests.support.waiting import until
 
@@ -326,6 +327,33 @@ def test_ranges_of_files_are_sent_between_the_other_parts(tmp_path, size):
 
     with path.open("rb") as file:
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_others_have_a_turn_between_the_parts_of_a_long_response(runner, monkeypatch):
+    monkeypatch.setattr(net_server, "SENDING_S", -1.0)
+    turns = []
+    flush = ServerConnection._writable
+    monkeypatch.setattr(
+        ServerConnection, "_writable", lambda self: (turns.append(self), flush(self))[1]
+    )
+    meter = RequestMeter("t")
+    parts = [bytes([number]) * 20_000 for number in range(5)]
+
+    def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
+        return parts, meter, (0, len(frame), (), 0, 0, 0, 0)
+
+    async def scenario() -> None:
+        server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(framed(b"go"))
+        assert await reader.readexactly(100_000) == b"".join(parts)
+        writer.close()
+        await server.close()
+
+    runner(scenario())
+    assert len(turns) >= len(parts) - 1
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

@@ -8,18 +8,21 @@ the mechanism are kept, and of settings of brokers only their names.
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
-from itertools import islice
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from itertools import chain, islice
 from typing import Any, Final
 
-from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result
-from klamm.broker.security.denials import response_values
+from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, Result, is_large
+from klamm.broker.security.denials import decoded_again
 from klamm.history.broker_history import BrokerHistory
 from klamm.names import counted
 from klamm.protocol.acls import AclOperation, AclPermission, ResourceType
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
+from klamm.slices import aside
 
 _TOPIC: Final = 2
 _CONFIG_RESOURCES: Final = {_TOPIC: "topic", 4: "broker", 8: "broker logger"}
@@ -31,21 +34,32 @@ _PER_INDEX: Final = ("partition_index", "partition_id")
 #: may be kept from running while one very large record is encoded.
 _NAMED_MAX: Final = 10_000
 
+#: The same for what is wanted of one resource.
+_LISTED_MAX: Final = 1000
+
 #: What a request is about: the type and the name of each resource, and what is wanted of it.
 Subject = tuple[str, str, str]
 
 
+def _listed(separator: str, items: Iterable[Any]) -> str:
+    """The items in a row: the first of them, and how many more there are."""
+    left = iter(items)
+    shown = list(map(str, islice(left, _LISTED_MAX)))
+    if more := sum(1 for _ in left):
+        shown.append(f"and {more} more")
+    return separator.join(shown)
+
+
 def _topics_created(body: Any) -> Iterator[Subject]:
     for topic in body.topics:
-        wanted = [f"{each.name}={each.value}" for each in topic.configs]
+        wanted = [
+            counted(topic.num_partitions, "partition"),
+            f"replication factor {topic.replication_factor}",
+        ]
         if topic.assignments:
-            wanted.insert(0, f"{counted(len(topic.assignments), 'partition')} placed by hand")
-        else:
-            wanted[:0] = [
-                counted(topic.num_partitions, "partition"),
-                f"replication factor {topic.replication_factor}",
-            ]
-        yield "topic", topic.name, ", ".join(wanted)
+            wanted = [f"{counted(len(topic.assignments), 'partition')} placed by hand"]
+        configs = (f"{each.name}={each.value}" for each in topic.configs)
+        yield "topic", topic.name, _listed(", ", chain(wanted, configs))
 
 
 def _topics_deleted(body: Any) -> Iterator[Subject]:
@@ -63,7 +77,7 @@ def _partitions_created(body: Any) -> Iterator[Subject]:
 def _records_deleted(body: Any) -> Iterator[Subject]:
     for topic in body.topics:
         wanted = (f"{each.partition_index} before {each.offset}" for each in topic.partitions)
-        yield "topic", topic.name, ", ".join(wanted)
+        yield "topic", topic.name, _listed(", ", wanted)
 
 
 def _configs_altered(body: Any) -> Iterator[Subject]:
@@ -73,17 +87,17 @@ def _configs_altered(body: Any) -> Iterator[Subject]:
             f"{each.name}={each.value}" if is_topic else each.name for each in resource.configs
         )
         kind = _CONFIG_RESOURCES.get(resource.resource_type, str(resource.resource_type))
-        yield kind, resource.resource_name, ", ".join(wanted)
+        yield kind, resource.resource_name, _listed(", ", wanted)
 
 
 def _partitions_reassigned(body: Any) -> Iterator[Subject]:
     for topic in body.topics:
         wanted = (
             f"{each.partition_index} to "
-            + ("where it was" if each.replicas is None else ",".join(map(str, each.replicas)))
+            + ("where it was" if each.replicas is None else _listed(",", each.replicas))
             for each in topic.partitions
         )
-        yield "topic", topic.name, "; ".join(wanted)
+        yield "topic", topic.name, _listed("; ", wanted)
 
 
 def _leaders_elected(body: Any) -> Iterator[Subject]:
@@ -91,7 +105,7 @@ def _leaders_elected(body: Any) -> Iterator[Subject]:
     if body.topic_partitions is None:
         yield "cluster", "", f"{kind} of all partitions"
     for topic in body.topic_partitions or ():
-        yield "topic", topic.topic, f"{kind} of {','.join(map(str, topic.partitions))}"
+        yield "topic", topic.topic, f"{kind} of {_listed(',', topic.partitions)}"
 
 
 def _acls_created(body: Any) -> Iterator[Subject]:
@@ -128,12 +142,12 @@ def _rule(permission: int, operation: int, principal: str | None, host: str | No
 
 def _quotas_altered(body: Any) -> Iterator[Subject]:
     for entry in body.entries:
-        name = ", ".join(
+        entities = (
             f"{each.entity_type} {'(default)' if each.entity_name is None else each.entity_name}"
             for each in entry.entity
         )
         wanted = (f"{op.key} {'removed' if op.remove else f'= {op.value:g}'}" for op in entry.ops)
-        yield "quota", name, ", ".join(wanted)
+        yield "quota", _listed(", ", entities), _listed(", ", wanted)
 
 
 def _users_altered(body: Any) -> Iterator[Subject]:
@@ -149,7 +163,7 @@ def _groups_deleted(body: Any) -> Iterator[Subject]:
 
 
 def _offsets_deleted(body: Any) -> Iterator[Subject]:
-    yield "group", body.group_id, ", ".join(topic.name for topic in body.topics)
+    yield "group", body.group_id, _listed(", ", (topic.name for topic in body.topics))
 
 
 def _features_updated(body: Any) -> Iterator[Subject]:
@@ -162,7 +176,7 @@ def _markers_written(body: Any) -> Iterator[Subject]:
         outcome = "commit" if marker.transaction_result else "abort"
         whose = f"{outcome} of producer {marker.producer_id} with epoch {marker.producer_epoch}"
         for topic in marker.topics:
-            yield "topic", topic.name, f"{whose} on {','.join(map(str, topic.partition_indexes))}"
+            yield "topic", topic.name, f"{whose} on {_listed(',', topic.partition_indexes)}"
 
 
 #: The requests that change a cluster, and what each of them is about.
@@ -219,28 +233,42 @@ def _noting(
         result = handler(call)
         if inspect.isawaitable(result):
             return _note_later(call, result, at)
+        if is_large(call, result):
+            return _note_large(call, result, at)
         history.note(partial(_described, call, result), at)
         return result
 
     async def _note_later(call: Call, result: Awaitable[Result], at: float) -> Result:
         response = await result
+        if is_large(call, response):
+            return await _note_large(call, response, at)
         history.note(partial(_described, call, response), at)
+        return response
+
+    async def _note_large(call: Call, response: Result, at: float) -> Result:
+        # Now, because a large request is taken apart when it is answered.
+        described = await aside(_described, call, response)
+        history.note(lambda: described, at)
         return response
 
     return handle
 
 
 def _described(call: Call, result: Result) -> dict[str, Any]:
-    """The fields of a record. Slow for large requests: the history's thread calls it."""
+    """The fields of a record. Slow: not for the event loop."""
     connection, header = call.connection, call.header
     subjects = ADMINISTRATIVE[ApiKey(header.api_key)](call.body)
     named = [
         {"type": kind, "name": name, "wanted": wanted}
         for kind, name, wanted in islice(subjects, _NAMED_MAX)
     ]
-    unsent = isinstance(result, EncodedResponse) and result.parts is None
-    errors = iter(()) if unsent else _errors(response_values(call, result), "")
-    refused = list(islice(errors, _NAMED_MAX))
+    refused = []
+    if not isinstance(result, EncodedResponse):
+        refused = list(islice(_errors(result, ""), _NAMED_MAX))
+    elif result.parts is not None:
+        response = decoded_again(call, result)
+        refused = list(islice(_errors(response, ""), _NAMED_MAX))
+        dismantle(response)
     return {
         "kind": "request",
         "api": APIS[header.api_key].name,
@@ -255,15 +283,29 @@ def _described(call: Call, result: Result) -> dict[str, Any]:
     }
 
 
-def _errors(values: Mapping[str, Any], name: str) -> Iterator[dict[str, str]]:
-    """Each error in a response, with the name of what it is about."""
+def _errors(response: Any, name: str) -> Iterator[dict[str, str]]:
+    """Each error in a response, or in a part of it, with the name of what it is about."""
+    values = response if isinstance(response, Mapping) else _values(response)
     name = next((str(values[each]) for each in _PER_NAME if values.get(each)), name)
     index = next((values[each] for each in _PER_INDEX if each in values), None)
     about = name if index is None else f"{name}-{index}"
     if code := values.get("error_code", 0):
         yield {"name": about, "error": ErrorCode.of(code).name}
     for value in values.values():
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and value and _has_fields(value[0]):
             for each in value:
-                if isinstance(each, Mapping):
-                    yield from _errors(each, name)
+                yield from _errors(each, name)
+
+
+def _has_fields(value: Any) -> bool:
+    return isinstance(value, Mapping) or is_dataclass(value)
+
+
+def _values(message: Any) -> dict[str, Any]:
+    kind: Any = type(message)
+    return {name: getattr(message, name) for name in _field_names(kind)}
+
+
+@cache
+def _field_names(kind: Any) -> list[str]:
+    return [each.name for each in fields(kind)]

@@ -36,6 +36,9 @@ _SIZE: Final = struct.Struct(">i")
 OS_DEFAULT_BUFFER: Final = -1
 _SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
+#: How long the parts of one response are written before other connections have a turn: after each
+#: system call the event loop may have to wait for another thread.
+SENDING_S: Final = 0.002
 #: A response up to this size is sent in one piece: copying its ranges of files takes less time than
 #: a system call for each of them and for what is between them.
 _ONE_PIECE_BYTES: Final = 32 * 1024
@@ -325,6 +328,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if fd < 0:
             self._clear_outbox()
             return True
+        until = time.perf_counter() + SENDING_S
         while self._outbox:
             part = self._outbox[0]
             try:
@@ -347,9 +351,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self._sent >= size:
                 self._outbox.popleft()
                 self._sent = 0
-            elif sent < count:
-                # The socket is full. Other connections have their turn, even if this client is
-                # so fast that there would be room again at once.
+            if sent < count or (self._outbox and time.perf_counter() > until):
+                # The socket is full, or other connections have waited long enough. They have their
+                # turn even if this client is so fast that there would be room again at once.
                 self._wait_writable(fd)
                 return False
         return True

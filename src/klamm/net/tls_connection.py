@@ -11,10 +11,11 @@ import logging
 import os
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from klamm.net.server import FileRange, Listener, Server, ServerConnection
+from klamm.net.server import SENDING_S, FileRange, Listener, Server, ServerConnection
 
 log = logging.getLogger("klamm.net.server")
 
@@ -136,6 +137,7 @@ class TlsConnection(ServerConnection):
         self.close()
 
     def _flush(self) -> bool:
+        until = time.perf_counter() + SENDING_S
         while self._outbox and not self._is_lost:
             part = self._outbox[0]
             try:
@@ -154,6 +156,9 @@ class TlsConnection(ServerConnection):
             if self._sent >= size:
                 self._outbox.popleft()
                 self._sent = 0
+            if self._outbox and time.perf_counter() > until:
+                self._loop.add_writer(self._fd, self._writable)
+                return False
         return True
 
     def _send_piece(self, part: FileRange) -> None:

@@ -70,7 +70,7 @@ class Wire:
                 responses = [coordinator.fetch_offsets(request) for request in requests]
                 return groups.offset_fetch_body(header, requests, responses)
             case ApiKey.DESCRIBE_GROUPS:
-                descriptions = map(coordinator.describe_group, body.groups)
+                descriptions = [*map(coordinator.describe_group, body.groups)]
                 return groups.describe_groups_body(body, descriptions)
             case ApiKey.LIST_GROUPS:
                 listed = result_of(coordinator.list_groups(*groups.list_groups_filters(body)))

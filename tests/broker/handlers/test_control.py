@@ -36,7 +36,7 @@ def test_a_request_waits_until_the_broker_knows_which_incarnation_it_is(broker_e
             topics=[],
         )
         handle = control.handlers()[ApiKey.UPDATE_METADATA]
-        responding = asyncio.ensure_future(handle(SimpleNamespace(body=body)))  # type: ignore
+        responding = asyncio.ensure_future(handle(SimpleNamespace(body=body, frame=b"")))  # type: ignore
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not responding.done()

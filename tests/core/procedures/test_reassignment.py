@@ -39,6 +39,7 @@ def lists(world: World, partition: int = 0) -> tuple[list[int], list[int], list[
         ([1, 1], "Duplicate replica ids"),
         ([1, -3], "Invalid broker id"),
         ([1, 9], "not alive"),
+        (list(range(10_001)), "10001 replicas"),
     ],
 )
 def test_a_bad_list_is_refused_by_the_request(target: list[int], words: str) -> None:

@@ -26,12 +26,14 @@ READ_BY_KIO = [each for each in EXCHANGES if each.key not in OF_THEIR_OWN_FORM]
 
 
 def comparable(request: Request) -> Request:
-    """Topics that are made when asked for have no equality of their own."""
+    """Partitions that are made when asked for have no equality of their own."""
     if request.header.api_key != ApiKey.LEADER_AND_ISR:
         return request
-    return request._replace(
-        body=request.body._replace(topic_states=list(request.body.topic_states))
-    )
+    topics = [
+        topic._replace(partition_states=list(topic.partition_states))
+        for topic in request.body.topic_states
+    ]
+    return request._replace(body=request.body._replace(topic_states=topics))
 
 
 def sized(frame: bytes) -> bytes:

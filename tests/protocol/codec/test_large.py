@@ -95,3 +95,10 @@ def test_nothing_is_left_of_what_is_dismantled() -> None:
     response = {"error_code": 0, "topics": [{"name": "t", "partitions": [{"index": 1}]}]}
     dismantle(response)
     assert response["topics"] == []
+    by_number = {number: [number] for number in range(5000)}
+    first = by_number[0]
+    numbers = set(range(5000))
+    dismantle(by_number)
+    dismantle(numbers)
+    assert first == []
+    assert len(by_number) < 5000 > len(numbers)

@@ -39,6 +39,7 @@ from klamm.broker.groups.messages import (
 from klamm.names import TopicPartition
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -265,7 +266,9 @@ def offset_delete_request(body: Any, exists: Exists) -> OffsetDeleteRequest:
         for topic in body.topics
         for each in topic.partitions
     )
-    return OffsetDeleteRequest(group_id=body.group_id, partitions=tuple(filter(exists, named)))
+    partitions = tuple(filter(exists, named))
+    dismantle(named)
+    return OffsetDeleteRequest(group_id=body.group_id, partitions=partitions)
 
 
 def offset_delete_body(body: Any, response: OffsetDeleteResponse) -> Values:
@@ -280,11 +283,12 @@ def offset_delete_body(body: Any, response: OffsetDeleteResponse) -> Values:
 
 def describe_groups_body(
     body: Any,
-    descriptions: Iterable[DescribedGroup],
-    operations: Callable[[str], int] = lambda _: GROUP_OPERATIONS,
+    descriptions: Sequence[DescribedGroup],
+    operations: Sequence[int] | None = None,
 ) -> Values:
-    """`operations` gives the authorized operations on a group."""
+    """`operations` are the authorized operations on each group; without them all are."""
     asks = getattr(body, "include_authorized_operations", False)
+    operations = operations or [GROUP_OPERATIONS] * len(descriptions)
     return {
         "groups": [
             {
@@ -304,11 +308,9 @@ def describe_groups_body(
                     }
                     for member in group.members
                 ],
-                "authorized_operations": (
-                    operations(group.group_id) if asks and not group.error else _NOT_ASKED
-                ),
+                "authorized_operations": (allowed if asks and not group.error else _NOT_ASKED),
             }
-            for group in descriptions
+            for group, allowed in zip(descriptions, operations, strict=True)
         ]
     }
 

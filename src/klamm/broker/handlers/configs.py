@@ -120,8 +120,13 @@ class ConfigHandlers:
                 described[resource] = yield from self._describe(call.body, resource)
             response = described[resource]
             if wanted.configuration_keys and response["configs"]:
-                names = yield from counted(wanted.configuration_keys)
-                shown = [each for each in response["configs"] if each["name"] in names]
+                names = {each["name"] for each in response["configs"]}
+                asked = set()
+                for key in wanted.configuration_keys:
+                    if key in names:
+                        asked.add(key)
+                    yield None
+                shown = [each for each in response["configs"] if each["name"] in asked]
                 response = {**response, "configs": shown}
             results.append(response)
             yield None

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from klamm.broker.handlers.dispatch import Body, Call, Handler
+from klamm.broker.handlers.dispatch import Body, Call, Handler, translated
 from klamm.broker.identity import BrokerIdentity
 from klamm.broker.metadata.cache import (
     BrokerEndpoint,
@@ -21,13 +21,9 @@ from klamm.names import TopicPartition, counted
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.control_decode import LeaderAndIsrRequest, UpdateMetadataRequest
-from klamm.slices import aside, paced
+from klamm.slices import aside, finish, paced
 
 log = logging.getLogger("klamm.broker.control")
-
-#: More partitions than this are merged into the metadata in another thread.
-_MANY_PARTITIONS: Final = 2000
-
 
 ClearWay = Callable[[TopicPartition, uuid.UUID | None], Awaitable[None]]
 
@@ -109,13 +105,7 @@ class ControlHandlers:
             if error:
                 return {"error_code": error}
             snapshot = self._metadata.snapshot
-            if (
-                len(request.live_brokers) > _MANY_PARTITIONS
-                or sum(len(topic.records) for topic in request.topics) > _MANY_PARTITIONS
-            ):
-                change = await aside(_changed, snapshot, request)
-            else:
-                change = _changed(snapshot, request)
+            change = await finish(translated(call, _changed, snapshot, request))
             self._metadata.install(change)
             for listener in self._listeners:
                 listener.on_metadata(change)

@@ -28,8 +28,9 @@ from klamm.broker.metadata.cache import MetadataCache
 from klamm.names import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
 from klamm.protocol.acls import ResourceType
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
-from klamm.slices import Steps, counted, each, pieces
+from klamm.slices import Steps, counted, discard, each, pieces
 
 T = TypeVar("T")
 _GROUP_KEY: Final = 0
@@ -76,7 +77,9 @@ class FindCoordinatorHandlers:
             return FoundCoordinator(key, ErrorCode.NONE, node.id, node.host, node.port)
 
         found = yield from each(find, keys)
-        return (yield from translated(call, groups.find_coordinator_body, call.header, found))
+        body = yield from translated(call, groups.find_coordinator_body, call.header, found)
+        discard(dismantle, found)
+        return body
 
 
 class GroupHandlers:
@@ -192,14 +195,15 @@ class GroupHandlers:
     def _describe(self, call: Call) -> Steps[Body]:
         describe = lru_cache(_REMEMBERED)(self._service.coordinator.describe_group)
         descriptions = yield from each(describe, call.body.groups)
-        access = call.access
-        if access is None:
-            return (
-                yield from translated(call, groups.describe_groups_body, call.body, descriptions)
-            )
-        return groups.describe_groups_body(
-            call.body, descriptions, lambda group: access.operations(ResourceType.GROUP, group)
+        operations = None
+        if call.access is not None and getattr(call.body, "include_authorized_operations", False):
+            allowed = partial(call.access.operations, ResourceType.GROUP)
+            operations = yield from each(allowed, call.body.groups)
+        body = yield from translated(
+            call, groups.describe_groups_body, call.body, descriptions, operations
         )
+        discard(dismantle, descriptions)
+        return body
 
     @in_slices
     def _list(self, call: Call) -> Steps[Body]:

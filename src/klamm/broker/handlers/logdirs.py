@@ -7,6 +7,7 @@ from typing import Any
 from klamm.broker.handlers.dispatch import Body, Call, Handler
 from klamm.broker.log.manager import DirectoryDescription, LogDescription, LogManager
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 from klamm.slices import LargeBody, aside
 
@@ -30,9 +31,9 @@ def _body(topics: Sequence[Any] | None, described: Iterable[DirectoryDescription
     wanted = None
     if topics is not None:
         wanted = {(topic.topic, index) for topic in topics for index in topic.partitions}
-    return LargeBody(
-        error_code=ErrorCode.NONE, results=[_directory(each, wanted) for each in described]
-    )
+    results = [_directory(each, wanted) for each in described]
+    dismantle(wanted)
+    return LargeBody(error_code=ErrorCode.NONE, results=results)
 
 
 def _directory(directory: DirectoryDescription, wanted: set[tuple[str, int]] | None) -> Body:

@@ -37,6 +37,7 @@ from klamm.names import ACKS_ALL, TopicPartition, is_internal
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX
 from klamm.protocol.fast.produce import (
@@ -47,7 +48,7 @@ from klamm.protocol.fast.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import HEADER_SIZE, Batch, decode_batch_header
-from klamm.slices import Steps, aside, each
+from klamm.slices import Steps, aside, discard, each
 
 #: The response about more partitions than this is encoded beside the event loop.
 _MANY: Final = 1000
@@ -215,6 +216,7 @@ class ProduceHandlers:
 
         async with self._validating:
             validated = await aside(validate)
+        discard(dismantle, sent)
         result = self._append_all(call, validated, verified)
         return await result if inspect.isawaitable(result) else result
 
@@ -231,7 +233,7 @@ class ProduceHandlers:
             check_produced(records, call.header.api_version)
             return self._replicas.validate(name, records, decompressed_bytes_max)
         except AppendError as failure:
-            return failure
+            return failure.again()
 
     @in_slices
     def _append_all(
@@ -244,6 +246,7 @@ class ProduceHandlers:
             entry = self._append_or_refuse(call, name, records, required, verified)
             by_topic.setdefault(name.topic, []).append(entry)
             yield None
+        discard(dismantle, sent)
         topics = yield from each(lambda found: ProduceTopicResponse(*found), by_topic.items())
         if request.acks == _NO_ACKS:
             self._check_unacknowledged(topics)
@@ -324,7 +327,7 @@ class ProduceHandlers:
         """Return the records if they are one whole batch; raise and count an AppendError if not."""
         try:
             if isinstance(records, AppendError):
-                raise records
+                raise records.again()
             if not isinstance(records, Batch):
                 check_produced(records, version)
                 assert records is not None, "checked just now"
@@ -367,7 +370,7 @@ class ProduceHandlers:
     ) -> Result | Awaitable[Result]:
         throttle_ms = self._quotas.produce_ms(call)
         if len(topics) > _MANY or sum(len(topic.partitions) for topic in topics) > _MANY:
-            return aside(self._encode, call, topics, throttle_ms)
+            return aside(self._encode_large, call, topics, throttle_ms)
         return self._encode(call, topics, throttle_ms)
 
     def _encode(
@@ -386,6 +389,13 @@ class ProduceHandlers:
         )
         response = ProduceResponse(topics, throttle_ms, endpoints)
         return EncodedResponse([encode_produce_response(call.header, response)], codes)
+
+    def _encode_large(
+        self, call: Call, topics: list[ProduceTopicResponse], throttle_ms: int
+    ) -> EncodedResponse:
+        encoded = self._encode(call, topics, throttle_ms)
+        dismantle(topics)
+        return encoded
 
 
 def _by_topic(

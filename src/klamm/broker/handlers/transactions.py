@@ -39,8 +39,9 @@ from klamm.broker.transactions.verifier import TransactionVerifier
 from klamm.names import CONSUMER_OFFSETS, TopicPartition, complaint_about
 from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
-from klamm.slices import Steps, each
+from klamm.slices import Steps, discard, each
 
 #: The number of descriptions that one request keeps, for entries that are repeated.
 _REMEMBERED: Final = 1000
@@ -113,7 +114,10 @@ class TransactionHandlers:
                 outcome = dict.fromkeys(request.partitions, response.error)
             results.append((request.transactional_id, outcome))
             yield None
-        return (yield from translated(call, codec.additions_body, call.header, results))
+        body = yield from translated(call, codec.additions_body, call.header, results)
+        for made in (additions, begun, results):
+            discard(dismantle, made)
+        return body
 
     def _add(self, addition: Addition) -> "Errors | asyncio.Future[Any]":
         """The errors by partition, or the future of the coordinator's response."""

@@ -47,6 +47,18 @@ class AppendError(KlammError):
         self.flaw = flaw
         self.flawed_records = flawed_records
 
+    def again(self) -> AppendError:
+        """The same error, to keep or to raise once more: an exception that has been raised refers
+        to frames, and if one of those refers to it, only a garbage collection frees both.
+        """
+        return AppendError(
+            self.code,
+            self.message,
+            self.record_errors,
+            flaw=self.flaw,
+            flawed_records=self.flawed_records,
+        )
+
 
 class OffsetOutOfRangeError(KlammError):
     """An offset below the log's start or beyond its end."""

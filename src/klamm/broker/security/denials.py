@@ -27,7 +27,7 @@ from klamm.errors import LocalProtocolError
 from klamm.net.server import CloseConnection
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure, failure_of_items, whole_failure
-from klamm.protocol.codec.frames import decode_response, encode_request
+from klamm.protocol.codec.frames import decode_large_response, encode_request
 from klamm.protocol.codes import ErrorCode
 from klamm.slices import LargeBody, Steps, aside
 
@@ -129,10 +129,15 @@ def response_values(call: Call, result: Result) -> dict[str, Any]:
     """The fields of a response, read again if it is encoded already."""
     if not isinstance(result, EncodedResponse):
         return dict(result)
-    if result.parts is None:
+    return message_values(decoded_again(call, result))
+
+
+def decoded_again(call: Call, response: EncodedResponse) -> Any:
+    """A response that is encoded already, as a message. Slow for large ones."""
+    if response.parts is None:
         raise LocalProtocolError("a request that is not answered cannot be answered in part")
-    frame = b"".join(part for part in result.parts if isinstance(part, bytes | memoryview))
-    return message_values(decode_response(call.header, memoryview(frame)[_SIZE_BYTES:]))
+    frame = b"".join(part for part in response.parts if isinstance(part, bytes | memoryview))
+    return decode_large_response(call.header, memoryview(frame)[_SIZE_BYTES:])
 
 
 def with_body(call: Call, **fields: Any) -> Call:

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from klamm.controller.loop import Controller
@@ -40,6 +39,7 @@ from klamm.protocol.codec.frames import (
     Request,
     decode_large_request,
     decode_request,
+    encode_large_response,
     encode_response,
 )
 from klamm.protocol.codec.headers import RequestHeader
@@ -93,8 +93,7 @@ class ControllerRequests:
             request = await aside(decode_large_request, frame)
             try:
                 body = await self._body(request)
-                response, errors = await aside(_encode, request.header, body)
-                discard(dismantle, body)
+                response, errors = await aside(_encode_large, request.header, body)
             finally:
                 discard(dismantle, request.body)
         name = APIS[request.header.api_key].name
@@ -251,6 +250,7 @@ class ControllerRequests:
         validate_only = bool(getattr(request.body, "validate_only", False))
         events = (UpdateFeatures(piece, validate_only) for piece in _pieces(updates))
         error, verdicts = await self._ask_each(events, request)
+        discard(dismantle, updates)
         return {
             "error_code": error,
             "error_message": _message(error),
@@ -279,6 +279,7 @@ class ControllerRequests:
             )
             for piece in _pieces(wanted):
                 results |= await self._ask(ElectLeaders(election, piece), request)
+            discard(dismantle, wanted)
         elected = [
             tp async for tp, (error, _, _) in paced(results.items()) if error == ErrorCode.NONE
         ]
@@ -312,6 +313,7 @@ class ControllerRequests:
             )
         events = (ApiReassignment({tp: targets[tp] for tp in piece}) for piece in _pieces(targets))
         error, errors = await self._ask_each(events, request)
+        discard(dismantle, targets)
         return {
             "error_code": error,
             "error_message": _message(error) or "",
@@ -323,6 +325,7 @@ class ControllerRequests:
 
     async def _list_reassignments(self, request: Request) -> Body:
         events: Iterable[Event] = [ListReassignments(None)]
+        wanted: dict[TopicPartition, None] = {}
         if request.body.topics is not None:
             wanted = await _each_once(
                 (topic.name, partition)
@@ -331,6 +334,7 @@ class ControllerRequests:
             )
             events = map(ListReassignments, _pieces(wanted))
         error, found = await self._ask_each(events, request)
+        discard(dismantle, wanted)
         return {
             "error_code": error,
             "error_message": _message(error) or "",
@@ -347,6 +351,14 @@ _NO_BLOCK: Final = {"producer_id_start": 0, "producer_id_len": 0}
 def _encode(header: RequestHeader, body: Body) -> tuple[bytes, Counter[int]]:
     """The response, and how often it has each error code."""
     return encode_response(header, body), Counter(map(int, error_codes(body)))
+
+
+def _encode_large(header: RequestHeader, body: Body) -> tuple[bytes, Counter[int]]:
+    """The same beside the event loop; the body is given up."""
+    errors = Counter(map(int, error_codes(body)))
+    response = b"".join(encode_large_response(header, body))
+    dismantle(body)
+    return response, errors
 
 
 def _message(error: int) -> str | None:
@@ -415,16 +427,15 @@ def _pieces(things: Iterable[T]) -> Iterable[list[T]]:
 
 
 async def _by_name(
-    results: Mapping[TopicPartition, T], body_of: Callable[[int, T], Body]
+    results: dict[TopicPartition, T], body_of: Callable[[int, T], Body]
 ) -> AsyncIterator[tuple[str, list[Body]]]:
-    """The body of each partition's result, grouped by topic and in order."""
-    groups: dict[str, list[tuple[int, Body]]] = {}
+    """The body of each partition's result, by topic; the results are given up."""
+    groups: dict[str, list[Body]] = {}
     async for tp, result in paced(results.items()):
-        body = body_of(tp.partition, result)
-        groups.setdefault(tp.topic, []).append((tp.partition, body))
-    async for topic in paced(sorted(groups)):
-        group = sorted(groups[topic], key=itemgetter(0))
-        yield topic, [body for _, body in group]
+        groups.setdefault(tp.topic, []).append(body_of(tp.partition, result))
+    discard(dismantle, results)
+    async for group in paced(groups.items()):
+        yield group
 
 
 def _election_result(partition: int, result: tuple[int, str | None, int]) -> Body:

@@ -58,6 +58,8 @@ _NO_SUCH_PARTITION: Final[Verdict] = (
 )
 #: Reassignments that go through the phases together, as one bulk write and one request batch.
 _TOGETHER: Final = 2048
+#: No cluster has that many brokers; a list of more is refused before it is looked at.
+_REPLICAS_MAX: Final = 10_000
 #: Up to this many reassignments of one topic are written one by one.
 _ONE_BY_ONE: Final = 16
 
@@ -143,6 +145,8 @@ def _flaw(replicas: Sequence[int]) -> Verdict | None:
     text = None
     if not replicas:
         text = "Empty replica list specified in partition reassignment."
+    elif len(replicas) > _REPLICAS_MAX:
+        text = f"{len(replicas)} replicas in partition reassignment replica list."
     elif len(set(replicas)) < len(replicas):
         text = f"Duplicate replica ids in partition reassignment replica list: {list(replicas)}"
     elif min(replicas) < 0:

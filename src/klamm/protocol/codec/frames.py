@@ -126,6 +126,13 @@ def decode_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
     return _decode_body(decode, view, at, header, "response")
 
 
+def decode_large_response(header: RequestHeader, frame: bytes | memoryview) -> Any:
+    """The same for a response that may name very much; for another thread than the event loop's."""
+    view = memoryview(frame).toreadonly()
+    at = decode_response_header(header, view)
+    return _decode_body(_read_in_pieces(header.api_key, "response"), view, at, header, "response")
+
+
 def encode_response(header: RequestHeader, values: Values) -> bytes:
     """Encode the response to the request with this header, size included.
 

@@ -6,7 +6,7 @@ piece: freeing a million objects at once would stop all threads as well.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -54,8 +54,17 @@ def dismantle(value: Any) -> None:
                 for each in value[-_PIECE:]:
                     dismantle(each)
             del value[-_PIECE:]
-    elif isinstance(value, dict | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        for each in value.values():
+            if isinstance(each, list):
+                dismantle(each)
+        while len(value) > _PIECE:
+            value.popitem()
+    elif isinstance(value, set):
+        while len(value) > _PIECE:
+            value.pop()
+    elif isinstance(value, tuple):
+        for each in value:
             if isinstance(each, list):
                 dismantle(each)
     else:
@@ -66,8 +75,8 @@ def dismantle(value: Any) -> None:
 
 @cache
 def _array_names(kind: Any) -> Sequence[str]:
-    if not is_dataclass(kind):
-        return ()
+    if not hasattr(kind, "__flexible__"):
+        return ()  # Not a message.
     return [each.name for each in wire_fields(kind) if each.is_array]
 
 
