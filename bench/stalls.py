@@ -5,8 +5,8 @@
 For every API, or those that are named, and every array in its newest version: a request of that
 size, its items once repeated and once numbered, is sent to a broker of its own, and meanwhile a
 second client asks for its versions on another connection, and while the request is one for the
-controller a third asks the controller. Prints the longest waits and the 99th percentile; the aim is
-50 ms on a machine at rest.
+controller a third asks the controller. Prints the longest waits and the 99th percentile, and at the
+end how many were above 50 ms, which is the aim on a machine at rest.
 """
 
 import argparse
@@ -14,9 +14,11 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 
 from klamm.node.forwarding import CONTROLLER_APIS
 from klamm.protocol.apis import APIS, ApiKey
+from klamm.slices import prefer_event_loop
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.support.cluster import RealCluster
 from tests.support.large_requests import Existing, LargeRequest, large_requests
@@ -24,9 +26,31 @@ from tests.support.pings import ASK_CONTROLLER, Pings
 from tests.support.raw import Raw
 
 PATIENCE_S = 120
+AIM_MS = 50.0
 
 
-def measure(port: int, request: LargeRequest) -> str:
+class Longest:
+    """The longest wait for each request, of the broker or of the controller."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._waits_ms: list[float] = []
+
+    def note(self, pings: Pings) -> str:
+        waits = sorted(pings.waits_ms)
+        self._waits_ms.append(waits[-1])
+        return f"{waits[-1]:7.1f} ms, p99 {waits[int(len(waits) * 0.99)]:6.1f} ms"
+
+    def __str__(self) -> str:
+        above = sum(wait > AIM_MS for wait in self._waits_ms)
+        return (
+            f"of the {self._of}: {above} of {len(self._waits_ms)} above {AIM_MS:g} ms, the longest"
+            f" {max(self._waits_ms, default=0):.1f} ms,"
+            f" the median {median(self._waits_ms or [0]):.1f} ms"
+        )
+
+
+def measure(port: int, request: LargeRequest, broker: Longest, controller: Longest) -> str:
     asks_controller = request.api in CONTROLLER_APIS
     with (
         Pings(port) as pings,
@@ -40,18 +64,13 @@ def measure(port: int, request: LargeRequest) -> str:
         except OSError as error:
             outcome = str(error)
         took = time.perf_counter() - begun
-    waits = _longest(pings)
+    waits = broker.note(pings)
     if controller_pings is not None:
-        waits += f"; of the controller {_longest(controller_pings)}"
+        waits += f"; of the controller {controller.note(controller_pings)}"
     return (
         f"{request!s:62} {request.items:8} items, answered in {took:6.2f} s: {outcome};"
         f" longest {waits}"
     )
-
-
-def _longest(pings: Pings) -> str:
-    waits = sorted(pings.waits_ms)
-    return f"{waits[-1]:7.1f} ms, p99 {waits[int(len(waits) * 0.99)]:6.1f} ms"
 
 
 def main() -> None:
@@ -69,9 +88,13 @@ def main() -> None:
         port = cluster[1].port
         with Raw(port) as raw:
             existing = Existing("t", raw.topic_id("t"), cluster.znode("/controller_epoch"))
+        broker, controller = Longest("broker"), Longest("controller")
+        # The clients are threads of this process: none of them keeps another from its clock.
+        prefer_event_loop()
         for key in options.api or map(ApiKey, APIS):
             for request in large_requests(key, size, existing):
-                print(measure(port, request), flush=True)
+                print(measure(port, request, broker, controller), flush=True)
+        print(broker, controller, sep="\n")
 
 
 if __name__ == "__main__":

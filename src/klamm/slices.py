@@ -212,7 +212,8 @@ def discard(dismantle: Callable[[T], None], message: T) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from the very many objects that are made meanwhile.
+    """Keep the garbage collector from the very many objects that are made meanwhile, and from those
+    that were made just before.
 
     It would visit all of them in one go, again and again. None of them is part of a cycle: they are
     freed with their last reference. But freezing takes in every object of the process, cycles

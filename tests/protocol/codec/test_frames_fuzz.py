@@ -13,7 +13,7 @@ from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import APIS
 from klamm.protocol.codec.frames import decode_request, decode_response
 from klamm.protocol.codec.headers import decode_request_header
-from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.control_decode import LeaderAndIsrTopic
 from tests.support.recorded_exchanges import EXCHANGES, Exchange
 
 #: Counts and lengths that no frame can hold, as int32, as int16 and as unsigned varint.
@@ -26,7 +26,7 @@ def survives(decode: Callable[[], Any]) -> None:
     except RemoteProtocolError:
         return
     for topic in getattr(getattr(body, "body", None), "topic_states", ()):
-        if isinstance(topic, TopicStates):
+        if isinstance(topic, LeaderAndIsrTopic):
             assert len(list(topic.partition_states)) == len(topic.partition_states)
 
 

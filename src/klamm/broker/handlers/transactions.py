@@ -163,7 +163,9 @@ class TransactionHandlers:
     def _describe(self, call: Call) -> Steps[Body]:
         describe = lru_cache(_REMEMBERED)(self._service.coordinator.describe)
         found = yield from each(describe, call.body.transactional_ids)
-        return (yield from translated(call, codec.descriptions_body, found))
+        body = yield from translated(call, codec.descriptions_body, found)
+        discard(dismantle, found)
+        return body
 
     @in_slices
     def _list(self, call: Call) -> Steps[Body]:

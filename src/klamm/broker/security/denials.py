@@ -132,6 +132,13 @@ def response_values(call: Call, result: Result) -> dict[str, Any]:
     return message_values(decoded_again(call, result))
 
 
+async def awaited_values(call: Call, result: Result) -> dict[str, Any]:
+    """The same, read beside the event loop if the response may be large."""
+    if is_large(call, result):
+        return await aside(response_values, call, result)
+    return response_values(call, result)
+
+
 def decoded_again(call: Call, response: EncodedResponse) -> Any:
     """A response that is encoded already, as a message. Slow for large ones."""
     if response.parts is None:

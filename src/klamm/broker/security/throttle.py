@@ -12,8 +12,15 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final, Protocol
 
-from klamm.broker.handlers.dispatch import Call, EncodedResponse, Handler, HandlerResult, Result
-from klamm.broker.security.denials import response_values, with_body
+from klamm.broker.handlers.dispatch import (
+    NO_RESPONSE,
+    Call,
+    EncodedResponse,
+    Handler,
+    HandlerResult,
+    Result,
+)
+from klamm.broker.security.denials import awaited_values, response_values, with_body
 from klamm.broker.security.quotas import ClientQuotas, Quota
 from klamm.net.server import CLOSE
 from klamm.protocol.apis import ApiKey
@@ -133,7 +140,10 @@ class Throttle:
 
     async def _later(self, call: Call, responding: Awaitable[Result]) -> Result:
         result = await responding
-        return self._told(call, result, self._on_time(call, _now_ms()))
+        delay_ms = self._on_time(call, _now_ms())
+        if delay_ms > 0 and result != NO_RESPONSE:
+            result = await awaited_values(call, result)
+        return self._told(call, result, delay_ms)
 
     async def _mutate(self, call: Call, handler: Handler, *, is_strict: bool) -> Result:
         """Take the partitions of each topic out of the bucket; refuse what finds it overdrawn.
@@ -162,7 +172,7 @@ class Throttle:
         if allowed:
             responding = handler(with_body(call, **{field: tuple(allowed)}) if refused else call)
             result = await responding if inspect.isawaitable(responding) else responding
-            values = response_values(call, result)
+            values = await awaited_values(call, result)
         for each in values[results]:
             if each["error_code"]:
                 self._quotas.mutate(user, client, -taken.get(each["name"] or "", 0), now_ms)

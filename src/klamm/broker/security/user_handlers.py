@@ -30,8 +30,9 @@ from klamm.net.scram import (
 from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.failures import failure
+from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
-from klamm.slices import Steps, counted, paced
+from klamm.slices import Steps, counted, discard, paced
 from klamm.zookeeper.znodes import DEFAULT_ENTITY
 
 _MATCH_EXACT: Final = 0
@@ -131,6 +132,7 @@ class UserHandlers:
                 code = ErrorCode.UNKNOWN_SERVER_ERROR
                 message = code.message
             results.append({"user": user, "error_code": code, "error_message": message})
+        discard(dismantle, users)
         return {"results": results}
 
     async def _alter_user(self, user: str, deletions: list[Any], upsertions: list[Any]) -> None:
@@ -229,7 +231,7 @@ class QuotaHandlers:
                     "error_message": message,
                     "entity": [
                         {"entity_type": each.entity_type, "entity_name": each.entity_name}
-                        for each in entry.entity
+                        async for each in paced(entry.entity)
                     ],
                 }
             )

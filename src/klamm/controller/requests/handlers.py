@@ -45,7 +45,7 @@ from klamm.protocol.codec.frames import (
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
-from klamm.slices import aside, discard, paced
+from klamm.slices import aside, discard, paced, uncollected
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import BadVersionError, Store
 
@@ -144,7 +144,8 @@ class ControllerRequests:
             error, found = await self._ask(event, request)
             if error != ErrorCode.NONE:
                 return error, {}
-            results |= found
+            with uncollected():
+                results |= found
         return ErrorCode.NONE, results
 
     async def _controlled_shutdown(self, request: Request) -> Body:
@@ -278,7 +279,9 @@ class ControllerRequests:
                 for partition in topic.partitions
             )
             for piece in _pieces(wanted):
-                results |= await self._ask(ElectLeaders(election, piece), request)
+                found = await self._ask(ElectLeaders(election, piece), request)
+                with uncollected():
+                    results |= found
             discard(dismantle, wanted)
         elected = [
             tp async for tp, (error, _, _) in paced(results.items()) if error == ErrorCode.NONE

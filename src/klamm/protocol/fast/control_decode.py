@@ -43,7 +43,7 @@ _FIRST_LEADER_AND_ISR_WITH_KRAFT: Final = 7
 _FIRST_UPDATE_METADATA_WITH_KRAFT: Final = 8
 
 
-class PartitionStates:
+class StatesOfTopic:
     """The partitions of a topic, made anew for each iteration, one at a time."""
 
     __slots__ = ("_at", "_count", "_read", "_view")
@@ -65,13 +65,13 @@ class PartitionStates:
             yield state
 
 
-class TopicStates(NamedTuple):
+class LeaderAndIsrTopic(NamedTuple):
     """Partitions of one topic in a LeaderAndIsr; each is that of the declared message."""
 
     topic_name: str
     #: None if the topic has no id.
     topic_id: uuid.UUID | None
-    partition_states: PartitionStates
+    partition_states: StatesOfTopic
 
 
 class LeaderAndIsrRequest(NamedTuple):
@@ -80,7 +80,7 @@ class LeaderAndIsrRequest(NamedTuple):
     controller_id: int
     controller_epoch: int
     broker_epoch: int
-    topic_states: list[TopicStates]
+    topic_states: list[LeaderAndIsrTopic]
     live_leaders: list[Any]
 
 
@@ -144,19 +144,19 @@ def _partition_reader(topic_schema: Any) -> Reader:
     return read
 
 
-def _read_topics(cursor: Cursor, read: Reader) -> list[TopicStates]:
+def _read_topics(cursor: Cursor, read: Reader) -> list[LeaderAndIsrTopic]:
     """Read each partition once, and keep nothing but where they begin."""
     topics = []
     for _ in range(cursor.length()):
         name = cursor.string()
         id_bytes = bytes(cursor.take(len(_NO_ID)))
         count = cursor.length()
-        states = PartitionStates(cursor.view, cursor.at, count, read)
+        states = StatesOfTopic(cursor.view, cursor.at, count, read)
         for _ in range(count):
             cursor.at += read(cursor.view, cursor.at)[1]
         cursor.tags()
         topic_id = None if id_bytes == _NO_ID else uuid.UUID(bytes=id_bytes)
-        topics.append(TopicStates(name, topic_id, states))
+        topics.append(LeaderAndIsrTopic(name, topic_id, states))
     return topics
 
 
