@@ -26,6 +26,7 @@ def test_a_request_gets_more_time_after_each_timeout_and_little_again_once_one_i
     monkeypatch.setattr(cluster, "_list_offsets", list_offsets)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     monkeypatch.setattr(module, "wait_reachable", lambda _: None)
+    monkeypatch.setattr(module, "is_mute", lambda _: False)
     assert cluster.latest([ORDERS]) == {ORDERS: 7}
     assert patience == [2, 3, 4.5, 6.75, 10, 10, 10, 10]
     assert cluster.latest([ORDERS]) == {ORDERS: 7}

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -319,11 +320,31 @@ def test_a_port_where_no_broker_speaks_is_said_in_seconds_and_once(capfd):
         reader = TopicReader(read_options(options, streaming=False))
         began_at = time.monotonic()
         with pytest.raises(
-            UnavailableError, match=rf"cluster at 127\.0\.0\.1:{port} does not answer"
+            UnavailableError,
+            match=rf"cluster at 127\.0\.0\.1:{port} does not answer: .*nobody speaks",
         ):
             reader.partitions()
     assert time.monotonic() - began_at < 20
     assert "FAIL" not in capfd.readouterr().err
+
+
+def test_a_cluster_that_is_slow_is_not_taken_for_mute(monkeypatch):
+    """Whatever it says: a broker behind TLS does not understand the question."""
+    monkeypatch.setattr(reaching, "_MUTE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert reaching.is_mute(address)
+        monkeypatch.setattr(reaching, "_MUTE_S", PATIENCE_S)
+        listening.accept()[0].close()
+
+        def close() -> None:
+            connection, _ = listening.accept()
+            connection.close()
+
+        speaker = threading.Thread(target=close)
+        speaker.start()
+        assert not reaching.is_mute(f"127.0.0.1:1,{address}")
+        speaker.join()
 
 
 # Streams

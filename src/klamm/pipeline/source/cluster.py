@@ -25,7 +25,7 @@ from klamm.names import TopicPartition
 from klamm.pipeline.source import reaching
 from klamm.pipeline.source.offsets import Offsets, Position, listed
 from klamm.pipeline.source.options import ReadOptions, Selection
-from klamm.pipeline.source.reaching import LastError, wait_reachable
+from klamm.pipeline.source.reaching import LastError, is_mute, wait_reachable
 
 _T = TypeVar("_T")
 
@@ -272,9 +272,11 @@ class SourceCluster:
         """Retry a request: wait while its errors are transient, retry others a few times."""
         began_at = time.monotonic()
         attempts_left = self._retries
+        servers = self._kafka["bootstrap.servers"]
+        may_be_mute = not self._has_answered
         if not self._has_answered:
             patience_s = min(patience_s, _FIRST_PATIENCE_S)
-            wait_reachable(self._kafka["bootstrap.servers"])
+            wait_reachable(servers)
         while True:
             try:
                 response = ask()
@@ -287,7 +289,13 @@ class SourceCluster:
             except TimeoutError:
                 reason = KafkaError(KafkaError._TIMED_OUT)
             if reason.code() == KafkaError._TIMED_OUT:
+                if may_be_mute and is_mute(servers):
+                    raise UnavailableError(
+                        f"The cluster at {servers} does not answer: connections are accepted, but"
+                        " nobody speaks; are these the addresses of brokers?"
+                    )
                 self._timeout_s = min(1.5 * self._timeout_s, _REQUEST_TIMEOUT_MAX_S)
+            may_be_mute = False
             waited_s = time.monotonic() - began_at
             if reason.code() in _UNKNOWN:
                 if waited_s > reaching.GONE_AFTER_S:
@@ -296,7 +304,6 @@ class SourceCluster:
                 if waited_s > patience_s:
                     self._admin.poll(0)
                     why = self._last_error.text or reason.str()
-                    servers = self._kafka["bootstrap.servers"]
                     raise UnavailableError(f"The cluster at {servers} does not answer: {why}")
             elif attempts_left == 0:
                 raise UnavailableError(f"{reason.name()}: {reason.str()}")

@@ -9,6 +9,9 @@ from typing import Any, Final
 from confluent_kafka import KafkaError
 
 from klamm.errors import ConfigError, UnavailableError
+from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.frames import encode_request
+from klamm.protocol.codec.headers import RequestHeader
 
 #: A topic that no broker has known for this long is not one that is still being announced. Read as
 #: `reaching.GONE_AFTER_S`, in planning and in tasks.
@@ -16,8 +19,11 @@ GONE_AFTER_S: Final = 10.0
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 #: A cluster of one broker may be starting again.
-_PATIENCE_S: Final = 4.0
+_PATIENCE_S: Final = 2.0
 _PAUSE_S: Final = 0.2
+#: How long a broker may take for its first byte once it has not answered librdkafka in time.
+_MUTE_S: Final = 3.0
+_QUESTION: Final = encode_request(RequestHeader(ApiKey.API_VERSIONS, 0, 1, "klamm"), {})
 _DEFAULT_PORT: Final = 9092
 
 #: Where librdkafka's own log goes: its lines tell of attempts, and what comes of them is an error.
@@ -44,7 +50,7 @@ class LastError:
 
 def wait_reachable(bootstrap_servers: str) -> None:
     """Return as soon as one of the addresses takes a connection; otherwise say what each did."""
-    addresses = [_address(each) for each in bootstrap_servers.split(",") if each.strip()]
+    addresses = _addresses(bootstrap_servers)
     deadline = time.monotonic() + _PATIENCE_S
     with ThreadPoolExecutor(len(addresses)) as pool:
         while True:
@@ -63,12 +69,35 @@ def wait_reachable(bootstrap_servers: str) -> None:
     )
 
 
+def is_mute(bootstrap_servers: str) -> bool:
+    """Whether none of the addresses says anything, not even that it does not understand."""
+    addresses = _addresses(bootstrap_servers)
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return all(pool.map(_says_nothing, addresses))
+
+
+def _says_nothing(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, _MUTE_S) as connection:
+            connection.sendall(_QUESTION)
+            connection.recv(1)
+    except ConnectionResetError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def _refusal(address: tuple[str, int]) -> str | None:
     try:
         socket.create_connection(address, _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return None
+
+
+def _addresses(bootstrap_servers: str) -> list[tuple[str, int]]:
+    return [_address(each) for each in bootstrap_servers.split(",") if each.strip()]
 
 
 def _address(text: str) -> tuple[str, int]:
