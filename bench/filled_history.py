@@ -12,7 +12,7 @@ reads, are computed for as many refreshes as one likes; those of later ones are 
 import multiprocessing
 import re
 import shutil
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,6 +287,26 @@ def _later_text(one: str, other: str, times: int) -> str:
     )
 
 
+class Entries:
+    """Times with a value (from, until, value), by the refresh whose sealed files have them."""
+
+    def __init__(self) -> None:
+        self.by_refresh: dict[int, list[tuple[int, int, int]]] = {}
+
+    def add(self, refresh: int, start: int, end: int, value: int) -> None:
+        self.by_refresh.setdefault(refresh, []).append((start, end, value))
+
+    def with_later(self, refresh: int, again: np.ndarray) -> np.ndarray:
+        """All entries, and those of a refresh also so many microseconds later."""
+        rows = [
+            each for number in sorted(self.by_refresh) for each in sorted(self.by_refresh[number])
+        ]
+        last = np.array(sorted(self.by_refresh.get(refresh, ())), np.int64).reshape(-1, 3)
+        later = np.tile(last, (len(again), 1))
+        later[:, :2] += np.repeat(again, len(last))[:, None]
+        return np.concatenate([np.array(rows), later])
+
+
 class Series:
     """The series of times in states, counted from the rows of sealed files."""
 
@@ -296,6 +316,7 @@ class Series:
         self._memory: dict[Any, Any] = {}
         at = [self._rows("leader_balance", 0, generation)[-1]["at"] for generation in pair]
         self._us = at[1] - at[0]
+        self._brokers = self._of_brokers()
         self._by_shard = {
             shard: self._of_shard(shard)
             for shard in range(1, SHARDS + 1)
@@ -314,25 +335,30 @@ class Series:
 
     def samples(self, generation: int) -> list[Any]:
         """The partitions that each broker led."""
-        brokers: dict[int, Any] = {}
+        return [
+            [broker, self._made("last", rows, generation)] for broker, rows in self._brokers.items()
+        ]
+
+    def _of_brokers(self) -> dict[int, Entries]:
+        brokers: dict[int, Entries] = defaultdict(Entries)
         for number in range(1, self._first + 1):
             for row in self._rows("leader_balance", 0, number):
-                of_broker = brokers.setdefault(row["broker"], {})
-                of_broker.setdefault(number, []).append((row["at"], row["at"], row["leaders"]))
-        return [[broker, self._made("last", rows, generation)] for broker, rows in brokers.items()]
+                brokers[row["broker"]].add(number, row["at"], row["at"], row["leaders"])
+        return brokers
 
-    def _of_shard(self, shard: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        kinds: dict[Any, Any] = {}
-        partitions: dict[Any, Any] = {}
+    def _of_shard(self, shard: int) -> tuple[dict[str, Entries], dict[Any, Entries]]:
+        kinds: dict[str, Entries] = defaultdict(Entries)
+        partitions: dict[Any, Entries] = defaultdict(Entries)
         for number in range(1, self._first + 1):
-            for row in self._rows("elections", shard, number):
-                of_kind = kinds.setdefault(row["kind"], {})
-                of_kind.setdefault(number, []).append((row["at"], row["at"], 1))
+            elected = Counter(
+                (row["kind"], row["at"]) for row in self._rows("elections", shard, number)
+            )
+            for (kind, at), count in elected.items():
+                kinds[kind].add(number, at, at, count)
             for row in self._rows("timeline", shard, number):
                 if missing := missing_replicas(row):
-                    of_partition = partitions.setdefault((row["topic"], row["partition"]), {})
-                    entry = (row["from"], row["until"], missing)
-                    of_partition.setdefault(number, []).append(entry)
+                    place = (row["topic"], row["partition"])
+                    partitions[place].add(number, row["from"], row["until"], missing)
         return kinds, partitions
 
     def _rows(self, table: str, shard: int, generation: int) -> list[Any]:
@@ -346,44 +372,40 @@ class Series:
             found = found.set_column(index, name, found[name].cast(pa.int64()))
         return found.to_pylist()
 
-    def _made(self, mode: str, rows: dict[int, Any], generation: int) -> Any:
-        """A series of entries (from, until, value), of which the last refresh's come again."""
-        key = (mode, generation, orjson.dumps(rows, option=orjson.OPT_NON_STR_KEYS))
+    def _made(self, mode: str, entries: Entries, generation: int) -> Any:
+        """A series of entries, of which those of the last refresh come again and again."""
+        key = (mode, generation, orjson.dumps(entries.by_refresh, option=orjson.OPT_NON_STR_KEYS))
         if key not in self._memory:
-            self._memory[key] = self._make(mode, rows, generation)
+            again = self._us * np.arange(1, generation - self._first + 1)
+            self._memory[key] = _series(mode, entries.with_later(self._first, again))
         return self._memory[key]
 
-    def _make(self, mode: str, rows: dict[int, Any], generation: int) -> Any:
-        early = np.array(
-            [each for number in sorted(rows) if number <= generation for each in rows[number]]
-        ).reshape(-1, 3)
-        shifts = self._us * np.arange(1, generation - self._first + 1)
-        again = np.array(rows.get(self._first, ())).reshape(-1, 3)
-        later = np.tile(again, (len(shifts), 1))
-        later[:, :2] += np.repeat(shifts, len(again))[:, None]
-        entries = np.concatenate([early, later])
-        series = TimeSeries(mode=mode)
-        width = series.width_us
-        while entries[:, 1].max() // width - entries[:, 0].min() // width >= 120:
-            width *= 2
-        series.widen(width)
-        for at, value in self._buckets(mode, entries, width):
-            series.add(at, value)
-        return series.to_json()
 
-    @staticmethod
-    def _buckets(mode: str, entries: np.ndarray, width: int) -> Iterator[tuple[int, int]]:
-        """A time and a value for each bucket, or for each bucket and value."""
-        first, last = entries[:, 0] // width, entries[:, 1] // width
-        if mode == "sum":
-            for bucket, count in zip(*np.unique(first, return_counts=True), strict=True):
-                yield int(bucket) * width, int(count)
-        elif mode == "last":
-            # In the order of time, of which the last in a bucket counts.
-            buckets, backward = np.unique(first[::-1], return_index=True)
-            for bucket, at in zip(buckets, len(first) - 1 - backward, strict=True):
-                yield int(bucket) * width, int(entries[at, 2])
-        else:
-            for start, end, value in np.unique(np.stack([first, last, entries[:, 2]], 1), axis=0):
-                for bucket in range(start, end + 1):
-                    yield int(bucket) * width, int(value)
+def _series(mode: str, entries: np.ndarray) -> Any:
+    """A series of entries (from, until, value), in the order of time."""
+    series = TimeSeries(mode=mode)
+    width = series.width_us
+    while entries[:, 1].max() // width - entries[:, 0].min() // width >= 120:
+        width *= 2
+    series.widen(width)
+    low = int(entries[:, 0].min() // width)
+    first, last, value = entries[:, 0] // width - low, entries[:, 1] // width - low, entries[:, 2]
+    count = int(last.max()) + 1
+    is_there = np.cumsum(_counts(first, count) - _counts(last + 1, count)) > 0
+    if mode == "sum":
+        values = np.bincount(first, value, count)
+    elif mode == "last":
+        values = value[np.searchsorted(first, np.arange(count), "right") - 1]
+    else:
+        values = np.zeros(count)
+        for each in np.unique(value):
+            chosen = value == each
+            covers = _counts(first[chosen], count) - _counts(last[chosen] + 1, count)
+            values[np.cumsum(covers) > 0] = each
+    for bucket in np.flatnonzero(is_there):
+        series.add(int(low + bucket) * width, int(values[bucket]))
+    return series.to_json()
+
+
+def _counts(buckets: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(buckets, minlength=count + 1)[:count]
