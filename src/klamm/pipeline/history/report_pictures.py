@@ -1,12 +1,15 @@
 """The pictures of a history's report."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 from matplotlib import dates as mdates
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from klamm.pipeline.history.report_facts import ReportFacts, is_failure, moment
@@ -27,6 +30,8 @@ from klamm.pipeline.render.pictures import (
     short,
 )
 
+#: Left, bottom, width and height, in the units of the axes.
+_Box: TypeAlias = tuple[float, float, float, float]
 #: What is left free on either side of a logarithmic scale, as a factor.
 _MARGIN: Final = 4
 #: Steps of a time axis in seconds, from the shortest.
@@ -97,22 +102,26 @@ def elections_picture(facts: ReportFacts) -> str:
         counts[kind] = dict(facts.elections[kind].items())
     moments = sorted({at for each in counts.values() for at in each})
     starts = [_day(moment(at)) for at in moments]
+    width = timedelta(microseconds=width_us) / timedelta(days=1)
     with drawing():
         figure, axes = make_figure(inches=2.6)
         bottom = [0] * len(moments)
         for kind in kinds:
             heights = [counts[kind].get(at, 0) for at in moments]
-            axes.bar(
-                starts,
-                heights,
-                width=timedelta(microseconds=width_us) / timedelta(days=1),
-                align="edge",
-                bottom=bottom,
-                color=_KINDS[kind],
+            _boxes(
+                axes,
+                [
+                    (start, below, width, height)
+                    for start, below, height in zip(starts, bottom, heights, strict=True)
+                    if height
+                ],
+                facecolor=_KINDS[kind],
+                lw=0,
                 label=f"{kind.replace('_', ' ')} ({sum(heights)})",
             )
             bottom = [below + count for below, count in zip(bottom, heights, strict=True)]
         axes.grid(axis="y")
+        axes.set_ylim(0, max(bottom) * 1.05)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("elections")
         _time_axis(axes, facts.since, facts.until)
@@ -182,14 +191,16 @@ def heat_picture(facts: ReportFacts) -> str:
     starts = [number * width_us for number in range(first, last + 1)]
     worst = max(max(each.values()) for each in found)
     levels = min(worst, len(_HEAT) - 1)
-    colors = ListedColormap(_HEAT[: levels + 1])
-    edges = [_day(moment(at)) for at in (*starts, (last + 1) * width_us)]
-    values = [[min(each.get(at, 0), levels) for at in starts] for each in found]
+    days = [_day(moment(at)) for at in starts]
+    width = timedelta(microseconds=width_us) / timedelta(days=1)
+    cells: list[list[_Box]] = [[] for _ in range(levels + 1)]
+    for row, missing in enumerate(found):
+        for at, day in zip(starts, days, strict=True):
+            cells[min(missing.get(at, 0), levels)].append((day, row - 0.5, width, 1.0))
     with drawing():
         figure, axes = make_figure(rows=len(facts.heat))
-        norm = BoundaryNorm([level - 0.5 for level in range(levels + 2)], levels + 1)
-        rows = [row - 0.5 for row in range(len(facts.heat) + 1)]
-        axes.pcolormesh(edges, rows, values, cmap=colors, norm=norm, edgecolors="#ffffff", lw=0.2)
+        for color, of_level in zip(_HEAT, cells, strict=False):
+            _boxes(axes, of_level, facecolor=color, edgecolor="#ffffff", lw=0.2)
         axes.set_yticks(range(len(facts.heat)), [short(each.name) for each in facts.heat])
         axes.set_ylim(len(facts.heat) - 0.5, -0.5)
         _time_axis(axes, facts.since, facts.until)
@@ -229,6 +240,14 @@ def _bar(facts: ReportFacts, start: datetime, end: datetime | None) -> tuple[flo
     """Where a bar begins, and how long it is, in days."""
     last = max(start, min(end or facts.until, facts.until))
     return _day(start), _day(last) - _day(start)
+
+
+def _boxes(axes: Axes, boxes: Sequence[_Box], **look: Any) -> None:
+    """Draw boxes of one colour as a single path: one for each of them would take seconds."""
+    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
+    if corners:
+        # Not `add_patch`, which looks at every corner for the limits of the axes.
+        axes.add_artist(PathPatch(Path.make_compound_path_from_polys(np.array(corners)), **look))
 
 
 def _time_axis(axes: Axes, since: datetime, until: datetime) -> None:
