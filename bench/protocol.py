@@ -237,7 +237,7 @@ def control(partitions: int) -> None:
     shrunk[::3, 2] = -1
     none = np.full((partitions, 1), -1, np.int32)
     count = partitions // 100
-    topics = RequestTopics(
+    topics = RequestTopics.of(
         [f"topic-{n}" for n in range(count)],
         [uuid.UUID(int=n + 1).bytes for n in range(count)],
         np.arange(count + 1, dtype=np.int64) * 100,

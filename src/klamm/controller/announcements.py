@@ -17,7 +17,7 @@ import numpy as np
 
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import ControllerChannels, QueuedRequest
-from klamm.core.cluster import LEADER_DURING_DELETE, ClusterState
+from klamm.core.cluster import LEADER_DURING_DELETE, NO_TOPIC, ClusterState
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, as_run, distinct, keep, members, padded
 from klamm.core.context import Level
 from klamm.core.effects import ReplicaRequestRows, SendRequestBatch
@@ -38,6 +38,7 @@ from klamm.protocol.fast.control import (
     PartitionStates,
     RequestTopics,
     StoppedReplicas,
+    TopicTable,
     decode_leader_and_isr_response,
     decode_update_metadata_response,
     encode_stop_replica,
@@ -153,7 +154,7 @@ class RequestBatchSender:
     ) -> "_EncodedLeaderAndIsr":
         order = _by_topic(cluster, entries.rows)
         rows, is_new = entries.rows[order], entries.flag[order]
-        topics = _topics(cluster, rows)
+        topics = shared.topics(cluster, rows)
         leaders = members(cluster.leader[rows])
         request = shared.encoded.request(
             topics,
@@ -337,8 +338,8 @@ class _Named:
 
     def __contains__(self, wanted: object) -> bool:
         match wanted:
-            case (str(topic), int(partition)) if topic in self.topics.names:
-                at = self.topics.names.index(topic)
+            case (str(topic), int(partition)) if topic in (names := self.topics.names):
+                at = names.index(topic)
                 first, end = self.topics.bounds[at : at + 2]
                 return bool((self.partition[first:end] == partition).any())
         return False
@@ -367,6 +368,13 @@ class _SharedStates:
             self._place[self._rows] = np.arange(len(self._rows), dtype=np.int32)
         states = _states(cluster, self._rows, _nobody(self._rows))
         self.encoded = EncodedLeaderAndIsr(version, states)
+        self._topic_index = np.unique(cluster.topic_of[self._rows])
+        self._topics = _topic_table(cluster, self._topic_index)
+
+    def topics(self, cluster: ClusterState, rows: I32) -> RequestTopics:
+        """The topics of some of the rows, which stand together by topic."""
+        index, bounds = _runs_of_topics(cluster, rows)
+        return RequestTopics(self._topics, np.searchsorted(self._topic_index, index), bounds)
 
     def places(self, rows: I32) -> I64:
         """Where the states of the rows are."""
@@ -387,14 +395,20 @@ def _by_topic(cluster: ClusterState, rows: I32) -> I64 | slice:
 
 def _topics(cluster: ClusterState, rows: I32) -> RequestTopics:
     """The topics of rows that stand together by topic."""
+    index, bounds = _runs_of_topics(cluster, rows)
+    return RequestTopics(_topic_table(cluster, index), np.arange(len(index)), bounds)
+
+
+def _runs_of_topics(cluster: ClusterState, rows: I32) -> tuple[I32, I64]:
+    """The index of each topic of the rows, and where its rows begin and end."""
     index = cluster.topic_of[rows]
-    starts = np.flatnonzero(np.r_[True, np.diff(index) != 0]) if len(rows) else np.empty(0, int)
-    topics = [cluster.topic_at(i) for i in index[starts].tolist()]
-    return RequestTopics(
-        [topic.name for topic in topics],
-        [_id_bytes(topic.id) for topic in topics],
-        np.append(starts, len(rows)).astype(np.int64),
-    )
+    starts = np.flatnonzero(np.diff(index, prepend=NO_TOPIC))
+    return index[starts], np.append(starts, len(rows)).astype(np.int64)
+
+
+def _topic_table(cluster: ClusterState, index: I32) -> TopicTable:
+    topics = [*map(cluster.topic_at, index.tolist())]
+    return TopicTable([topic.name for topic in topics], [_id_bytes(topic.id) for topic in topics])
 
 
 def _states(cluster: ClusterState, rows: I32, offline: I32) -> PartitionStates:

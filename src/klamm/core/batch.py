@@ -37,8 +37,9 @@ class BrokerRequestBatch:
     def leader_and_isr(self, row: I32, broker: I32, *, is_new: bool = False) -> None:
         """Add a LeaderAndIsr for `row[k]` to `broker[k]`, and its UpdateMetadata to all brokers."""
         if len(row):
-            no_epoch = np.full(len(row), NO_EPOCH, np.int32)
-            self._leader_and_isr.append((row, broker, np.full(len(row), is_new), no_epoch))
+            no_epoch = np.broadcast_to(np.int32(NO_EPOCH), len(row))
+            flag = np.broadcast_to(np.bool_(is_new), len(row))
+            self._leader_and_isr.append((row, broker, flag, no_epoch))
             self.update_metadata(row)
 
     def leader_and_isr_to(self, rows: I32, recipients: Mask) -> None:
@@ -88,7 +89,10 @@ def _by_broker(entries: Entries, known: Collection[int]) -> dict[int, ReplicaReq
     """For each known broker its entries by row; the last of a row counts, with its flags or-ed."""
     if not entries or not known:
         return {}
-    row, broker, flag, epoch = (np.concatenate(column) for column in zip(*entries, strict=True))
+    row, broker, flag, epoch = (
+        column[0] if len(column) == 1 else np.concatenate(column)
+        for column in zip(*entries, strict=True)
+    )
     ids = np.array(sorted(known), np.int32)
     is_known = is_one_of(broker, ids)
     if not is_known.all():

@@ -77,7 +77,7 @@ def columns_of(given_topics: list[Any]) -> tuple[RequestTopics, dict[str, Any]]:
     rows = [row for _, _, states in given_topics for row in states]
     bounds = np.cumsum([0] + [len(states) for _, _, states in given_topics])
     return (
-        RequestTopics(
+        RequestTopics.of(
             [name for name, _, _ in given_topics],
             [topic_id and topic_id.bytes for _, topic_id, _ in given_topics],
             bounds.astype(np.int64),
@@ -190,13 +190,17 @@ def test_a_request_with_some_of_shared_states_equals_one_that_was_encoded_for_th
         (name, topic_id, [row for row in states if chosen[next(numbered)]])
         for name, topic_id, states in given_topics
     ]
-    some_topics, some_columns = columns_of(some)
+    named = [at for at, (_, _, states) in enumerate(some) if states]
+    some_topics, some_columns = columns_of([some[at] for at in named])
+    all_topics, _ = columns_of(given_topics)
+    of_all = RequestTopics(all_topics.table, np.array(named, np.int64), some_topics.bounds)
     options = {"controller_id": 3, "controller_epoch": 5, "live_leaders": LIVE_LEADERS}
     alone = states_of(some_columns["rows"])
     shared = EncodedLeaderAndIsr(version, states_of(rows))
-    request = shared.request(some_topics, Chosen(np.flatnonzero(chosen), alone.is_new), **options)
+    request = shared.request(of_all, Chosen(np.flatnonzero(chosen), alone.is_new), **options)
     expected = encode_leader_and_isr(version, some_topics, alone, **options)
     assert frame_of(request) == frame_of(expected)
+    assert (of_all.names, of_all.ids) == (some_topics.names, some_topics.ids)
 
 
 @pytest.mark.parametrize("version", range(9))
@@ -275,7 +279,8 @@ def test_lists_too_long_for_a_count_of_one_byte_are_written_all_the_same():
         "is_new": True,
         "leader_recovery_state": 1,
     }
-    given_topics = [("t", UUID(int=1), [row])]
+    rows = [row | {"partition_index": number} for number in range(150)]
+    given_topics = [("t", UUID(int=1), [row]), ("longer", UUID(int=2), rows)]
     topic_rows, columns = columns_of(given_topics)
     request = encode_leader_and_isr(
         7,

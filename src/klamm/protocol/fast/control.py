@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, repeat
-from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -51,12 +50,52 @@ _SIZE: Final = struct.Struct(">i")
 _DTYPES: Final = {"bool": "?", "int8": "i1", "int32": ">i4"}
 
 
-class RequestTopics(NamedTuple):
-    """The topics of a request: topic `i` owns the rows `bounds[i]:bounds[i + 1]`."""
+#: Instead of an id, where topics have no field for it.
+_NO_FIELD: Final = b""
 
-    names: Sequence[str]
-    ids: Sequence[bytes | None]
+
+@lru_cache(maxsize=1 << 16)
+def _topic_head(name: str, topic_id: bytes | None, is_flexible: bool) -> bytes:
+    """What stands before the partitions of a topic, up to their count."""
+    return encode_string(name, is_flexible) + (_NO_UUID if topic_id is None else topic_id)
+
+
+class TopicTable:
+    """Topics that are named in several requests, which share their encoded names and ids."""
+
+    def __init__(self, names: Sequence[str], ids: Sequence[bytes | None]) -> None:
+        self.names, self.ids = names, ids
+        self._heads: dict[tuple[bool, bool], _Pieces] = {}
+
+    def heads(self, *, has_ids: bool, is_flexible: bool) -> "_Pieces":
+        """What stands before the partitions of each topic, up to their count."""
+        known = self._heads.get((has_ids, is_flexible))
+        if known is None:
+            ids = self.ids if has_ids else repeat(_NO_FIELD)
+            heads = [*map(_topic_head, self.names, ids, repeat(is_flexible))]
+            known = self._heads[has_ids, is_flexible] = _Pieces(heads)
+        return known
+
+
+class RequestTopics(NamedTuple):
+    """The topics of a request: `table[which[i]]` owns the rows `bounds[i]:bounds[i + 1]`."""
+
+    table: TopicTable
+    which: I64
     bounds: I64
+
+    @classmethod
+    def of(cls, names: Sequence[str], ids: Sequence[bytes | None], bounds: I64) -> "RequestTopics":
+        """Topics of one request alone."""
+        return cls(TopicTable(names, ids), np.arange(len(names)), bounds)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.table.names[each] for each in self.which.tolist()]
+
+    @property
+    def ids(self) -> list[bytes | None]:
+        return [self.table.ids[each] for each in self.which.tolist()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,12 +281,9 @@ def encode_stop_replica(
 def _of_rows(topics: RequestTopics, chosen: Mask) -> RequestTopics:
     """The topics that have chosen rows, when only those are left."""
     before = np.concatenate([[0], np.cumsum(chosen)])[topics.bounds]
-    kept = np.flatnonzero(np.diff(before)).tolist()
-    return RequestTopics(
-        [topics.names[i] for i in kept],
-        [topics.ids[i] for i in kept],
-        np.append(before[kept], before[-1]).astype(np.int64),
-    )
+    kept = np.flatnonzero(np.diff(before))
+    bounds = np.append(before[kept], before[-1]).astype(np.int64)
+    return RequestTopics(topics.table, topics.which[kept], bounds)
 
 
 def _encode(
@@ -307,15 +343,9 @@ class _Items:
         """Encode the chosen rows, or all, which are those of the topics."""
         if self._blocks is None:
             return self._encode_ungrouped(topics, chosen)
-        is_flexible = self._is_flexible
-        ids = topics.ids if self._has_ids else repeat(_NO_FIELD)
-        names = map(_topic_name, topics.names, ids, repeat(is_flexible))
-        counts = np.diff(topics.bounds).tolist()
-        encoded = {count: encode_count(count, is_flexible) for count in set(counts)}
-        heads = [*map(add, names, map(encoded.__getitem__, counts))]
-        end = b"\0" if is_flexible else b""
-        items = _assemble(heads, end, topics.bounds, self._blocks, chosen)
-        return EncodedArray(len(heads), [items])
+        heads = topics.table.heads(has_ids=self._has_ids, is_flexible=self._is_flexible)
+        items = _assemble(heads, topics, self._is_flexible, self._blocks, chosen)
+        return EncodedArray(len(topics.which), [items])
 
     def _encode_ungrouped(self, topics: RequestTopics, chosen: Chosen | None) -> EncodedArray:
         """Every partition with its topic's name before it."""
@@ -329,18 +359,30 @@ class _Items:
             of_topic = {column: values[first:end] for column, values in columns.items()}
             prefix = encode_string(name, self._is_flexible)
             blocks = _Blocks(self._fields, self._is_flexible, of_topic, prefix)
-            parts.append(_assemble([b""], b"", np.array([0, end - first]), blocks, None))
+            parts.append(blocks.joined())
         return EncodedArray(bounds[-1], parts)
 
 
-#: Instead of an id, where topics have no field for it.
-_NO_FIELD: Final = b""
+class _Pieces:
+    """Byte strings of any lengths, each of which is written to any number of places."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.size = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        self._start = np.cumsum(self.size) - self.size
+        self._octets = np.frombuffer(b"".join(pieces), np.uint8)
+
+    def write(self, out: NDArray[np.uint8], at: I64, which: I64) -> None:
+        """Write piece `which[k]` to `at[k]`."""
+        size, start = self.size[which], self._start[which]
+        for each in np.unique(size).tolist():
+            mine = np.flatnonzero(size == each)
+            _runs(out, each)[at[mine]] = _runs(self._octets, each)[start[mine]]
 
 
-@lru_cache(maxsize=1 << 16)
-def _topic_name(name: str, topic_id: bytes | None, is_flexible: bool) -> bytes:
-    """What stands before the partitions of a topic, up to their count."""
-    return encode_string(name, is_flexible) + (_NO_UUID if topic_id is None else topic_id)
+def _runs(octets: NDArray[np.uint8], size: int) -> NDArray[Any]:
+    """Every run of so many octets, as an item that numpy copies as a whole."""
+    item = np.dtype((np.void, size))
+    return np.ndarray(len(octets) - size + 1, item, octets, strides=(1,))
 
 
 class _Blocks:
@@ -395,21 +437,14 @@ class _Blocks:
             rows = _take(block, place[mine])
             if chosen is not None and chosen.is_new.any():
                 rows["is_new"] = chosen.is_new[mine]
-            # Every run of as many bytes as a row has is a place for one.
-            item = np.dtype((np.void, block.itemsize))
-            runs = np.ndarray(len(out) - block.itemsize + 1, item, out, strides=(1,))
-            runs[at[mine]] = rows.view(item)
+            _runs(out, block.itemsize)[at[mine]] = rows.view(np.dtype((np.void, block.itemsize)))
 
-    def alike(self, chosen: Chosen | None) -> NDArray[Any] | None:
-        """The rows one after the other, if all have the same layout, which is the usual case."""
-        if len(self._blocks) != 1:
-            return None
-        if chosen is None:
-            return self._blocks[0]
-        rows = _take(self._blocks[0], self._place[chosen.rows])
-        if chosen.is_new.any():
-            rows["is_new"] = chosen.is_new
-        return rows
+    def joined(self) -> memoryview:
+        """All rows, one after the other."""
+        sizes = self.sizes(None)
+        out = np.empty(int(sizes.sum()), np.uint8)
+        self.write(out, np.cumsum(sizes) - sizes, None)
+        return out.data
 
 
 def _take(block: NDArray[Any], place: I64) -> NDArray[Any]:
@@ -420,33 +455,30 @@ def _take(block: NDArray[Any], place: I64) -> NDArray[Any]:
 
 
 def _assemble(
-    heads: Sequence[bytes], end: bytes, bounds: I64, blocks: _Blocks, chosen: Chosen | None
+    heads: _Pieces,
+    topics: RequestTopics,
+    is_flexible: bool,
+    blocks: _Blocks,
+    chosen: Chosen | None,
 ) -> memoryview:
-    """For each topic its head, its rows and the end."""
-    alike = blocks.alike(chosen)
-    if alike is not None:
-        rows, cuts = alike.view(np.uint8).data, (bounds * alike.itemsize).tolist()
-        parts: list[bytes | memoryview] = []
-        for head, (first, stop) in zip(heads, pairwise(cuts), strict=True):
-            parts += (head, rows[first:stop], end)
-        return memoryview(b"".join(parts))
+    """For each topic its head, the number of its rows, the rows, and no tags."""
+    bounds = topics.bounds
+    numbers, which_count = np.unique(np.diff(bounds), return_inverse=True)
+    counts = _Pieces([encode_count(each, is_flexible) for each in numbers.tolist()])
+    head_bytes, count_bytes = heads.size[topics.which], counts.size[which_count]
     sizes = blocks.sizes(chosen)
     before = np.concatenate([[0], np.cumsum(sizes)])  # bytes of rows before each row
     first = before[bounds[:-1]]
-    head_bytes = np.fromiter(map(len, heads), np.int64, len(heads))
-    topic_bytes = head_bytes + before[bounds[1:]] - first + len(end)
+    topic_bytes = head_bytes + count_bytes + before[bounds[1:]] - first + is_flexible
     starts = np.cumsum(topic_bytes) - topic_bytes
     out = np.empty(int(topic_bytes.sum()), np.uint8)
-    shift = np.repeat(starts + head_bytes - first, np.diff(bounds))
+    heads.write(out, starts, topics.which)
+    counts.write(out, starts + head_bytes, which_count)
+    shift = np.repeat(starts + head_bytes + count_bytes - first, np.diff(bounds))
     blocks.write(out, before[:-1] + shift, chosen)
-    data = out.data
-    for head, start, stop in zip(
-        heads, starts.tolist(), (starts + head_bytes).tolist(), strict=True
-    ):
-        data[start:stop] = head
-    if end:
-        out[starts + topic_bytes - len(end)] = end[0]
-    return data
+    if is_flexible:
+        out[starts + topic_bytes - 1] = 0
+    return out.data
 
 
 def _list_lengths(rows: I32) -> I64:
