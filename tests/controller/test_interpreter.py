@@ -2,19 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from klamm.controller import announcements
+from klamm.controller import announcements, state_store
 from klamm.controller.interpreter import _HANDLERS
 from klamm.core import effects
-from klamm.core.cluster import ClusterState, RegisteredBroker, TopicRead
-from klamm.core.columns import I32
+from klamm.core.cluster import ClusterState, LeaderAndIsrs, RegisteredBroker, TopicRead
+from klamm.core.columns import I32, unpad
 from klamm.core.context import Context
 from klamm.core.effects import (
+    CreateStates,
     DecisionReason,
     Effect,
     Procedure,
@@ -26,11 +28,14 @@ from klamm.core.effects import (
     SendRequestBatch,
     StatesRead,
     WriteEffect,
+    WriteOutcome,
+    WriteStates,
 )
 from klamm.history.recorder import _KIND_OF
 from klamm.protocol.codec.frames import decode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.zookeeper import znodes
+from klamm.zookeeper.store import Fence
 from tests.support.candidate import Node
 from tests.support.state_znodes import encode_state
 
@@ -130,6 +135,49 @@ async def test_what_was_read_ahead_for_nothing_does_not_reach_the_next_procedure
 
     await node.interpreter.run(give_up(), Context(cluster), None)
     assert await read(second) == 2
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_states_are_the_same_however_many_are_encoded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+):
+    monkeypatch.setattr(state_store, "_ENCODED_TOGETHER", at_once)
+    numbers = np.arange(5, dtype=np.int32)
+
+    async def main() -> None:
+        node = Node(tmp_path)
+        cluster, (rows,) = cluster_of({"a": 5})
+        await node.store.ensure_path(znodes.topic_path("a"))
+        await node.store.create(znodes.CONTROLLER_EPOCH, b"1")
+        node.interpreter.fence = Fence(0)
+        states = LeaderAndIsrs(
+            row=rows,
+            leader=numbers,
+            leader_epoch=numbers + 10,
+            isr=np.stack([numbers, numbers + 1], axis=1),
+            recovery=np.zeros(5, np.int8),
+            controller_epoch=np.ones(5, np.int32),
+            version=np.zeros(5, np.int32),
+        )
+        found: list[StatesRead] = []
+
+        def work() -> Procedure[None]:
+            yield CreateStates(states)
+            changed = replace(states, leader_epoch=states.leader_epoch * 2)
+            outcomes = yield WriteStates(changed, DecisionReason.OFFLINE_ELECTION)
+            assert outcomes.tolist() == [WriteOutcome.DONE] * 5
+            reply: StatesRead = yield ReadStates(rows)
+            found.append(reply)
+
+        await node.interpreter.run(work(), Context(cluster), None)
+        (read,) = found
+        assert read.found.all()
+        assert read.states.leader.tolist() == [0, 1, 2, 3, 4]
+        assert read.states.leader_epoch.tolist() == [20, 22, 24, 26, 28]
+        assert [unpad(isr) for isr in read.states.isr] == [[n, n + 1] for n in range(5)]
+        assert read.states.version.tolist() == [1] * 5
+
+    asyncio.run(main())
 
 
 @on_a_node

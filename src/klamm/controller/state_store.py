@@ -28,6 +28,9 @@ from klamm.zookeeper.bulk_states import (
 )
 from klamm.zookeeper.store import NO_VERSION, Fence, RowOutcome, Store, ZooKeeperCode
 
+#: States whose contents are encoded together: few enough that the first transaction leaves at once.
+_ENCODED_TOGETHER: Final = 25_000
+
 _OUTCOME: Final = {
     ZooKeeperCode.OK: WriteOutcome.DONE,
     ZooKeeperCode.BAD_VERSION: WriteOutcome.BAD_VERSION,
@@ -141,13 +144,12 @@ class StateStore:
         """Replace states, each on condition of its version."""
         if not len(states):
             return np.empty(0, np.int8)
-        contents = _contents(states, cluster.controller_epoch, states.version)
         sizes: list[int] = []
 
         def batches() -> Iterator[StateWrites]:
-            for first, nodes in self._batches(cluster, states.row, contents):
+            for nodes, contents in self._batches(cluster, states, with_version=True):
                 sizes.append(len(nodes))
-                yield StateWrites(nodes, contents[first : first + len(nodes)])
+                yield StateWrites(nodes, contents)
 
         results = await self._store.write_packed(batches(), fence)
         return np.concatenate([outcome_codes(*each) for each in zip(results, sizes, strict=True)])
@@ -156,7 +158,6 @@ class StateStore:
         """Create first states, and the nodes above them."""
         order = np.lexsort((cluster.partition[states.row], cluster.topic_of[states.row]))
         states = states.at(order.astype(np.int32))
-        contents = _contents(states, cluster.controller_epoch)
         sent: list[StateCreations] = []
         seen: set[str] = set()
 
@@ -168,9 +169,9 @@ class StateStore:
             return not is_known
 
         def batches() -> Iterator[StateCreations]:
-            for first, nodes in self._batches(cluster, states.row, contents):
-                some = contents[first : first + len(nodes)]
-                sent.append(StateCreations(nodes, some, [is_first(name) for name in nodes.names]))
+            for nodes, contents in self._batches(cluster, states, with_version=False):
+                are_first = [is_first(name) for name in nodes.names]
+                sent.append(StateCreations(nodes, contents, are_first))
                 yield sent[-1]
 
         results = await self._store.write_packed(batches(), fence)
@@ -183,20 +184,27 @@ class StateStore:
         return outcomes
 
     def _batches(
-        self, cluster: ClusterState, rows: I32, contents: Sequence[bytes]
-    ) -> Iterator[tuple[int, StateNodes]]:
-        """The nodes of each transaction, and the position of the first of them among all."""
-        at_most = rows_that_fit(contents)
-        for first in range(0, len(rows), at_most):
-            yield first, self.nodes(cluster, rows[first : first + at_most])
+        self, cluster: ClusterState, states: LeaderAndIsrs, *, with_version: bool
+    ) -> Iterator[tuple[StateNodes, list[bytes]]]:
+        """The nodes and the contents of each transaction.
 
-
-def _contents(
-    states: LeaderAndIsrs, controller_epoch: int, version: I32 | None = None
-) -> list[bytes]:
-    return encode_contents(
-        states.leader, states.leader_epoch, states.isr, states.recovery, controller_epoch, version
-    )
+        Contents are encoded for some transactions at a time, while ZooKeeper works on earlier ones.
+        """
+        for begin in range(0, len(states), _ENCODED_TOGETHER):
+            some = slice(begin, begin + _ENCODED_TOGETHER)
+            contents = encode_contents(
+                states.leader[some],
+                states.leader_epoch[some],
+                states.isr[some],
+                states.recovery[some],
+                cluster.controller_epoch,
+                states.version[some] if with_version else None,
+            )
+            rows = states.row[some]
+            at_most = rows_that_fit(contents)
+            for first in range(0, len(rows), at_most):
+                end = first + at_most
+                yield self.nodes(cluster, rows[first:end]), contents[first:end]
 
 
 def _fill(states: LeaderAndIsrs, position: I64, columns: DecodedStates) -> LeaderAndIsrs:
