@@ -40,6 +40,8 @@ PER_TOPIC = 100
 STUBS = list(range(1, 11))
 #: A stub broker that never has a replica.
 IDLE = 11
+#: A partition takes up more than this in an UpdateMetadata.
+LEAST_BYTES = 40
 
 #: Milliseconds and CPU milliseconds of one repetition, by the name of the row.
 Costs = dict[str, tuple[float, float]]
@@ -95,9 +97,10 @@ def until(is_so: Callable[[], object]) -> None:
 class ControllerRows:
     """Single changes for a controller that knows many partitions."""
 
-    def __init__(self, admin: Any, stubs: Stubs, port: int) -> None:
+    def __init__(self, admin: Any, stubs: Stubs, port: int, partitions: int) -> None:
         self._admin = admin
         self._stubs = stubs
+        self._partitions = partitions
         self._connection = BlockingConnection("127.0.0.1", port, "growth")
         topic = json.loads(admin.get("/brokers/topics/bench-00000")[0])
         self._replicas = topic["partitions"]["0"]
@@ -218,7 +221,11 @@ class ControllerRows:
         self._stubs.say(f"kill {IDLE}")
         self._stubs.say("reset")
         self._stubs.say(f"start {IDLE}")
-        until(lambda: "UpdateMetadata" in json.loads(self._stubs.say("tally")))
+        until(lambda: self._bytes_of_metadata() >= LEAST_BYTES * self._partitions)
+
+    def _bytes_of_metadata(self) -> int:
+        told: int = json.loads(self._stubs.say("tally")).get("UpdateMetadata", {}).get("bytes", 0)
+        return told
 
 
 def controller_costs(partitions: int, rounds: int) -> Costs:
@@ -240,10 +247,10 @@ def controller_costs(partitions: int, rounds: int) -> Costs:
         stubs = Stubs(zookeeper.address, [*STUBS, IDLE], base)
         with contextlib.ExitStack() as stack, node(zookeeper, directory) as (port, pid):
             stack.callback(stubs.stop)
-            told = 20 * partitions * len(STUBS)
+            told = LEAST_BYTES * partitions * len(STUBS)
             stubs.quiet(require=lambda t: t.get("UpdateMetadata", {}).get("bytes", 0) >= told)
             found = {}
-            for name, do in ControllerRows(admin, stubs, port).rows().items():
+            for name, do in ControllerRows(admin, stubs, port, partitions).rows().items():
                 few = rounds if do.__name__ != "register_broker" else 3
                 found[name] = measure(pid, few, do)
         return found
