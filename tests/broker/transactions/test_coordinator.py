@@ -282,6 +282,19 @@ class TestEndTransaction:
         assert driver.end(producer, is_commit) is ErrorCode.NONE
         assert driver.end(producer, not is_commit) is ErrorCode.INVALID_TXN_STATE
 
+    @pytest.mark.rule("TXN-6")
+    def test_a_deposed_coordinator_does_not_call_a_transaction_finished(self, driver):
+        producer = driver.init()
+        driver.add(producer)
+        driver.end(producer)
+        before = driver.stored()
+        assert driver.end(producer) is ErrorCode.NONE
+        assert driver.stored() == [*before, before[-1]], "its followers have to have it"
+        driver.append_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert driver.end(producer) is ErrorCode.NOT_COORDINATOR
+        driver.append_error = ErrorCode.NONE
+        assert driver.add(producer) is ErrorCode.NONE, "and the id can go on"
+
     def test_an_empty_id_has_nothing_to_end(self, driver):
         producer = driver.init()
         assert driver.end(producer) is ErrorCode.INVALID_TXN_STATE

@@ -37,6 +37,7 @@ from klamm.broker.transactions.messages import (
 from klamm.broker.transactions.records import (
     IDLE,
     PREPARED,
+    StoredTransaction,
     TransactionRecord,
     TransactionState,
     encode_key,
@@ -243,7 +244,12 @@ class TransactionCoordinator:
             return self._refuse(ticket, EndResponse(error=ErrorCode.CONCURRENT_TRANSACTIONS))
         finished = S.COMPLETE_COMMIT if request.is_commit else S.COMPLETE_ABORT
         if transaction.state is finished:
-            return self._refuse(ticket, EndResponse(error=ErrorCode.NONE))
+            self._confirm(
+                home,
+                transaction,
+                lambda error, _: self._outbox.respond(ticket, EndResponse(error=error)),
+            )
+            return self._outbox.drain()
         if transaction.state is not S.ONGOING:
             return self._refuse(ticket, EndResponse(error=ErrorCode.INVALID_TXN_STATE))
 
@@ -488,18 +494,38 @@ class TransactionCoordinator:
     ) -> None:
         """Append a pending transition; it takes effect when it is replicated (TXN-15)."""
 
-        def on_appended(error: ErrorCode, now_ms: int) -> None:
-            told = APPEND_ERRORS.get(error, ErrorCode.UNKNOWN_SERVER_ERROR)
-            if not self._holds(home, transaction):
-                told = ErrorCode.NOT_COORDINATOR
-            elif told:
+        def settle(told: ErrorCode, now_ms: int) -> None:
+            if told and self._holds(home, transaction):
                 transaction.cancel()
-            else:
+            elif not told:
                 transaction.complete(transit)
             then(told, now_ms)
 
-        record = TransactionRecord(encode_key(transaction.id), encode_value(transit.stored))
-        self._outbox.append(home.index, [record], transit.stored.timeout_ms, on_appended)
+        self._append(home, transaction, transit.stored, settle)
+
+    def _confirm(self, home: StatePartition, transaction: Transaction, then: Then) -> None:
+        """Append the present state once more, before a producer is told what it says.
+
+        A broker that was deposed and has yet to hear of it remembers the transaction before the
+        present one, and would call the present one committed. What it appends is not replicated.
+        """
+        self._append(home, transaction, transaction.stored, then)
+
+    def _append(
+        self,
+        home: StatePartition,
+        transaction: Transaction,
+        stored: StoredTransaction,
+        then: Then,
+    ) -> None:
+        """Append a state, and say whether it is replicated and this broker still coordinates."""
+
+        def on_appended(error: ErrorCode, now_ms: int) -> None:
+            told = APPEND_ERRORS.get(error, ErrorCode.UNKNOWN_SERVER_ERROR)
+            then(told if self._holds(home, transaction) else ErrorCode.NOT_COORDINATOR, now_ms)
+
+        record = TransactionRecord(encode_key(transaction.id), encode_value(stored))
+        self._outbox.append(home.index, [record], stored.timeout_ms, on_appended)
 
     def _send_markers(self, home: StatePartition, transaction: Transaction, now_ms: int) -> None:
         """Have the markers of a decided transaction written; its completion is pending now."""

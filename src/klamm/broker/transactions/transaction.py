@@ -115,6 +115,19 @@ class Transaction:
         return self.start_ms + self.timeout_ms
 
     @property
+    def stored(self) -> StoredTransaction:
+        """The present state, as it is in the log."""
+        return StoredTransaction(
+            self.producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.state,
+            tuple(self.partitions),
+            self.last_update_ms,
+            self.start_ms,
+        )
+
+    @property
     def is_epoch_exhausted(self) -> bool:
         return self.producer_epoch >= EXHAUSTED_EPOCH
 
