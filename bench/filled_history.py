@@ -96,7 +96,7 @@ class FilledHistory:
         self._check()
 
     def fill(self, out: Path, refreshes: int, *, computed: int | None = None) -> None:
-        """Write a folder as it is after so many refreshes.
+        """Write a folder as it is after a number of refreshes.
 
         Sealed files of the first `computed` ones have their own rows (None: all of them).
         """
@@ -230,7 +230,7 @@ def _growth(one: Any, other: Any) -> Any:
 
 
 def later_table(table: pa.Table, growth: dict[str, Any], times: int) -> pa.Table:
-    """A table that has grown so many times."""
+    """The table after its columns have grown `times` times."""
     for name, by in growth.items():
         at = table.schema.get_field_index(name)
         grown = _later_array(table.column(at).combine_chunks(), by, times)
@@ -259,9 +259,9 @@ def _later_array(array: Any, growth: Any, times: int) -> Any:
 
 
 def _later(one: Any, other: Any, times: int) -> Any:
-    """JSON that has grown so many times from one to the other; numbers in texts and names, too.
+    """JSON that has grown `times` times by the difference of two, numbers in texts included.
 
-    In the place of a series of times is None.
+    A time series becomes None.
     """
     if isinstance(one, dict) and "width_us" in one:
         return None
@@ -297,7 +297,7 @@ class Entries:
         self.by_refresh.setdefault(refresh, []).append((start, end, value))
 
     def with_later(self, refresh: int, again: np.ndarray) -> np.ndarray:
-        """All entries, and those of a refresh also so many microseconds later."""
+        """All entries, and those of a refresh once more for each of the shifts in `again`."""
         rows = [
             each for number in sorted(self.by_refresh) for each in sorted(self.by_refresh[number])
         ]

@@ -380,7 +380,7 @@ class _Pieces:
 
 
 def _runs(octets: NDArray[np.uint8], size: int) -> NDArray[Any]:
-    """Every run of so many octets, as an item that numpy copies as a whole."""
+    """A view of every run of `size` octets, each an item that numpy copies as a whole."""
     item = np.dtype((np.void, size))
     return np.ndarray(len(octets) - size + 1, item, octets, strides=(1,))
 

@@ -110,7 +110,7 @@ def _cut_alike(data: bytes, at: int, count: int) -> tuple[list[bytes], int] | No
     if end > len(data) or data[at + tags_at]:
         return None
     for place in (_ISR_AT, replicas_at, offline_at, tags_at):
-        # One byte in so many, that is the one at this place of each state.
+        # Compare the byte at this place of each state: all have to be equal.
         if data[at + place : end : size] != data[at + place : at + place + 1] * count:
             return None
     state, pack = _state_and_record(isr, replicas, offline)
@@ -125,7 +125,7 @@ def _cut_alike(data: bytes, at: int, count: int) -> tuple[list[bytes], int] | No
 def _state_and_record(
     isr: int, replicas: int, offline: int
 ) -> tuple[struct.Struct, Callable[..., bytes]]:
-    """The layout of a state with lists of so many bytes, and what packs its parts as a record."""
+    """The layout of a state whose lists have these sizes, and what packs its parts as a record."""
     state = struct.Struct(f">4s4x8s{isr}s{_VERSION_BYTES}x{replicas}s{offline}sx")
     record = struct.Struct(f">2x4s8s{replicas}s{isr}s{offline}sx")
     return state, record.pack

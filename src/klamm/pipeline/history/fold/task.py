@@ -34,7 +34,7 @@ Key: TypeAlias = tuple[int, int]
 CLUSTER_SHARD: Final = 0
 STATE: Final = "_state"
 #: The folder of files that are being written, or wait for the end of their refresh. Nothing else
-#: is there, so that whoever opens a long history need not look through its tables.
+#: is there, so that opening a long history does not list its tables.
 STAGED: Final = "_staged"
 _EMPTY: Final = np.empty(0, np.int64)
 #: The columns of a record that have times, with numbers instead.
