@@ -4,6 +4,7 @@ Nothing here decides what is to happen; it can be done, and looked at.
 """
 
 import contextlib
+import functools
 import os
 import re
 import resource
@@ -67,7 +68,7 @@ class World:
     def __enter__(self) -> "World":
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop_thread.close)
-            stack.callback(lambda: self._loop_thread.call(self._links.close()))
+            stack.callback(lambda: self._loop_thread.call(self._links.close))
             if self._is_ensemble:
                 ensemble = ZooKeeperEnsemble(3, heap="128m")
                 stack.callback(ensemble.stop)
@@ -106,9 +107,9 @@ class World:
         directory = self.directory / f"broker-{broker}"
         directory.mkdir(parents=True)
         name = f"broker {broker}"
-        gate = self._loop_thread.call(self._links.open_gate(name, brokers))
+        gate = self._loop_thread.call(self._links.open_gate, name, brokers)
         gates = [
-            self._loop_thread.call(self._links.open_gate(f"ZooKeeper {number}", each.port, name))
+            self._loop_thread.call(self._links.open_gate, f"ZooKeeper {number}", each.port, name)
             for number, each in enumerate(self.zookeepers, start=1)
         ]
         settings: Mapping[str, str] = {
@@ -157,7 +158,8 @@ class World:
     def part(self, one: str, other: str, *, silently: bool, one_way: bool = False) -> None:
         """Part two brokers, or a broker from ZooKeeper; `one` is who opens connections."""
         for source, target in ((one, other),) if one_way else ((one, other), (other, one)):
-            self._loop_thread.call(self._links.part(source, target, silently=silently))
+            cut = functools.partial(self._links.part, source, target, silently=silently)
+            self._loop_thread.call(cut)
 
     def isolate(self, name: str, *, silently: bool) -> None:
         """Part a broker from everybody but its clients."""
@@ -178,7 +180,7 @@ class World:
 
     def undo(self) -> None:
         """Everybody runs again and reaches everybody."""
-        self._loop_thread.call(self._links.join())
+        self._loop_thread.call(self._links.join)
         for server in self.zookeepers:
             if server.is_running:
                 os.kill(server.pid, signal.SIGCONT)

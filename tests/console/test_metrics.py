@@ -30,6 +30,11 @@ def test_counters_gauges_and_times_are_read_from_a_page():
     }
 
 
+def test_a_broker_without_errors_has_a_count_of_zero():
+    lines = [line for line in PAGE.splitlines() if "ErrorsPerSec" not in line]
+    assert parse_metrics("\n".join(lines))["errors"] == 0.0
+
+
 def test_denials_are_counted_by_request_and_error():
     assert parse_denials(PAGE) == [
         {"request": "Join", "error": "GROUP_AUTHORIZATION_FAILED", "count": 4}

@@ -173,14 +173,14 @@ def test_a_lost_connection_loses_no_change(
 ):
     """What changes while the observer is cut off is found when it is back."""
     loop, proxy = LoopThread("proxy"), Proxy(zookeeper_server.host, zookeeper_server.port)
-    observing = observe(loop.call(proxy.start()) + written.chroot, tmp_path)
+    observing = observe(loop.call(proxy.start) + written.chroot, tmp_path)
     observing.said()
-    loop.call(proxy.cut())
+    loop.call(proxy.cut)
     written.elect(2, 1, [2, 1])
-    loop.call(proxy.restore())
+    loop.call(proxy.restore)
     assert "orders-0" in observing.said()
     written.elect(1, 2, [2, 1])
     assert "orders-0 went back to its preferred leader 1" in observing.said()
     observing.stop()
-    loop.call(proxy.close())
+    loop.call(proxy.close)
     loop.close()

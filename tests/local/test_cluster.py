@@ -181,7 +181,7 @@ def test_a_broker_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path):
         Cluster(1, config={"num.partition": 3}, data_dir=tmp_path),
     ):
         pass
-    assert descendants(os.getpid()) == before
+    assert not descendants(os.getpid()) - before
 
 
 def test_ports_that_are_taken_are_named():

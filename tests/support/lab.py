@@ -77,7 +77,7 @@ class ScriptedBroker:
         self.rack = rack
         self.script = Script()
         self.received: list[Received] = []
-        #: The controller epoch of the last UpdateMetadata.
+        #: The highest controller epoch of an UpdateMetadata; a deposed controller's may come later.
         self.heard_of = -1
         self.epoch = -1
         self._zookeeper = zookeeper
@@ -171,7 +171,7 @@ class ScriptedBroker:
                 request = Received(ApiKey(header.api_key), header.api_version, body)
                 self.received.append(request)
                 if request.api is ApiKey.UPDATE_METADATA:
-                    self.heard_of = body.controller_epoch
+                    self.heard_of = max(self.heard_of, body.controller_epoch)
                 with self._changed:
                     self._changed.wait_for(lambda api=request.api: api not in self.script.withheld)
                 connection.sendall(encode_response(header, self._response_to(request)))

@@ -63,6 +63,7 @@ def parse_metrics(text: str) -> dict[str, float]:
         elif name == f"{_REQUESTS}RequestsPerSec_total":
             if labels["request"] not in _COUNTED_TWICE:
                 found["requests"] = found.get("requests", 0.0) + value
+                found.setdefault("errors", 0.0)  # a broker without errors has no line for them
         elif name == f"{_REQUESTS}ErrorsPerSec_total":
             if labels["error"] != "NONE":
                 found["errors"] = found.get("errors", 0.0) + value

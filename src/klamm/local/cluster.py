@@ -256,11 +256,11 @@ class Cluster:
 
     def cut_from_zookeeper(self, broker: int) -> None:
         """Cut a broker off from ZooKeeper; clients and other brokers still reach it."""
-        self._live.loop_thread.call(self._proxy(broker).cut())
+        self._live.loop_thread.call(self._proxy(broker).cut)
 
     def rejoin_zookeeper(self, broker: int) -> None:
         """Reconnect a broker to ZooKeeper."""
-        self._live.loop_thread.call(self._proxy(broker).restore())
+        self._live.loop_thread.call(self._proxy(broker).restore)
 
     def put_behind_proxy(self, broker: int, *, timeout_s: float = 60.0) -> None:
         """Restart a broker of a cluster with `can_be_cut=False` so that it can be cut off."""
@@ -356,7 +356,7 @@ class Cluster:
             del live.brokers[broker]
             proxy = live.proxies.pop(broker, None)
         if proxy is not None:
-            live.loop_thread.call(proxy.close())
+            live.loop_thread.call(proxy.close)
 
     def heal(self, *, timeout_s: float = 60.0) -> None:
         """End injected faults; start, resume and reconnect every broker that needs it."""

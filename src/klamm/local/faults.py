@@ -131,7 +131,7 @@ class FaultInjector:
             raise ConfigError(f"times={times!r} is not a number of requests from 1 on")
         self._next_id += 1
         made = InjectedFault(self, Fault.parse(self._next_id, **fault), times, frozenset(brokers))
-        self._loop_thread.call(self._change([*self.active, made]))
+        self._loop_thread.call(self._change, [*self.active, made])
         return made
 
     def clear(self, *cleared: InjectedFault) -> None:
@@ -139,12 +139,12 @@ class FaultInjector:
         for each in cleared:
             each.is_cleared = True
         if any(each in self._faults for each in cleared):
-            self._loop_thread.call(self._change(self.active))
+            self._loop_thread.call(self._change, self.active)
 
     def attach(self, broker: int) -> socket.socket:
         """A new link; the end for the broker's process, which already has the faults to read."""
         ours, theirs = socket.socketpair()
-        self._loop_thread.call(self._attach(broker, ours))
+        self._loop_thread.call(self._attach, broker, ours)
         return theirs
 
     async def _attach(self, broker: int, ours: socket.socket) -> None:

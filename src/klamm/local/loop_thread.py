@@ -5,10 +5,12 @@ It also works in a notebook, which already runs an event loop in the user's thre
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _PATIENCE_S: Final = 60.0
 
 
@@ -20,18 +22,28 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = _PATIENCE_S) -> T:
-        """Run a coroutine in the loop and return its result."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def call(self, work: Callable[[*Ts], Coroutine[Any, Any, T]], *arguments: *Ts) -> T:
+        """Run a coroutine function in the loop and return its result.
+
+        The coroutine is made in the loop's thread, where no Ctrl-C comes between its making and its
+        start.
+        """
+        begun: Future[Future[T]] = Future()
+
+        def begin() -> None:
+            begun.set_result(asyncio.run_coroutine_threadsafe(work(*arguments), self._loop))
+
+        self._loop.call_soon_threadsafe(begin)
+        future = begun.result(_PATIENCE_S)
         try:
-            return future.result(timeout_s)
+            return future.result(_PATIENCE_S)
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
         """Cancel all tasks, then end the loop and the thread."""
-        self.call(_cancel_the_rest())
+        self.call(_cancel_the_rest)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

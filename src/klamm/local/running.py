@@ -276,8 +276,8 @@ class RunningCluster:
         hosts, chroot = split_connect_string(self.zookeeper)
         host, _, port = hosts.partition(",")[0].rpartition(":")
         proxy = self.proxies[broker] = Proxy(host, int(port))
-        address = self.loop_thread.call(proxy.start())
-        self._connections.callback(lambda: self.loop_thread.call(proxy.close()))
+        address = self.loop_thread.call(proxy.start)
+        self._connections.callback(lambda: self.loop_thread.call(proxy.close))
         return address + chroot
 
     @property

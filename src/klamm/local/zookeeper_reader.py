@@ -37,11 +37,11 @@ class ZooKeeperReader:
 
     def __init__(self, loop_thread: LoopThread, connect: str) -> None:
         self._loop_thread = loop_thread
-        self._store: ZooKeeperStore = loop_thread.call(open_store(connect))
+        self._store: ZooKeeperStore = loop_thread.call(open_store, connect)
 
     def close(self) -> None:
         """End the session."""
-        self._loop_thread.call(self._store.close())
+        self._loop_thread.call(self._store.close)
 
     def controller(self) -> int | None:
         """The id of the controller; None if there is none."""
@@ -114,7 +114,7 @@ class ZooKeeperReader:
                 except SessionLostError:
                     await self._store.renew()
 
-        return self._loop_thread.call(until_answered())
+        return self._loop_thread.call(until_answered)
 
 
 def _description(

@@ -25,12 +25,12 @@ function BrokerList({ cluster }) {
   </div>`;
 }
 
-const perSecond = (rates, name) => rateOf(rates.at, rates[name]);
+const perSecond = (rates, name) => rates[name] && rateOf(rates.at, rates[name]);
 const a = (value) => `${number(Math.round(value * 10) / 10)}/s`;
 const flow = (value) => `${bytes(Math.round(value))}/s`;
 const ms = (value) => `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 
-// What the charts show, if the samples have it: title, then lines of (label, values, words).
+// What the charts show: title, lines of (label, values, words), and the samples that a chart needs. A line without samples is left out.
 const CHARTS = [
   ["Clients", (rates) => [["written in", perSecond(rates, "bytes_in"), flow], ["read out", perSecond(rates, "bytes_out"), flow]], "bytes_in"],
   ["Replication", (rates) => [["in", perSecond(rates, "replication_in"), flow], ["out", perSecond(rates, "replication_out"), flow]], "replication_in"],
@@ -51,7 +51,7 @@ function Charts({ rates }) {
     <p class="soft small">${own
       ? "From the broker's own metrics, every five seconds, for an hour. Times are of the last thousand requests of their kind."
       : html`This broker serves no metrics to the console, so the charts have what Kafka's protocol gives: end offsets of what it leads, sizes of its logs (what retention deletes is not subtracted), the console's own requests. Brokers of klamm serve metrics with <code>klamm.metrics.port</code>; those of Apache Kafka are behind JMX.`}</p>
-    <div class="halves">${CHARTS.filter(([, , needs]) => rates[needs]).map(([title, lines]) => html`<section class="card" key=${title} aria-label=${title}><h2>${title}</h2><${Chart} at=${rates.at} lines=${lines(rates)} /></section>`)}</div>
+    <div class="halves">${CHARTS.filter(([, , needs]) => rates[needs]).map(([title, lines]) => html`<section class="card" key=${title} aria-label=${title}><h2>${title}</h2><${Chart} at=${rates.at} lines=${lines(rates).filter(([, values]) => values)} /></section>`)}</div>
   </div>`;
 }
 
