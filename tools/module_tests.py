@@ -24,6 +24,7 @@ Paths are below `src/klamm` and `tests`. Run one file with `make test PYTEST=tes
 """
 #: As many test files are named for a module at most.
 _SHOWN_MAX: Final = 4
+_IMPORT: Final = re.compile(r"^ *(?:from \S+ import (?:\([^)]*\)|.*)|import .*)", re.MULTILINE)
 
 
 def modules() -> list[Path]:
@@ -53,7 +54,7 @@ def mirrors(module: Path) -> list[Path]:
     return found
 
 
-def importers(module: Path, texts: dict[Path, str]) -> list[Path]:
+def importers(module: Path, imports: dict[Path, str]) -> list[Path]:
     """The files that import the module, those of its own package first."""
     dotted = ".".join(("klamm", *module.with_suffix("").parts))
     package, _, leaf = dotted.rpartition(".")
@@ -61,13 +62,14 @@ def importers(module: Path, texts: dict[Path, str]) -> list[Path]:
         rf"from {re.escape(dotted)} import|import {re.escape(dotted)}\b"
         rf"|from {re.escape(package)} import (?:\([^)]*|[^\n(]*)\b{leaf}\b"
     )
-    found = [path for path, text in texts.items() if path != module and pattern.search(text)]
+    found = [path for path, text in imports.items() if path != module and pattern.search(text)]
     return sorted(found, key=lambda path: (path.parts[0] != module.parts[0], path))
 
 
-def read(root: Path, pattern: str) -> dict[Path, str]:
+def read_imports(root: Path, pattern: str) -> dict[Path, str]:
+    """The import statements of each file, one after the other."""
     return {
-        path.relative_to(root): path.read_text(encoding="utf-8")
+        path.relative_to(root): "\n".join(_IMPORT.findall(path.read_text(encoding="utf-8")))
         for path in sorted(root.rglob(pattern))
     }
 
@@ -87,7 +89,7 @@ def tests_of(module: Path, sources: dict[Path, str], tests: dict[Path, str]) -> 
 
 def lines() -> Iterator[str]:
     """The table, a row for each module."""
-    sources, tests = read(SRC, "*.py"), read(TESTS, "test_*.py")
+    sources, tests = read_imports(SRC, "*.py"), read_imports(TESTS, "test_*.py")
     yield "| module | tests |"
     yield "| --- | --- |"
     for module in modules():

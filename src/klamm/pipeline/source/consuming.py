@@ -30,6 +30,9 @@ from klamm.pipeline.source.reaching import LastError
 _MESSAGES: Final = 10_000
 _POLL_S: Final = 0.2
 _LOOK_EVERY_S: Final = 1.0
+#: The records of a range exist already. After its last one, librdkafka asks for the next, and the
+#: fetches of another range from the same broker would wait until that request is answered.
+_FETCH_WAIT: Final = {"fetch.wait.max.ms": "10"}
 
 
 class KeptConsumer:
@@ -37,7 +40,7 @@ class KeptConsumer:
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
         self.last_error = LastError()
-        self.consumer = Consumer(dict(kafka) | self.last_error.settings())
+        self.consumer = Consumer(_FETCH_WAIT | dict(kafka) | self.last_error.settings())
         self._cluster: SourceCluster | None = None
 
     def cluster(self, options: ReadOptions) -> SourceCluster:
