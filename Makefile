@@ -118,7 +118,7 @@ report-look: setup ## look at report.html in a real browser, and keep screenshot
 	@$(BIN)/python -m tools.report_look $(REPORT)
 
 browser: setup ## the console in a real browser, with screenshots in out/; BROWSER="-k moves" for a part
-	@$(BIN)/python -m tools.run_tests -m browser $(BROWSER)
+	@$(BIN)/python -m tools.run_tests -m browser -n auto --maxprocesses 2 $(BROWSER)
 
 wheel-test: setup ## build the wheel, install it into an empty environment, and use it there
 	@$(BIN)/python tools/wheel_test.py

@@ -38,6 +38,11 @@ class SparkInOneProcess(LoadScopeScheduling):
         return "spark" if nodeid.startswith("tests/pipeline/") else nodeid
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of real processes wait about a third of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkInOneProcess:
     return SparkInOneProcess(config, log)
 

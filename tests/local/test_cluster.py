@@ -60,6 +60,8 @@ def test_a_paused_controller_is_replaced_and_steps_back(klamm_cluster: Cluster):
     klamm_cluster.pause(controller)
     assert klamm_cluster.broker(controller).state is ProcessState.PAUSED
     klamm_cluster.wait_controller(other_than=controller)
+    # The registration belongs to a session of its own, which may end a little later.
+    wait_until(lambda: controller not in klamm_cluster.registered())
     status = {each.id: each for each in read_status(klamm_cluster).brokers}
     assert status[controller].state_text == "paused, session lost"
     klamm_cluster.resume(controller)
