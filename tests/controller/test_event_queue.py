@@ -15,12 +15,15 @@ from klamm.core.events import (
     BrokerChange,
     ControlledShutdown,
     ElectLeaders,
+    LeaderAndIsrResponseReceived,
     ListReassignments,
     QueuedEvent,
     RequestedElection,
+    StopReplicaResponseReceived,
     TopicChange,
     TopicDeletion,
     UpdateFeatures,
+    UpdateMetadataResponseReceived,
 )
 from klamm.zookeeper import znodes
 from tests.support.candidate import Node, running
@@ -43,6 +46,24 @@ def test_events_come_out_in_the_order_they_went_in_and_each_once():
         return taken
 
     assert asyncio.run(scenario()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.rule("CHAN-5")
+def test_responses_of_a_closed_channel_are_dropped_and_nothing_else():
+    async def scenario() -> None:
+        preempted: list[Any] = []
+        queue = queue_of(preempted)
+        kept = [BrokerChange(), UpdateMetadataResponseReceived(2, 0), TopicDeletion()]
+        queue.put(kept[0], cause="test")
+        queue.put(StopReplicaResponseReceived(1, 0, {}), cause="test")
+        queue.put(kept[1], cause="test")
+        queue.put(LeaderAndIsrResponseReceived(1, 0, {}, ()), cause="test")
+        queue.put(kept[2], cause="test")
+        queue.drop_responses(1)
+        assert [(await queue.take()).event for _ in range(len(queue))] == kept
+        assert preempted == []
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.rule("EVT-3", "EVT-4", "EVT-5")

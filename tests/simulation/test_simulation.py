@@ -86,6 +86,11 @@ def test_a_group_whose_leader_heard_of_some_partitions_alone_reads_the_others_to
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_response_to_an_earlier_term_says_nothing_of_a_deletion_that_began_anew():
+    outcome = run("780002036")
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")

@@ -193,9 +193,11 @@ class ControllerChannels:
         )
 
     def close(self, broker: int) -> None:
-        """Close a broker's channel, if there is one."""
+        """Close a broker's channel, if there is one; its queued responses are dropped."""
         channel = self._channels.pop(broker, None)
         if channel is not None:
+            assert self._queue is not None, "attached before the first channel opens"
+            self._queue.drop_responses(broker)
             self._lost_at.pop(broker, None)
             if channel.lost_at is not None:
                 self._lost_at[broker] = channel.lost_at

@@ -18,6 +18,7 @@ from klamm.core.events import (
     PartitionModifications,
     QueuedEvent,
     ReassignmentIsrChange,
+    ResponseReceived,
     TopicChange,
     TopicDeletion,
     ZkPreferredElection,
@@ -51,6 +52,18 @@ class EventQueue:
         for queued in waiting:
             self._preempted(queued)
         self.put(event, cause=cause)
+
+    def drop_responses(self, broker: int) -> None:
+        """Remove the queued responses of a broker whose channel is closed (CHAN-5).
+
+        They answer requests of a term or of a registration that is over. A later request may have
+        changed what they say: a replica that was deleted may have been created again.
+        """
+        self._waiting = deque(
+            queued
+            for queued in self._waiting
+            if not (isinstance(queued.event, ResponseReceived) and queued.event.broker == broker)
+        )
 
     async def take(self) -> QueuedEvent:
         """Wait for the next event and remove it from the queue."""

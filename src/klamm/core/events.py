@@ -208,6 +208,10 @@ class UpdateMetadataResponseReceived(Event):
     state = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
 
 
+ResponseReceived = (
+    LeaderAndIsrResponseReceived | StopReplicaResponseReceived | UpdateMetadataResponseReceived
+)
+
 # Requests. Each docstring describes the response.
 
 
