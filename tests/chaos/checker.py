@@ -11,12 +11,16 @@ from itertools import pairwise
 from typing import Final
 
 from tests.chaos.recording import GroupOffset, History, Kept, Name, Read, Write
-from tests.chaos.silence import Excuses, Span, silences
+from tests.chaos.silence import Excuses, Span, silences, uncovered_s
 
 Where = tuple[str, int, int]
 Record = tuple[str, int]
 WrittenAs = tuple[int, int] | None
 _EXAMPLES_MAX: Final = 5
+#: Faults after which a broker may be deposed without hearing of it, while clients reach it.
+_PARTED: Final = frozenset({"part brokers", "isolate"})
+#: How long it takes at most until it has heard, once it is reached again.
+_HEARD_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,16 @@ def skipped(history: History) -> Iterator[Violation]:
 
 def offsets_gone_back(history: History) -> Iterator[Violation]:
     """A committed offset only grows: what is seen or committed is no less than whatever had been
-    seen or committed before that was asked."""
+    seen or committed before that was asked.
+
+    What was seen while brokers could not reach each other does not count: a coordinator that has
+    not heard of its successor responds from its memory, as Apache Kafka's does. It cannot commit.
+    """
+    parted = [
+        Span(fault.began_at, fault.ended_at + _HEARD_S)
+        for fault in history.faults
+        if fault.kind in _PARTED
+    ]
     rows: dict[tuple[str, Name], list[GroupOffset]] = defaultdict(list)
     for row in history.offsets:
         rows[row.group, (row.topic, row.partition)].append(row)
@@ -238,7 +251,9 @@ def offsets_gone_back(history: History) -> Iterator[Violation]:
                 if highest is None or by_end[done].offset > highest.offset:
                     highest = by_end[done]
                 done += 1
-            if highest is not None and row.offset < highest.offset:
+            asked = Span(row.began_at, row.done_at)
+            may_be_old = row.member is None and uncovered_s(asked, parted) < asked.seconds
+            if highest is not None and row.offset < highest.offset and not may_be_old:
                 did = "committed" if row.member else "there was"
                 yield Violation(
                     "offset gone back",

@@ -207,6 +207,23 @@ def test_an_offset_that_was_asked_for_while_it_was_committed_may_be_the_old_one(
     assert found(history) == []
 
 
+@pytest.mark.parametrize("kind", ["part brokers", "isolate"])
+def test_what_a_deposed_coordinator_remembers_may_be_seen_but_not_committed(kind: str):
+    history = sound()
+    history.faults.append(Fault(kind, "broker 1 from broker 2", 15, 20))
+    history.offsets.append(GroupOffset("g", None, "t", 0, 3, 20, 21))
+    assert found(history) == []
+    history.offsets.append(GroupOffset("g", "m", "t", 0, 3, 20, 21))
+    assert found(history) == ["offset gone back"]
+
+
+def test_a_deposed_coordinator_has_heard_of_it_some_time_after_it_is_reached_again():
+    history = sound()
+    history.faults.append(Fault("isolate", "broker 1", 5, 8))
+    history.offsets.append(GroupOffset("g", None, "t", 0, 3, 20, 21))
+    assert found(history) == ["offset gone back"]
+
+
 @pytest.mark.parametrize(
     ("calls", "partitions"),
     [
