@@ -91,6 +91,11 @@ def test_a_response_to_an_earlier_term_says_nothing_of_a_deletion_that_began_ane
     assert outcome.failure is None, tell(outcome)
 
 
+def test_a_leader_that_missed_another_ones_epoch_waits_for_its_followers_again():
+    outcome = run("790001927")
+    assert outcome.failure is None, tell(outcome)
+
+
 @pytest.fixture(scope="module")
 def fourth():
     return run("4")

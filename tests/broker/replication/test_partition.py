@@ -412,6 +412,21 @@ class TestInSyncReplicas:
         two = leader.partition.followers[2]
         assert (two.end_offset, two.last_caught_up_ms) == (3, T0 + 9)
 
+    @pytest.mark.rule("BISR-12")
+    def test_a_leader_that_has_missed_an_epoch_acknowledges_nothing_on_old_knowledge(self):
+        leader = Leader(isr=(1, 2, 3))
+        leader.append(4)
+        leader.fetch(2, 4, now_ms=T0 + 5)
+        # Broker 3 led in epoch 6, so that broker 2 may have truncated what it had.
+        leader.partition.become_leader(
+            LeaderAndIsrPartitionState(1, 7, (1, 2), 12, (1, 2, 3)), leader.log, T0 + 9
+        )
+        two = leader.partition.followers[2]
+        assert (two.end_offset, two.last_caught_up_ms) == (-1, T0 + 9)
+        assert leader.log.high_watermark == 0
+        leader.fetch(2, 4, now_ms=T0 + 10)
+        assert leader.log.high_watermark == 4
+
     @pytest.mark.rule("BMET-12")
     def test_replicas_being_added_are_not_missed(self):
         leader = Leader(isr=(1, 2))

@@ -152,12 +152,14 @@ class Partition:
         self, state: LeaderAndIsrPartitionState, log: ReplicaLog, now_ms: int
     ) -> None:
         """Become the leader. The caller has stopped the fetcher and opened `log`."""
-        is_new_leader = self.role is not Role.LEADER
+        # In an epoch that this broker has not heard of, its followers may have followed another
+        # leader and truncated what it knows them to have.
+        stays_leader = self.role is Role.LEADER and state.leader_epoch <= self.leader_epoch + 1
+        known = self.followers if stays_leader else {}
         self.log = log
         self._assign(state)
-        # Only a leader keeps the state of followers, so a new leader knows nothing about them.
         self.followers = {
-            replica: self.followers.get(replica) or FollowerState()
+            replica: known.get(replica) or FollowerState()
             for replica in state.replicas
             if replica != self.broker_id
         }
@@ -169,7 +171,7 @@ class Partition:
         for replica, follower in self.followers.items():
             follower.leave_session()
             follower.last_caught_up_ms = now_ms if replica in state.isr else 0
-            if not is_new_leader:
+            if stays_leader:
                 follower.last_fetch_leader_end_offset = log.end_offset
                 follower.last_fetch_ms = now_ms
         self.role = Role.LEADER
