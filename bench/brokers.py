@@ -25,31 +25,36 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
     """Warm up, and take all rows."""
     for bootstrap in contest.bootstrap.values():
         for replication_factor in (1, 3):
-            topic = load.topic_of(bootstrap, replication_factor)
-            load.produce_for(bootstrap, topic, 3, "all")
+            load.in_new_topic(
+                bootstrap,
+                replication_factor,
+                lambda topic, at=bootstrap: load.produce_for(at, topic, 3, "all"),
+            )
     if "produce" in rows:
         for replication_factor in (1, 3):
             for acks in ("1", "all"):
                 contest.measure(
                     f"produce, RF {replication_factor}, acks={acks}",
-                    lambda at, factor=replication_factor, acks=acks: load.rate(
-                        *load.produce_for(at, load.topic_of(at, factor), seconds, acks)
+                    lambda at, factor=replication_factor, acks=acks: load.in_new_topic(
+                        at,
+                        factor,
+                        lambda topic: load.rate(*load.produce_for(at, topic, seconds, acks)),
                     ),
                 )
     if "raw" in rows:
         for replication_factor in (1, 3):
             contest.measure(
                 f"produce without a client, RF {replication_factor}, acks=all",
-                lambda at, factor=replication_factor: load.raw_produce(
-                    at, load.topic_of(at, factor), seconds
+                lambda at, factor=replication_factor: load.in_new_topic(
+                    at, factor, lambda topic: load.raw_produce(at, topic, seconds)
                 ),
             )
     if "java" in rows:
         for replication_factor in (1, 3):
             contest.measure(
                 f"produce, Java, RF {replication_factor}, acks=all",
-                lambda at, factor=replication_factor: load.java_produce(
-                    at, load.topic_of(at, factor), JAVA_RECORDS, "all"
+                lambda at, factor=replication_factor: load.in_new_topic(
+                    at, factor, lambda topic: load.java_produce(at, topic, JAVA_RECORDS, "all")
                 ),
             )
     if "consume" in rows:
@@ -64,12 +69,14 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
     if "singles" in rows:
         contest.measure(
             "one record at a time, RF 3, acks=all",
-            lambda at: load.one_at_a_time(at, load.topic_of(at, 3), SINGLES),
+            lambda at: load.in_new_topic(
+                at, 3, lambda topic: load.one_at_a_time(at, topic, SINGLES)
+            ),
         )
     if "crowd" in rows:
         contest.measure(
             "ten producers beside 100 idle connections, RF 3, acks=all",
-            lambda at: load.crowd(at, load.topic_of(at, 3), seconds),
+            lambda at: load.in_new_topic(at, 3, lambda topic: load.crowd(at, topic, seconds)),
         )
 
 

@@ -17,6 +17,8 @@ import subprocess
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TypeVar
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -27,6 +29,8 @@ from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.fetch import FetchResponse
 from klamm.protocol.records import Record, build_batch, iterate_batches
+
+T = TypeVar("T")
 
 KB = os.urandom(1024)
 PARTITIONS = 6
@@ -47,11 +51,24 @@ def topic_of(bootstrap: str, replication_factor: int) -> str:
     """Create a topic; return its name when every partition has a leader."""
     topic = name("load")
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    created = admin.create_topics([NewTopic(topic, PARTITIONS, replication_factor)])
+    settings = {"file.delete.delay.ms": "0"}
+    created = admin.create_topics(
+        [NewTopic(topic, PARTITIONS, replication_factor, config=settings)]
+    )
     created[topic].result(40)
     while len(leaders_of(bootstrap, topic)) < PARTITIONS:
         time.sleep(0.1)
     return topic
+
+
+def in_new_topic(bootstrap: str, replication_factor: int, action: Callable[[str], T]) -> T:
+    """Run an action with a topic of its own, and delete that: rows of gigabytes would fill a disk."""
+    topic = topic_of(bootstrap, replication_factor)
+    try:
+        return action(topic)
+    finally:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.delete_topics([topic])[topic].result(40)
 
 
 def leaders_of(bootstrap: str, topic: str) -> dict[int, tuple[str, int]]:
