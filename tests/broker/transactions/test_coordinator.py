@@ -184,11 +184,17 @@ class TestAddPartitions:
         assert (stored.partitions, stored.start_ms) == (ORDERS, began_ms)
         assert stored.last_update_ms == began_ms + 5
 
-    def test_partitions_that_are_in_already_are_not_written_again(self, driver):
+    @pytest.mark.rule("TXN-4")
+    def test_a_deposed_coordinator_does_not_say_that_partitions_are_in_already(self, driver):
         producer = driver.init()
         driver.add(producer)
+        before = driver.stored()
         assert driver.add(producer, ORDERS[1:]) is ErrorCode.NONE
-        assert len(driver.stored()) == 2
+        assert driver.stored() == [*before, before[-1]], "its followers have to have it"
+        driver.append_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert driver.add(producer, ORDERS[1:]) is ErrorCode.NOT_COORDINATOR
+        driver.append_error = ErrorCode.NONE
+        assert driver.end(producer) is ErrorCode.NONE, "and the transaction can go on"
 
     def test_the_same_partitions_begin_the_next_transaction(self, driver):
         producer = driver.init()

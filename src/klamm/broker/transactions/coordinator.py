@@ -202,7 +202,12 @@ class TransactionCoordinator:
         if transaction.state is S.ONGOING and all(
             each in transaction.partitions for each in request.partitions
         ):
-            return self._refuse(ticket, AddResponse(error=ErrorCode.NONE))
+            self._confirm(
+                home,
+                transaction,
+                lambda error, _: self._outbox.respond(ticket, AddResponse(error=error)),
+            )
+            return self._outbox.drain()
 
         what = What.ADDED if transaction.state is S.ONGOING else What.BEGAN
 
@@ -507,7 +512,8 @@ class TransactionCoordinator:
         """Append the present state once more, before a producer is told what it says.
 
         A broker that was deposed and has yet to hear of it remembers the transaction before the
-        present one, and would call the present one committed. What it appends is not replicated.
+        present one: it would call the present one committed, or its partitions known. What it
+        appends is not replicated.
         """
         self._append(home, transaction, transaction.stored, then)
 
