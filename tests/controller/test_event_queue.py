@@ -12,6 +12,7 @@ from klamm.controller.loop import Expire, Reelect
 from klamm.core.events import (
     AlterPartition,
     ApiReassignment,
+    AutoRebalance,
     BrokerChange,
     ControlledShutdown,
     ElectLeaders,
@@ -23,7 +24,6 @@ from klamm.core.events import (
     TopicChange,
     TopicDeletion,
     UpdateFeatures,
-    UpdateMetadataResponseReceived,
 )
 from klamm.zookeeper import znodes
 from tests.support.candidate import Node, running
@@ -48,19 +48,14 @@ def test_events_come_out_in_the_order_they_went_in_and_each_once():
     assert asyncio.run(scenario()) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.rule("CHAN-5")
-def test_responses_of_a_closed_channel_are_dropped_and_nothing_else():
+def test_what_is_stale_is_dropped_and_nothing_else():
     async def scenario() -> None:
         preempted: list[Any] = []
         queue = queue_of(preempted)
-        kept = [BrokerChange(), UpdateMetadataResponseReceived(2, 0), TopicDeletion()]
-        queue.put(kept[0], cause="test")
-        queue.put(StopReplicaResponseReceived(1, 0, {}), cause="test")
-        queue.put(kept[1], cause="test")
-        queue.put(LeaderAndIsrResponseReceived(1, 0, {}, ()), cause="test")
-        queue.put(kept[2], cause="test")
-        queue.drop_responses(1)
-        assert [(await queue.take()).event for _ in range(len(queue))] == kept
+        for number in range(6):
+            queue.put(number, cause="test")
+        queue.drop(lambda event: event in (1, 4))
+        assert [(await queue.take()).event for _ in range(len(queue))] == [0, 2, 3, 5]
         assert preempted == []
 
     asyncio.run(scenario())
@@ -210,6 +205,29 @@ def test_a_lost_session_preempts_what_waits_and_ends_the_term(tmp_path: Path):
         assert diary.begun == ["Expire"]
         assert node.controller.context is None
         assert not node.controller.is_active
+
+    _run(tmp_path, scenario)
+
+
+@pytest.mark.rule("CHAN-5", "RESIGN-1")
+def test_the_end_of_a_term_takes_its_responses_and_its_timer_along(tmp_path: Path):
+    async def scenario(node: Node) -> None:
+        diary = Diary()
+        await node.register(7, port=1)
+        await node.controller.enter_election()
+        await node.until(lambda: node.controller.context is not None)
+        node.controller.observe(diary)
+        for event in (
+            Expire(),
+            StopReplicaResponseReceived(7, 0, {}),
+            AutoRebalance(),
+            LeaderAndIsrResponseReceived(7, 0, {}, ()),
+            TopicChange(),
+        ):
+            node.controller.queue.put(event, cause="test")
+        await node.until(lambda: "TopicChange" in diary.begun)
+        # Before it, the watch on its own election.
+        assert diary.begun[-2:] == ["Expire", "TopicChange"]
 
     _run(tmp_path, scenario)
 

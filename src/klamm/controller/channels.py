@@ -10,13 +10,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.controller.event_queue import EventQueue
 from klamm.core.cluster import AdvertisedEndpoint, RegisteredBroker
-from klamm.core.events import Event
+from klamm.core.events import Event, ResponseReceived
 from klamm.errors import UnavailableError
 from klamm.metrics.meters import Timer
 from klamm.net.connection import ClientConnection, EncodeRequest
@@ -192,27 +192,35 @@ class ControllerChannels:
             lambda event, cause: queue.put(event, cause=cause),
         )
 
-    def close(self, broker: int) -> None:
-        """Close a broker's channel, if there is one; its queued responses are dropped."""
-        channel = self._channels.pop(broker, None)
-        if channel is not None:
-            assert self._queue is not None, "attached before the first channel opens"
-            self._queue.drop_responses(broker)
+    def close(self, brokers: Iterable[int]) -> None:
+        """Close the channels of brokers that have one, and drop their queued responses (CHAN-5).
+
+        These answer requests of a term or of a registration that is over. A later request may have
+        changed what they say: a replica that was deleted may have been created again.
+        """
+        closed = [broker for broker in brokers if broker in self._channels]
+        for broker in closed:
+            channel = self._channels.pop(broker)
             self._lost_at.pop(broker, None)
             if channel.lost_at is not None:
                 self._lost_at[broker] = channel.lost_at
             channel.close()
+        if closed:
+            assert self._queue is not None, "attached before the first channel opens"
+            gone = frozenset(closed)
+            self._queue.drop(
+                lambda event: isinstance(event, ResponseReceived) and event.broker in gone
+            )
+
+    def close_all(self) -> None:
+        """Close every channel."""
+        self.close(list(self._channels))
 
     def lost_at(self, broker: int) -> float | None:
         """When the broker's last connection was lost, in seconds since 1970; None: it was not."""
         channel = self._channels.get(broker)
         lost_at = None if channel is None else channel.lost_at
         return self._lost_at.get(broker) if lost_at is None else lost_at
-
-    def close_all(self) -> None:
-        """Close every channel."""
-        for broker in list(self._channels):
-            self.close(broker)
 
     def send(self, broker: int, request: QueuedRequest) -> None:
         """Queue a request; without a channel it is dropped (CHAN-6)."""

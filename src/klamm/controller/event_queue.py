@@ -18,7 +18,6 @@ from klamm.core.events import (
     PartitionModifications,
     QueuedEvent,
     ReassignmentIsrChange,
-    ResponseReceived,
     TopicChange,
     TopicDeletion,
     ZkPreferredElection,
@@ -53,17 +52,9 @@ class EventQueue:
             self._preempted(queued)
         self.put(event, cause=cause)
 
-    def drop_responses(self, broker: int) -> None:
-        """Remove the queued responses of a broker whose channel is closed (CHAN-5).
-
-        They answer requests of a term or of a registration that is over. A later request may have
-        changed what they say: a replica that was deleted may have been created again.
-        """
-        self._waiting = deque(
-            queued
-            for queued in self._waiting
-            if not (isinstance(queued.event, ResponseReceived) and queued.event.broker == broker)
-        )
+    def drop(self, is_stale: Callable[[Any], bool]) -> None:
+        """Remove the queued events that are about something that is over."""
+        self._waiting = deque(each for each in self._waiting if not is_stale(each.event))
 
     async def take(self) -> QueuedEvent:
         """Wait for the next event and remove it from the queue."""

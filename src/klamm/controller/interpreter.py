@@ -438,8 +438,7 @@ class Interpreter:
             await self._store.exists(znodes.broker_path(broker_id), watch=True)
 
     async def _change_channels(self, effect: effects.ChangeChannels) -> None:
-        for broker_id in effect.close:
-            self._channels.close(broker_id)
+        self._channels.close(effect.close)
         for broker in effect.open:
             self._channels.open(broker)
 

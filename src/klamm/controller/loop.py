@@ -22,7 +22,7 @@ from klamm.controller.interpreter import Interpreter
 from klamm.core.cluster import ClusterState
 from klamm.core.context import Context, Settings
 from klamm.core.effects import Procedure
-from klamm.core.events import ControllerState, Event, QueuedEvent
+from klamm.core.events import AutoRebalance, ControllerState, Event, QueuedEvent
 from klamm.core.procedures.dispatch import handle, not_controller_response
 from klamm.core.procedures.failover import on_controller_failover
 from klamm.errors import FencedError, KlammError, SessionLostError
@@ -427,6 +427,8 @@ class Controller:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        # The next term has a timer of its own.
+        self.queue.drop(lambda event: isinstance(event, AutoRebalance))
         self._channels.close_all()
         self._interpreter.fence = None
         self._has_taken_over = False
