@@ -223,6 +223,24 @@ def test_a_topic_that_never_came_online_is_deleted_too() -> None:
     assert not [path for path in world.nodes if path.startswith(TOPICS)]
 
 
+@pytest.mark.rule("REASG-A5", "DEL-15")
+@pytest.mark.parametrize("is_started", [True, False], ids=["alive", "lost meanwhile"])
+def test_a_replica_that_a_reassignment_could_not_start_is_nothing_to_delete(
+    is_started: bool,
+) -> None:
+    world = steady([1, 2, 3], {"t": {0: [8]}})
+    world.ask(events.ApiReassignment({("t", 0): [1, 8]}))
+    world.request_deletion("t")
+    world.settle()
+    if not is_started:
+        world.lose(1)
+        world.settle()
+    world.register(8)
+    world.settle()
+    assert "t" not in world.cluster.topics
+    assert f"{TOPICS}/t" not in world.nodes
+
+
 @pytest.mark.rule("FAILOVER-13", "FAILOVER-14", "DEL-28", "VER-12")
 def test_at_failover_topics_that_move_or_miss_a_replica_wait() -> None:
     world = steady([1, 2, 3], {"t": {0: [1, 2]}, "u": {0: [1, 9]}, "v": {0: [2, 3]}})
