@@ -5,8 +5,9 @@ import pytest
 from klamm.controller.metrics import gauges
 from klamm.core import events
 from klamm.core.context import Settings
+from klamm.core.effects import WriteOutcome
 from klamm.core.transitions import PartitionState, ReplicaState
-from tests.support.procedure_store import DELETIONS, TOPICS, Node
+from tests.support.procedure_store import DELETIONS, TOPICS, Node, state_path
 from tests.support.procedure_world import World, steady
 
 R = ReplicaState
@@ -224,21 +225,34 @@ def test_a_topic_that_never_came_online_is_deleted_too() -> None:
 
 
 @pytest.mark.rule("REASG-A5", "DEL-15")
-@pytest.mark.parametrize("is_started", [True, False], ids=["alive", "lost meanwhile"])
-def test_a_replica_that_a_reassignment_could_not_start_is_nothing_to_delete(
-    is_started: bool,
-) -> None:
+@pytest.mark.parametrize("is_lost", [False, True], ids=["alive", "lost meanwhile"])
+def test_a_topic_that_never_came_online_and_was_to_be_moved_is_deleted_too(is_lost: bool) -> None:
     world = steady([1, 2, 3], {"t": {0: [8]}})
     world.ask(events.ApiReassignment({("t", 0): [1, 8]}))
     world.request_deletion("t")
     world.settle()
-    if not is_started:
+    if is_lost:
         world.lose(1)
         world.settle()
     world.register(8)
     world.settle()
+    assert ("t" in world.cluster.topics) is is_lost
+    world.register(1)
+    world.settle()
     assert "t" not in world.cluster.topics
-    assert f"{TOPICS}/t" not in world.nodes
+
+
+@pytest.mark.rule("REASG-A1", "DEL-15")
+def test_a_replica_of_a_reassignment_that_failed_as_it_began_is_deleted_too() -> None:
+    world = steady([1, 2, 3], {"t": {0: [1]}})
+    world.faults.refuse[state_path("t", 0)] = [WriteOutcome.FAILED]
+    world.ask(events.ApiReassignment({("t", 0): [3]}))
+    world.request_deletion("t")
+    world.settle()
+    world.bounce(1)
+    world.settle()
+    assert "t" not in world.cluster.topics
+    assert world.sent("StopReplica", to=3)
 
 
 @pytest.mark.rule("FAILOVER-13", "FAILOVER-14", "DEL-28", "VER-12")

@@ -275,6 +275,18 @@ def test_a_partition_that_never_came_online_keeps_what_was_written_and_goes_on_l
     assert lists(world) == ([8, 1], [], [])
 
 
+@pytest.mark.rule("REASG-A5", "RSM-15")
+def test_a_replica_that_is_added_before_the_first_leader_can_fail() -> None:
+    world = steady([1, 2, 3], {"t": {0: [8, 9]}})
+    reassign(world, [8, 1])
+    world.register(8)
+    world.settle()
+    assert world.state("t") == (8, 1, [8, 1])
+    world.lose(1)
+    world.settle()
+    assert world.state("t") == (8, 2, [8])
+
+
 @pytest.mark.rule("FENCE-8", "REASG-A1")
 def test_a_partition_of_a_newer_controller_does_not_move() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})

@@ -6,7 +6,6 @@ could not be deleted, or one of its partitions is being reassigned.
 """
 
 from collections.abc import Collection
-from typing import Final
 
 import numpy as np
 
@@ -25,9 +24,6 @@ from klamm.core.procedures.partitions import change_partition_states
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.reassignment import Assignment
 from klamm.core.transitions import PartitionState, ReplicaState
-
-#: Deleted, or of a reassignment that could not start it (REASG-A5).
-_NOTHING_TO_DELETE: Final = (ReplicaState.DELETION_SUCCESSFUL, ReplicaState.NON_EXISTENT)
 
 
 def on_topic_deletion(ctx: Context) -> Procedure[None]:
@@ -112,7 +108,7 @@ def resume_deletions(ctx: Context) -> Procedure[None]:
     for name in sorted(cluster.queued_for_deletion):
         rows = cluster.rows_of([name])
         states = set(np.unique(cluster.replica_state[rows][cluster.replicas[rows] != NO_BROKER]))
-        if states.issubset(_NOTHING_TO_DELETE):
+        if states <= {ReplicaState.DELETION_SUCCESSFUL}:
             yield from _finish(ctx, name)
         elif ReplicaState.DELETION_STARTED not in states:
             if ReplicaState.DELETION_INELIGIBLE in states:
@@ -154,13 +150,18 @@ def _begin(ctx: Context, names: list[str]) -> Procedure[None]:
     batch.update_metadata(rows)
     yield from batch.send()
     row, broker = cluster.replicas_of(rows)
+    # Of a reassignment that failed as it began, brokers may have been told all the same.
+    is_unknown = cluster.states_of(row, broker) == ReplicaState.NON_EXISTENT
+    cluster.set_replica_state(row[is_unknown], broker[is_unknown], ReplicaState.OFFLINE)
     is_online = cluster.online(rows)[cluster.replicas[rows] != NO_BROKER]
-    is_there = ~np.isin(cluster.states_of(row, broker), _NOTHING_TO_DELETE)
-    dead, todo = is_there & ~is_online, is_there & is_online
-    yield from change_replica_states(ctx, row[dead], broker[dead], ReplicaState.DELETION_INELIGIBLE)
+    dead = row[~is_online]
+    yield from change_replica_states(
+        ctx, dead, broker[~is_online], ReplicaState.DELETION_INELIGIBLE
+    )
+    todo = is_online & (cluster.states_of(row, broker) != ReplicaState.DELETION_SUCCESSFUL)
     yield from change_replica_states(ctx, row[todo], broker[todo], ReplicaState.OFFLINE)
     yield from change_replica_states(ctx, row[todo], broker[todo], ReplicaState.DELETION_STARTED)
-    mark_ineligible(ctx, cluster.topic_names_of(row[dead]), "offline replicas")
+    mark_ineligible(ctx, cluster.topic_names_of(dead), "offline replicas")
 
 
 def _finish(ctx: Context, name: str) -> Procedure[None]:

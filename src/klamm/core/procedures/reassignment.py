@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.batch import BrokerRequestBatch
+from klamm.core.cluster import ClusterState
 from klamm.core.columns import I32, NO_BROKER, Mask
 from klamm.core.context import Context, Level, LoggerName
 from klamm.core.effects import (
@@ -349,19 +350,20 @@ def _add_replicas(ctx: Context, rows: I32) -> Procedure[set[int]]:
     yield from change_partition_states(
         ctx, rows[is_orphaned], PartitionState.ONLINE, Strategy.OFFLINE
     )
-    rows = yield from _raise_epoch(ctx, rows)
-    assignments = [(row, cluster.assignment(row)) for row in rows.tolist()]
-    joining = _pairs(
-        (row, broker) for row, assignment in assignments for broker in assignment.adding
-    )
+    raised = yield from _raise_epoch(ctx, rows)
     batch.leader_and_isr(
-        *_pairs((row, broker) for row, assignment in assignments for broker in assignment.origin)
+        *_pairs(
+            (row, broker) for row in raised.tolist() for broker in cluster.assignment(row).origin
+        )
     )
-    batch.leader_and_isr(*joining, is_new=True)
+    batch.leader_and_isr(*_added(cluster, raised), is_new=True)
     yield from batch.send()
+    # A partition that never had a leader goes on when it has one, and nobody is told before that
+    # (REASG-A5). Its new replicas have a state all the same, so that they can fail or be deleted.
+    started = np.concatenate([raised, rows[~cluster.has_leadership[rows]]])
     # A replica that a resumed or replaced reassignment has added before is not started again.
-    yield from change_replica_states(ctx, *joining, ReplicaState.NEW)
-    return set(rows.tolist())
+    yield from change_replica_states(ctx, *_added(cluster, started), ReplicaState.NEW)
+    return set(raised.tolist())
 
 
 def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
@@ -372,10 +374,7 @@ def _hand_over(ctx: Context, rows: I32) -> Procedure[set[int]]:
     if not len(rows):
         return set()
     assignments = {row: cluster.assignment(row) for row in rows.tolist()}
-    joined = _pairs(
-        (row, broker) for row, assignment in assignments.items() for broker in assignment.adding
-    )
-    yield from change_replica_states(ctx, *joined, ReplicaState.ONLINE)
+    yield from change_replica_states(ctx, *_added(cluster, rows), ReplicaState.ONLINE)
     cluster.set_assignments(
         {row: assignment.completed() for row, assignment in assignments.items()}
     )
@@ -446,6 +445,13 @@ def _retire(ctx: Context, replicas: Sequence[tuple[int, int]]) -> Procedure[None
         ReplicaState.NON_EXISTENT,
     ):
         yield from change_replica_states(ctx, row, broker, state)
+
+
+def _added(cluster: ClusterState, rows: I32) -> tuple[I32, I32]:
+    """The replicas (row, broker) that the reassignments of the rows add."""
+    return _pairs(
+        (row, broker) for row in rows.tolist() for broker in cluster.assignment(row).adding
+    )
 
 
 def _pairs(replicas: Iterable[tuple[int, int]]) -> tuple[I32, I32]:
