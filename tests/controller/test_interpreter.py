@@ -137,28 +137,34 @@ async def test_what_was_read_ahead_for_nothing_does_not_reach_the_next_procedure
     assert await read(second) == 2
 
 
+async def with_topic(node: Node) -> tuple[ClusterState, LeaderAndIsrs]:
+    """A cluster with one topic, and first states for its five partitions."""
+    cluster, (rows,) = cluster_of({"a": 5})
+    await node.store.ensure_path(znodes.topic_path("a"))
+    await node.store.create(znodes.CONTROLLER_EPOCH, b"1")
+    node.interpreter.fence = Fence(0)
+    numbers = np.arange(5, dtype=np.int32)
+    states = LeaderAndIsrs(
+        row=rows,
+        leader=numbers,
+        leader_epoch=numbers + 10,
+        isr=np.stack([numbers, numbers + 1], axis=1),
+        recovery=np.zeros(5, np.int8),
+        controller_epoch=np.ones(5, np.int32),
+        version=np.zeros(5, np.int32),
+    )
+    return cluster, states
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_states_are_the_same_however_many_are_encoded_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ):
     monkeypatch.setattr(state_store, "_ENCODED_TOGETHER", at_once)
-    numbers = np.arange(5, dtype=np.int32)
 
     async def main() -> None:
         node = Node(tmp_path)
-        cluster, (rows,) = cluster_of({"a": 5})
-        await node.store.ensure_path(znodes.topic_path("a"))
-        await node.store.create(znodes.CONTROLLER_EPOCH, b"1")
-        node.interpreter.fence = Fence(0)
-        states = LeaderAndIsrs(
-            row=rows,
-            leader=numbers,
-            leader_epoch=numbers + 10,
-            isr=np.stack([numbers, numbers + 1], axis=1),
-            recovery=np.zeros(5, np.int8),
-            controller_epoch=np.ones(5, np.int32),
-            version=np.zeros(5, np.int32),
-        )
+        cluster, states = await with_topic(node)
         found: list[StatesRead] = []
 
         def work() -> Procedure[None]:
@@ -166,7 +172,7 @@ def test_states_are_the_same_however_many_are_encoded_at_once(
             changed = replace(states, leader_epoch=states.leader_epoch * 2)
             outcomes = yield WriteStates(changed, DecisionReason.OFFLINE_ELECTION)
             assert outcomes.tolist() == [WriteOutcome.DONE] * 5
-            reply: StatesRead = yield ReadStates(rows)
+            reply: StatesRead = yield ReadStates(states.row)
             found.append(reply)
 
         await node.interpreter.run(work(), Context(cluster), None)
@@ -178,6 +184,34 @@ def test_states_are_the_same_however_many_are_encoded_at_once(
         assert read.states.version.tolist() == [1] * 5
 
     asyncio.run(main())
+
+
+@pytest.mark.rule("ISR-17")
+@on_a_node
+async def test_a_write_that_finds_its_own_traces_is_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    """As one does that is sent again because its response was lost with the connection."""
+    cluster, states = await with_topic(node)
+    others = replace(states, isr=np.where(states.row[:, None] < 2, states.isr, 7).astype(np.int32))
+    found: list[list[int]] = []
+
+    def work() -> Procedure[None]:
+        for write in (
+            CreateStates(states),
+            CreateStates(states),
+            CreateStates(others),
+            WriteStates(states, DecisionReason.ISR_CHANGE),
+            WriteStates(states, DecisionReason.ISR_CHANGE),
+            WriteStates(others, DecisionReason.ISR_CHANGE),
+        ):
+            outcomes = yield write
+            found.append(outcomes.tolist())
+
+    await node.interpreter.run(work(), Context(cluster), None)
+    done = [WriteOutcome.DONE] * 5
+    assert found[:3] == [done, done, [*done[:2], *[WriteOutcome.EXISTS] * 3]]
+    assert found[3:] == [done, done, [*done[:2], *[WriteOutcome.BAD_VERSION] * 3]]
 
 
 @on_a_node

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from klamm.core.cluster import NO_TOPIC, ClusterState, LeaderAndIsrs
-from klamm.core.columns import I8, I32, I64, NO_BROKER, widen
+from klamm.core.columns import I8, I32, I64, NO_BROKER, Mask, widen
 from klamm.core.effects import StatesRead, WriteOutcome
 from klamm.errors import MalformedZnodeError
 from klamm.zookeeper.bulk import start
@@ -152,7 +152,10 @@ class StateStore:
                 yield StateWrites(nodes, contents)
 
         results = await self._store.write_packed(batches(), fence)
-        return np.concatenate([outcome_codes(*each) for each in zip(results, sizes, strict=True)])
+        codes = [outcome_codes(*each) for each in zip(results, sizes, strict=True)]
+        return await self._check_refused(
+            cluster, states.accepted(), np.concatenate(codes), WriteOutcome.BAD_VERSION
+        )
 
     async def create(self, cluster: ClusterState, states: LeaderAndIsrs, fence: Fence) -> I8:
         """Create first states, and the nodes above them."""
@@ -180,8 +183,26 @@ class StateStore:
             for batch, result in zip(sent, results, strict=True)
         ]
         outcomes = np.empty(len(states), np.int8)
-        outcomes[order] = np.concatenate(written)
+        codes = await self._check_refused(
+            cluster, states, np.concatenate(written), WriteOutcome.EXISTS
+        )
+        outcomes[order] = codes
         return outcomes
+
+    async def _check_refused(
+        self, cluster: ClusterState, expected: LeaderAndIsrs, codes: I8, refusal: WriteOutcome
+    ) -> I8:
+        """The outcomes, where a write that was refused because of itself is done.
+
+        If the connection is lost before a response, the write is sent again and finds its own
+        traces. A leader whose new ISR was refused would wait for a LeaderAndIsr that never comes.
+        """
+        refused = np.flatnonzero(codes == refusal).astype(np.int32)
+        if len(refused):
+            wanted = expected.decided_in(cluster.controller_epoch).at(refused)
+            reply = await self._read(cluster, wanted.row)
+            codes[refused[reply.found & _are_equal(reply.states, wanted)]] = WriteOutcome.DONE
+        return codes
 
     def _batches(
         self, cluster: ClusterState, states: LeaderAndIsrs, *, with_version: bool
@@ -205,6 +226,16 @@ class StateStore:
             for first in range(0, len(rows), at_most):
                 end = first + at_most
                 yield self.nodes(cluster, rows[first:end]), contents[first:end]
+
+
+def _are_equal(some: LeaderAndIsrs, others: LeaderAndIsrs) -> Mask:
+    """Which states are the same in both, versions included."""
+    width = max(some.isr.shape[1], others.isr.shape[1])
+    same: Mask = (widen(some.isr, width) == widen(others.isr, width)).all(axis=1)
+    for column in fields(LeaderAndIsrs):
+        if column.name != "isr":
+            same &= getattr(some, column.name) == getattr(others, column.name)
+    return same
 
 
 def _fill(states: LeaderAndIsrs, position: I64, columns: DecodedStates) -> LeaderAndIsrs:

@@ -113,6 +113,29 @@ def test_an_append_that_fails_is_no_part_of_the_transaction(driver):
     assert (driver.offset(), driver.is_stable()) == (-1, True)
 
 
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_an_append_that_fails_leaves_the_offsets_before_it(driver, is_reported):
+    driver.append_error = None
+    driver.commit_in_transaction(5)
+    first = driver.unacknowledged.pop()
+    if is_reported:
+        driver.coordinator.appended(first.number, ErrorCode.NONE, driver.now_ms)
+    # An earlier epoch of the same producer, say.
+    driver.append_error = ErrorCode.INVALID_PRODUCER_EPOCH
+    ticket = driver.commit_in_transaction(6)
+    assert driver.error_of(ticket) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert not driver.is_stable()
+    driver.end(is_commit=True)
+    assert (driver.offset(), driver.is_stable()) == (5, True)
+
+
+def test_the_last_of_several_offsets_counts(driver):
+    for offset in (5, 7, 6):
+        driver.commit_in_transaction(offset)
+    driver.end(is_commit=True)
+    assert (driver.offset(), driver.is_stable()) == (6, True)
+
+
 def test_a_marker_may_come_before_the_report_of_its_offsets(driver):
     driver.append_error = None
     ticket = driver.commit_in_transaction(5)

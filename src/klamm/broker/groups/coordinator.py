@@ -487,6 +487,8 @@ class GroupCoordinator:
                     group.offsets.finish_commit(offsets, number)
             elif error:
                 group.offsets.fail_transactional_commit(producer.producer_id, offsets, number)
+            else:
+                group.offsets.finish_transactional_commit(producer.producer_id, offsets, number)
             self._outbox.response(ticket, OffsetCommitResponse(errors=errors))
 
         records = [

@@ -29,8 +29,9 @@ class GroupOffsets:
     def __init__(self) -> None:
         self._committed: dict[TopicPartition, PlacedOffset] = {}
         self._pending: dict[TopicPartition, int] = {}  # the latest append that has yet to succeed
-        #: Offsets of open transactions, by producer id.
-        self._transactional: dict[int, dict[TopicPartition, PlacedOffset]] = {}
+        #: Offsets of open transactions, by producer id. The last of a partition counts, unless its
+        #: append fails: then the one before it does.
+        self._transactional: dict[int, dict[TopicPartition, list[PlacedOffset]]] = {}
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -54,7 +55,8 @@ class GroupOffsets:
         """Take over what a replay of the log has found; transactions are those still open."""
         self._committed = dict(committed)
         self._transactional = {
-            producer_id: dict(offsets) for producer_id, offsets in transactional.items()
+            producer_id: {partition: [placed] for partition, placed in offsets.items()}
+            for producer_id, offsets in transactional.items()
         }
 
     def begin_commit(self, partitions: Iterable[TopicPartition], number: int) -> None:
@@ -85,17 +87,30 @@ class GroupOffsets:
     ) -> None:
         """Offsets of a transaction are being written; they count when it is committed (TXN-10)."""
         pending = self._transactional.setdefault(producer_id, {})
-        pending.update((each, PlacedOffset(number, found)) for each, found in offsets.items())
+        for partition, committed in offsets.items():
+            pending.setdefault(partition, []).append(PlacedOffset(number, committed))
+
+    def finish_transactional_commit(
+        self, producer_id: int, partitions: Iterable[TopicPartition], number: int
+    ) -> None:
+        """Append `number` succeeded: it replaces what the transaction has committed before."""
+        pending = self._transactional.get(producer_id, {})
+        for partition in partitions:
+            if partition in pending:
+                pending[partition] = [each for each in pending[partition] if each.number >= number]
 
     def fail_transactional_commit(
         self, producer_id: int, partitions: Iterable[TopicPartition], number: int
     ) -> None:
-        """Append `number` failed: its offsets are not part of the transaction."""
+        """Append `number` failed: its offsets are not part of the transaction.
+
+        It may be that of an earlier epoch of the producer, which is fenced; those before it stay.
+        """
         pending = self._transactional.get(producer_id, {})
         for partition in partitions:
-            placed = pending.get(partition)
-            if placed is not None and placed.number == number:
-                del pending[partition]
+            left = [each for each in pending.pop(partition, ()) if each.number != number]
+            if left:
+                pending[partition] = left
         if not pending:
             self._transactional.pop(producer_id, None)
 
@@ -103,10 +118,10 @@ class GroupOffsets:
         """A marker is in the log: offsets before it count from now on, or never."""
         pending = self._transactional.pop(producer_id, {})
         for partition, placed in pending.items() if is_commit else ():
-            previous = self._committed.get(partition)
+            previous, latest = self._committed.get(partition), placed[-1]
             # A later commit outside of the transaction survives the marker.
-            if previous is None or previous.number < placed.number:
-                self._committed[partition] = placed
+            if previous is None or previous.number < latest.number:
+                self._committed[partition] = latest
 
     def open_transactions(self) -> Collection[int]:
         """The producer ids with offsets that wait for a marker."""
