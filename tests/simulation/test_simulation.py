@@ -62,9 +62,9 @@ def test_a_stray_replica_is_moved_aside(seed):
         pytest.param("780002036", id="a response to an earlier term ends no deletion"),
         pytest.param("790001927", id="a leader that missed an epoch waits for its followers"),
         pytest.param("790009616", id="a deposed coordinator adds no partitions"),
+        pytest.param("800001764", id="a replica that was never started keeps no topic alive"),
         pytest.param("802008505", id="a fenced producer takes no offsets of its successor away"),
         pytest.param("802012832", id="an ISR whose write was not answered is accepted"),
-        pytest.param("800001764", id="a replica that was never started keeps no topic alive"),
     ],
 )
 def test_what_was_wrong_once_is_not_wrong_again(seed):
