@@ -67,6 +67,7 @@ def run(test: Callable[[Broker, MemoryStore], Awaitable[None]], *topics: str) ->
     async def main() -> None:
         store = MemoryZooKeeper().session()
         await store.ensure_path(znodes.TOPICS)
+        await store.ensure_path(znodes.DELETE_TOPICS)
         for topic in topics:
             await store.create(znodes.topic_path(topic), b"")
         broker = Broker(store)
@@ -96,6 +97,40 @@ def test_a_topic_that_was_deleted_unheard_is_forgotten_before_strays_are_looked_
         (change,) = broker.announced
         assert change.snapshot is broker.metadata.snapshot
         assert change.deleted == (TopicPartition("gone", 0),)
+
+    run(test, "gone", "stays")
+
+
+def test_a_topic_whose_deletion_was_queued_unheard_is_forgotten_while_it_waits() -> None:
+    async def test(broker: Broker, store: MemoryStore) -> None:
+        await store.create(znodes.delete_topic_path("waits"))
+        broker.identity.broker_epoch = 11
+        broker.hears_of("stays")
+        await broker.has_checked(2)
+        assert broker.topics == ["stays"]
+
+    run(test, "stays", "waits")
+
+
+def test_a_deletion_that_ends_while_zookeeper_is_asked_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(broker: Broker, store: MemoryStore) -> None:
+        await store.create(znodes.delete_topic_path("gone"))
+        children = store.children
+
+        async def then_delete(path: str) -> list[str]:
+            found = await children(path)
+            if await store.exists(znodes.topic_path("gone")):
+                await store.delete(znodes.delete_topic_path("gone"))
+                await store.delete(znodes.topic_path("gone"))
+            return found
+
+        monkeypatch.setattr(store, "children", then_delete)
+        broker.identity.broker_epoch = 11
+        broker.hears_of("stays")
+        await broker.has_checked(2)
+        assert broker.topics == ["stays"]
 
     run(test, "gone", "stays")
 

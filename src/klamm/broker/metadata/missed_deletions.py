@@ -2,12 +2,12 @@
 
 A controller announces a deletion once, to the brokers that are registered. A broker whose session
 had ended, or whose controller dies before it has sent the announcement, is later told of the
-topics that there are, not of those that are gone: it would go on naming the deleted ones to its
-clients, and take their logs for its own.
+topics that there are, not of those that are gone or queued for deletion (BRK-7): it would go on
+naming the deleted ones to its clients, and take their logs for its own.
 
 So each broker looks whenever it has registered or the controller has changed. A topic that no
-controller has named since then is forgotten if ZooKeeper does not have it either. Then the broker
-looks for stray replicas.
+controller has named since then is forgotten if ZooKeeper does not have it either, or has it among
+those to be deleted. Then the broker looks for stray replicas.
 """
 
 import asyncio
@@ -89,7 +89,9 @@ class MissedDeletions:
         unnamed = await aside(snapshot.shared_topics, before)
         if not unnamed:
             return
-        gone = unnamed.difference(await self._store.children(znodes.TOPICS))
+        # The other way round, a deletion that ends between the two reads would be in neither.
+        queued = unnamed.intersection(await self._store.children(znodes.DELETE_TOPICS))
+        gone = queued | unnamed.difference(await self._store.children(znodes.TOPICS))
         if not gone:
             return
         log.warning(
