@@ -287,6 +287,26 @@ def test_a_replica_that_is_added_before_the_first_leader_can_fail() -> None:
     assert world.state("t") == (8, 2, [8])
 
 
+@pytest.mark.rule("REASG-A5")
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(lambda world: world.register(9), id="a broker that is no target starts"),
+        pytest.param(lambda world: world.lose(3), id="a broker without a replica fails"),
+    ],
+)
+def test_a_reassignment_that_waited_for_a_first_leader_ends_with_it(event) -> None:
+    world = steady([1, 2, 3], {"t": {0: [8, 9]}})
+    reassign(world, [1, 2])
+    assert lists(world) == ([1, 2, 8, 9], [1, 2], [8, 9])
+    event(world)
+    world.settle()
+    assert lists(world) == ([1, 2], [], [])
+    leader, _, isr = world.state("t")
+    assert leader == 1
+    assert set(isr) == {1, 2}
+
+
 @pytest.mark.rule("FENCE-8", "REASG-A1")
 def test_a_partition_of_a_newer_controller_does_not_move() -> None:
     world = steady(FIVE, {"t": {0: [1, 2]}})

@@ -26,7 +26,7 @@ from klamm.core.effects import (
 from klamm.core.events import ControlledShutdown, ControllerError, LeaderAndIsrResponseReceived
 from klamm.core.procedures.deletion import fail_deletion, resume_deletion_of
 from klamm.core.procedures.partitions import Strategy, change_partition_states, trigger_elections
-from klamm.core.procedures.reassignment import resume_reassignments
+from klamm.core.procedures.reassignment import complete_reassignments, resume_reassignments
 from klamm.core.procedures.replicas import change_replica_states
 from klamm.core.transitions import PartitionState, ReplicaState
 from klamm.errors import FencedError
@@ -92,10 +92,12 @@ def on_brokers_started(ctx: Context, started: Collection[int]) -> Procedure[None
     yield from send_metadata(ctx, known, started)
     row, broker = cluster.hosted_by(started, rows)
     yield from change_replica_states(ctx, row, broker, ReplicaState.ONLINE)
+    unled = _reassigned_before_their_first_leader(ctx)
     yield from trigger_elections(ctx)
     yield from resume_reassignments(
         ctx, lambda assignment: not set(started).isdisjoint(assignment.target)
     )
+    yield from complete_reassignments(ctx, unled)
     yield from resume_deletion_of(ctx, cluster.topic_names_of(row[cluster.is_queued(row)]))
     yield WatchBrokers(sorted(started))
 
@@ -125,6 +127,7 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     leaderless = rows[~cluster.leader_is_online(rows)]
     leaderless = leaderless[~cluster.is_queued(leaderless)]
     yield from change_partition_states(ctx, leaderless, PartitionState.OFFLINE)
+    unled = _reassigned_before_their_first_leader(ctx)
     results = yield from trigger_elections(ctx)
     is_queued = cluster.is_queued(row)
     yield from change_replica_states(ctx, row[~is_queued], broker[~is_queued], ReplicaState.OFFLINE)
@@ -133,6 +136,16 @@ def on_replicas_offline(ctx: Context, row: I32, broker: I32) -> Procedure[None]:
     if is_queued.all() and not len(results.elected):
         # No request was sent so far, and the brokers have to learn which brokers failed.
         yield from send_metadata(ctx, _NO_ROWS)
+    yield from complete_reassignments(ctx, unled)
+
+
+def _reassigned_before_their_first_leader(ctx: Context) -> list[int]:
+    """Partitions whose reassignment may be complete as soon as they have a leader (REASG-A5).
+
+    All live replicas are in the first ISR, so no change of the ISR may follow that completes it.
+    """
+    cluster = ctx.cluster
+    return [row for row in cluster.being_reassigned if not cluster.has_leadership[row]]
 
 
 def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
