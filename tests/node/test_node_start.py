@@ -1,6 +1,7 @@
 """The start of a node whose ZooKeeper session is lost on the way."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ class ExpiringStore(MemoryStore):
     at = 0
     requests = 0
 
-    async def _turn(self) -> None:
+    async def _request(self, perform: Callable[[], Any]) -> Any:
         self.requests += 1
         if self.requests == self.at:
             self._zookeeper.expire(self)
-        await super()._turn()
+        return await super()._request(perform)
 
 
 class NoCandidate:

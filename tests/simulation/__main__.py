@@ -1,13 +1,10 @@
 """`make sim`: histories from many seeds, on all cores; the first that fails is shrunk and told."""
 
 import argparse
-import gc
-import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.batch import outcomes
+from tests.simulation.batch import first_seeds, outcomes
 from tests.simulation.history import Outcome, run
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import tell
@@ -66,24 +63,12 @@ def _many(seeds: range, variant: str | None) -> int:
 
 def _find_variants() -> int:
     """Look for each variant in as many seeds as it is promised to be found in."""
-    with ProcessPoolExecutor(os.cpu_count(), initializer=gc.freeze) as pool:
-        missed = 0
-        for name, (seed, failure) in zip(VARIANTS, pool.map(first_seed, VARIANTS), strict=True):
-            within = FOUND_WITHIN[name]
-            missed += seed is None
-            found = f"seed {seed}: {failure}" if seed else "NOT FOUND"
-            print(f"{name} (within {within}): {found}")
-            sys.stdout.flush()
+    missed = 0
+    for name, (seed, failure) in zip(VARIANTS, first_seeds(VARIANTS), strict=True):
+        missed += seed is None
+        found = f"seed {seed}: {failure}" if seed else "NOT FOUND"
+        print(f"{name} (within {FOUND_WITHIN[name]}): {found}", flush=True)
     return 1 if missed else 0
-
-
-def first_seed(variant: str) -> tuple[int | None, str]:
-    """The first seed in which a variant is found, and how."""
-    for seed in range(1, FOUND_WITHIN[variant] + 1):
-        outcome = run(str(seed), variant=VARIANTS[variant])
-        if outcome.failure:
-            return seed, outcome.failure
-    return None, ""
 
 
 if __name__ == "__main__":

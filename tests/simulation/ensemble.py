@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from klamm.zookeeper.memory import MemoryStore, MemoryZooKeeper
-from klamm.zookeeper.store import EventKind, Op, TransactionResult, WatchEvent
+from klamm.zookeeper.store import EventKind, NodeError, Op, TransactionResult, WatchEvent
 from tests.simulation.loop import Process, SimulatedLoop, current, wait_until
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Ensemble(MemoryZooKeeper):
 
 
 class SimulatedStore(MemoryStore):
-    """A session whose requests and answers take their time."""
+    """A session whose requests and responses take their time."""
 
     def __init__(self, ensemble: Ensemble, process: Process, session_timeout_ms: int) -> None:
         self.process = process
@@ -113,7 +113,7 @@ class SimulatedStore(MemoryStore):
         #: Set by users of the connection that count responses; unused here.
         self.on_response: Any = None
         self._ensemble = ensemble
-        self._last_request_at = self._last_answer_at = 0.0
+        self._last_request_at = self._last_response_at = 0.0
         super().__init__(ensemble, "", session_timeout_ms)
 
     @property
@@ -122,61 +122,62 @@ class SimulatedStore(MemoryStore):
         return self.process.is_alive or self._session_id in self._ensemble._sessions
 
     async def renew(self) -> None:
-        self._ensemble._end_session(self._session_id)
+        self._give_up_session()
         await asyncio.sleep(self._ensemble.delay_s())
         await wait_until(lambda: not self._ensemble.is_silent(self.process))
         self._start()
 
-    async def multi(self, ops: Sequence[Op]) -> TransactionResult:
+    def _transact(self, ops: Sequence[Op]) -> TransactionResult:
+        result = super()._transact(ops)
+        self._ensemble.after_write(self.process)
+        return result
+
+    async def _request(self, perform: Callable[[], T]) -> T:
+        """Carry out a request when it has arrived.
+
+        If the connection breaks before its response has arrived, it is sent again.
+        """
+        loop, session_id = self._ensemble.loop, self._session_id
         while True:
-            await self._turn()
-            result = self._transact(ops)
-            self._ensemble.after_write(self.process)
-            try:
-                return await self._answer(result)
-            except _ResponseLostError:
-                continue
-
-    async def create(self, *args: Any, **options: Any) -> Any:
-        while True:
-            try:
-                return await super().create(*args, **options)
-            except _ResponseLostError:
-                continue
-
-    async def _turn(self) -> None:
-        loop, ensemble = self._ensemble.loop, self._ensemble
-        ensemble.requests += 1
-        at = max(loop.time() + ensemble.delay_s(), self._last_request_at + _TICK_S)
-        self._last_request_at = at
-        await asyncio.sleep(at - loop.time())
-        await super()._turn()
-
-    async def _answer(self, value: T) -> T:
-        loop = self._ensemble.loop
-        was_connected = self.is_connected
-        at = self._answer_at()
-        await asyncio.sleep(at - loop.time())
-        if was_connected and not self.is_connected:
-            # Sent, but never received. Reads are given their answer when the connection is back.
-            if isinstance(value, TransactionResult):
-                raise _ResponseLostError
+            await asyncio.sleep(self._arrival_at() - loop.time())
             await self._connected.wait()
-        return value
+            self._check_session(session_id)
+            outcome: T | NodeError
+            try:
+                outcome = perform()
+            except NodeError as error:
+                outcome = error
+            await asyncio.sleep(self._response_at() - loop.time())
+            self._check_session(session_id)
+            if not self.is_connected:
+                continue
+            if isinstance(outcome, NodeError):
+                raise outcome
+            return outcome
 
-    def _answer_at(self) -> float:
+    def _arrival_at(self) -> float:
         ensemble = self._ensemble
-        at = max(ensemble.loop.time() + ensemble.delay_s(), self._last_answer_at + _TICK_S)
-        self._last_answer_at = at
+        ensemble.requests += 1
+        at = max(ensemble.loop.time() + ensemble.delay_s(), self._last_request_at + _TICK_S)
+        self._last_request_at = at
+        return at
+
+    def _response_at(self) -> float:
+        ensemble = self._ensemble
+        at = max(ensemble.loop.time() + ensemble.delay_s(), self._last_response_at + _TICK_S)
+        self._last_response_at = at
         return at
 
     def _changed(self, kind: EventKind, path: str) -> None:
         if self._watches.pop(kind, path):
-            event = WatchEvent(kind, path)
             self._ensemble.loop.call_at(
-                self._answer_at(), self._events.put_nowait, event, context=self.process.context
+                self._response_at(),
+                self._publish,
+                WatchEvent(kind, path),
+                self._session_id,
+                context=self.process.context,
             )
 
-
-class _ResponseLostError(Exception):
-    """The connection broke between a write and its response: it is sent again."""
+    def _publish(self, event: WatchEvent, session_id: int) -> None:
+        if not self._ended and session_id == self._session_id:
+            self._events.put_nowait(event)

@@ -404,7 +404,7 @@ def _commits_aborted_offsets() -> Iterator[None]:
         yield
 
 
-@variant("verifies no transaction", 60)
+@variant("verifies no transaction", 100)
 def _verifies_nothing() -> Iterator[None]:
     """A batch that comes after its transaction was aborted begins one that nobody ends."""
 
@@ -416,7 +416,7 @@ def _verifies_nothing() -> Iterator[None]:
         yield
 
 
-@variant("believes a transition before it is replicated", 300)
+@variant("believes a transition before it is replicated", 700)
 def _believes_early() -> Iterator[None]:
     """A coordinator answers and sends markers; its successor knows nothing of the decision."""
 

@@ -594,6 +594,22 @@ async def test_a_living_session_can_be_given_up_for_a_new_one(zk: ZooKeeper):
     assert await client.event() == SessionStarted(client.store.session_id)
 
 
+async def test_requests_of_a_session_that_is_given_up_fail_although_there_is_a_new_one(
+    zk: ZooKeeper,
+):
+    store, other = (await zk.client()).store, (await zk.client()).store
+    under_way = asyncio.create_task(store.create("/e", ephemeral=True))
+    renewal = asyncio.create_task(store.renew())
+    await asyncio.sleep(0)
+    with pytest.raises(SessionLostError):
+        await store.create("/f", ephemeral=True)
+    with pytest.raises(SessionLostError):
+        await under_way
+    await renewal
+    assert await other.exists("/e") is None
+    assert await other.exists("/f") is None
+
+
 async def test_a_closed_store_ends_its_events_and_refuses_requests(zk: ZooKeeper):
     client = await zk.client()
     await client.store.close()

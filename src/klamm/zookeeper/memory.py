@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -328,15 +329,19 @@ class MemoryStore:
             yield event
 
     async def renew(self) -> None:
-        self._zookeeper._end_session(self._session_id)
+        self._give_up_session()
         await asyncio.sleep(0)
         self._start()
 
     async def close(self) -> None:
+        self._give_up_session()
+        self._events.put_nowait(None)
+
+    def _give_up_session(self) -> None:
+        """End the session; its requests fail from now on."""
         self._zookeeper._end_session(self._session_id)
         self._ended = True
         self._connected.set()
-        self._events.put_nowait(None)
 
     def _disconnected(self) -> None:
         self._connected.clear()
@@ -381,24 +386,32 @@ class MemoryStore:
     # --- single operations ---
 
     async def get(self, path: str, *, watch: bool = False) -> Znode:
-        node = await self._find(path)
-        if watch:
-            self._watches.data[self._full(path)] = None
-        return await self._respond(Znode(node.data, node.stat()))
+        def perform() -> Znode:
+            node = self._find(path)
+            if watch:
+                self._watches.data[self._full(path)] = None
+            return Znode(node.data, node.stat())
+
+        return await self._request(perform)
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
-        await self._turn()
-        node = self._zookeeper._nodes.get(self._full(path))
-        if watch:
-            watches = self._watches.exist if node is None else self._watches.data
-            watches[self._full(path)] = None
-        return await self._respond(None if node is None else node.stat())
+        def perform() -> Stat | None:
+            node = self._zookeeper._nodes.get(self._full(path))
+            if watch:
+                watches = self._watches.exist if node is None else self._watches.data
+                watches[self._full(path)] = None
+            return None if node is None else node.stat()
+
+        return await self._request(perform)
 
     async def children(self, path: str, *, watch: bool = False) -> list[str]:
-        node = await self._find(path)
-        if watch:
-            self._watches.children[self._full(path)] = None
-        return await self._respond(list(node.children))
+        def perform() -> list[str]:
+            node = self._find(path)
+            if watch:
+                self._watches.children[self._full(path)] = None
+            return list(node.children)
+
+        return await self._request(perform)
 
     async def create(
         self,
@@ -408,15 +421,15 @@ class MemoryStore:
         ephemeral: bool = False,
         sequential: bool = False,
     ) -> Created:
-        await self._turn()
-        result = self._transact([Create(path, data, ephemeral, sequential)])
-        if not result.ok:
-            raise node_error(result.code, path)
-        created = result.results[0].path
-        assert created is not None
-        return await self._respond(
-            Created(created, self._zookeeper._nodes[self._full(created)].stat())
-        )
+        def perform() -> Created:
+            result = self._transact([Create(path, data, ephemeral, sequential)])
+            if not result.ok:
+                raise node_error(result.code, path)
+            created = result.results[0].path
+            assert created is not None
+            return Created(created, self._zookeeper._nodes[self._full(created)].stat())
+
+        return await self._request(perform)
 
     async def set(self, path: str, data: bytes | None, version: int = ANY_VERSION) -> Stat:
         result = await self._single(SetData(path, data, version))
@@ -433,8 +446,7 @@ class MemoryStore:
                 await self._single(Create("/" + "/".join(parts[: i + 1])))
 
     async def multi(self, ops: Sequence[Op]) -> TransactionResult:
-        await self._turn()
-        return await self._respond(self._transact(ops))
+        return await self._request(lambda: self._transact(ops))
 
     def _transact(self, ops: Sequence[Op]) -> TransactionResult:
         full = [op._replace(path=self._full(op.path)) for op in ops]
@@ -452,29 +464,32 @@ class MemoryStore:
     # --- bulk ---
 
     async def read_many(self, paths: Iterable[str]) -> AsyncIterator[Chunk]:
-        async for batch, nodes in self._in_chunks(paths):
-            data = [None if node is None else node.data for node in nodes]
-            version = [NO_VERSION if node is None else node.version for node in nodes]
-            yield await self._respond(Chunk(batch, data, version, self._zookeeper.zxid))
+        for batch in _chunks(paths):
+            yield await self._request(partial(self._read, batch))
+
+    def _read(self, paths: list[str]) -> Chunk:
+        nodes = self._nodes_at(paths)
+        data = [None if node is None else node.data for node in nodes]
+        version = [NO_VERSION if node is None else node.version for node in nodes]
+        return Chunk(paths, data, version, self._zookeeper.zxid)
 
     async def children_many(self, paths: Iterable[str]) -> AsyncIterator[ChildrenChunk]:
-        async for batch, nodes in self._in_chunks(paths):
-            children = [None if node is None else list(node.children) for node in nodes]
-            yield await self._respond(ChildrenChunk(batch, children, self._zookeeper.zxid))
+        for batch in _chunks(paths):
+            yield await self._request(partial(self._read_children, batch))
 
-    async def _in_chunks(
-        self, paths: Iterable[str]
-    ) -> AsyncIterator[tuple[list[str], list[_Znode | None]]]:
-        source: Iterator[str] = iter(paths)
-        while batch := list(islice(source, _CHUNK_NODES)):
-            await self._turn()
-            yield batch, [self._zookeeper._nodes.get(self._full(path)) for path in batch]
+    def _read_children(self, paths: list[str]) -> ChildrenChunk:
+        children = [None if node is None else list(node.children) for node in self._nodes_at(paths)]
+        return ChildrenChunk(paths, children, self._zookeeper.zxid)
 
     async def watch_data(self, paths: Iterable[str], since_zxid: int) -> None:
-        await self._turn()
-        for path in map(self._full, paths):
-            self._watches.data[path] = None
-            self._catch_up(path, since_zxid)
+        full = [self._full(path) for path in paths]
+
+        def perform() -> None:
+            for path in full:
+                self._watches.data[path] = None
+                self._catch_up(path, since_zxid)
+
+        await self._request(perform)
 
     async def write_many(self, rows: Iterable[Row], fence: Fence | None = None) -> list[RowOutcome]:
         async def transact(ops: Sequence[Op]) -> bulk.WrittenBatch:
@@ -484,10 +499,14 @@ class MemoryStore:
 
     async def read_packed(self, batches: Iterable[PackedReads]) -> AsyncIterator[bytes]:
         for batch in batches:
-            await self._turn()
-            found = (self._zookeeper._nodes.get(self._full(path)) for path in batch.paths())
-            nodes = [None if node is None else Znode(node.data, node.stat()) for node in found]
-            yield await self._respond(wire.encode_multi_get_reply(nodes, self._zookeeper.zxid))
+            yield await self._request(partial(self._read_packed, batch))
+
+    def _read_packed(self, batch: PackedReads) -> bytes:
+        nodes = [
+            None if node is None else Znode(node.data, node.stat())
+            for node in self._nodes_at(batch.paths())
+        ]
+        return wire.encode_multi_get_reply(nodes, self._zookeeper.zxid)
 
     async def write_packed(
         self, batches: Iterable[PackedRows], fence: Fence
@@ -512,21 +531,36 @@ class MemoryStore:
     def _full(self, path: str) -> str:
         return self._chroot + path if path != "/" else self._chroot or "/"
 
-    async def _find(self, path: str) -> _Znode:
-        await self._turn()
+    def _find(self, path: str) -> _Znode:
         node = self._zookeeper._nodes.get(self._full(path))
         if node is None:
             raise node_error(ZooKeeperCode.NO_NODE, path)
         return node
 
-    async def _turn(self) -> None:
-        """Wait as a request does: for others to have their turn, and for a connection."""
+    def _nodes_at(self, paths: Iterable[str]) -> list[_Znode | None]:
+        return [self._zookeeper._nodes.get(self._full(path)) for path in paths]
+
+    async def _request(self, perform: Callable[[], _T]) -> _T:
+        """Carry out a request when it is its turn and there is a connection.
+
+        Its response, or its error, does not overtake events that were sent before it.
+        """
+        session_id = self._session_id
         await asyncio.sleep(0)
         await self._connected.wait()
-        if self._ended:
-            raise SessionLostError(f"ZooKeeper session {self._session_id:#x} is gone.")
+        self._check_session(session_id)
+        try:
+            return perform()
+        finally:
+            await asyncio.sleep(0)
 
-    async def _respond(self, value: _T) -> _T:
-        """Delay a response, so that it does not overtake events that were sent before it."""
-        await asyncio.sleep(0)
-        return value
+    def _check_session(self, session_id: int) -> None:
+        """Fail a request of a session that is gone, even if there is a new one."""
+        if self._ended or self._session_id != session_id:
+            raise SessionLostError(f"ZooKeeper session {session_id:#x} is gone.")
+
+
+def _chunks(paths: Iterable[str]) -> Iterator[list[str]]:
+    source = iter(paths)
+    while batch := list(islice(source, _CHUNK_NODES)):
+        yield batch
