@@ -145,7 +145,9 @@ def _reassigned_before_their_first_leader(ctx: Context) -> list[int]:
     All live replicas are in the first ISR, so no change of the ISR may follow that completes it.
     """
     cluster = ctx.cluster
-    return [row for row in cluster.being_reassigned if not cluster.has_leadership[row]]
+    rows = np.array(list(cluster.being_reassigned), np.int32)
+    unled: list[int] = rows[~cluster.has_leadership[rows]].tolist()
+    return unled
 
 
 def on_broker_modifications(ctx: Context, id: int) -> Procedure[None]:
