@@ -17,15 +17,9 @@ from klamm.broker.metadata.cache import (
 )
 from klamm.core.cluster import LEADER_DURING_DELETE
 from klamm.names import TopicPartition
-from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.control_decode import TopicRecords
-from klamm.protocol.fast.metadata_records import (
-    PartitionMetadata,
-    index_of,
-    unpack_partition,
-    with_leader_error,
-)
-from tests.broker.metadata_records import packed
+from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.metadata_states import PartitionMetadata, index_of, unpack_partition
+from tests.broker.metadata_states import packed, states_of
 
 ID, OTHER_ID = uuid.UUID(int=1), uuid.UUID(int=2)
 
@@ -42,7 +36,7 @@ def partition(index, leader=1, epoch=0):
 
 
 def topic(name, *partitions, topic_id=ID):
-    return TopicRecords(name, topic_id.bytes if topic_id else b"", [*map(packed, partitions)])
+    return TopicStates(name, topic_id.bytes if topic_id else b"", states_of(*partitions))
 
 
 def update(*topics, brokers=(1, 2), controller=1):
@@ -209,23 +203,23 @@ partitions = st.builds(
 )
 
 
-class TestRecords:
-    @given(partitions)
-    def test_packing_loses_nothing(self, known):
-        record = packed(known)
-        assert unpack_partition(record) == known
-        assert index_of(record) == known.partition
-
-    @pytest.mark.rule("META-4")
-    @given(partitions)
-    def test_a_leader_that_cannot_be_named_leaves_the_rest(self, known):
-        record = with_leader_error(packed(known), ErrorCode.LEADER_NOT_AVAILABLE)
-        assert record[:2] == b"\x00\x05"
-        assert unpack_partition(record) == known._replace(leader=-1)
+@given(partitions)
+def test_packing_loses_nothing(known):
+    state = packed(known)
+    assert unpack_partition(state) == known
+    assert index_of(state) == known.partition
 
 
 names = st.sampled_from(["a", "b", "c"])
-updates = st.lists(st.lists(st.tuples(names, st.lists(partitions, max_size=4)), max_size=3))
+#: Enough partitions with lists of the same lengths to be looked at together, and some of them.
+alike = st.builds(
+    lambda count, leader, step: [partition(index, leader) for index in range(0, count, step)],
+    st.integers(8, 20),
+    st.integers(-2, 3),
+    st.integers(1, 2),
+)
+news = st.lists(partitions, max_size=4) | alike
+updates = st.lists(st.lists(st.tuples(names, news), max_size=3))
 
 
 @pytest.mark.rule("UMD-1", "UMD-3")
@@ -246,6 +240,11 @@ def test_merging_agrees_with_a_dictionary(rounds):
             for each in snapshot.topics()
         }
         assert found == {name: known for name, known in expected.items() if known}
+        for name, known in found.items():
+            for index in range(-1, 21):
+                asked = TopicPartition(name, index)
+                assert snapshot.partition(asked) == known.get(index)
+                assert snapshot.knows(asked) == (index in known)
         assert snapshot.topic_count == len(found)
         assert snapshot.partition_count == sum(map(len, found.values()))
 

@@ -11,11 +11,11 @@ from klamm.broker.metadata.cache import MetadataCache, MetadataUpdate, SnapshotC
 from klamm.broker.metadata.missed_deletions import MissedDeletions
 from klamm.errors import SessionLostError
 from klamm.names import TopicPartition
-from klamm.protocol.fast.control_decode import TopicRecords
-from klamm.protocol.fast.metadata_records import PartitionMetadata
+from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.metadata_states import PartitionMetadata
 from klamm.zookeeper import znodes
 from klamm.zookeeper.memory import MemoryStore, MemoryZooKeeper
-from tests.broker.metadata_records import packed
+from tests.broker.metadata_states import states_of
 from tests.support.waiting import until
 
 
@@ -51,9 +51,9 @@ class Broker:
 
     def hears_of(self, *topics: str) -> None:
         """An UpdateMetadata that names these topics comes from the controller."""
-        record = packed(PartitionMetadata(0, 1, 0, (1,), (1,)))
-        records = [TopicRecords(each, each.ljust(16).encode(), [record]) for each in topics]
-        change = self.metadata.snapshot.after(MetadataUpdate(1, [], records))
+        states = states_of(PartitionMetadata(0, 1, 0, (1,), (1,)))
+        named = [TopicStates(each, each.ljust(16).encode(), states) for each in topics]
+        change = self.metadata.snapshot.after(MetadataUpdate(1, [], named))
         self.metadata.install(change)
         self.missed.on_metadata(change)
 

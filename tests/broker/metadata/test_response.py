@@ -17,9 +17,9 @@ from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode as E
-from klamm.protocol.fast.control_decode import TopicRecords
-from klamm.protocol.fast.metadata_records import PartitionMetadata
-from tests.broker.metadata_records import packed
+from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.metadata_states import PartitionMetadata
+from tests.broker.metadata_states import states_of
 
 OPERATIONS = Operations(topic=0b1010, cluster=0b0110)
 CLUSTER_ID = "c" * 22
@@ -81,15 +81,13 @@ brokers = st.builds(
     st.sampled_from([None, "", "rack"]),
 )
 topics = st.builds(
-    TopicRecords,
+    TopicStates,
     st.sampled_from(["orders", "__consumer_offsets", "a" * 200]),
     st.one_of(st.just(b""), st.uuids().map(lambda topic_id: topic_id.bytes)),
     st.lists(
-        st.builds(
-            PartitionMetadata, ids, st.integers(-1, 4), ids, id_lists, id_lists, id_lists
-        ).map(packed),
+        st.builds(PartitionMetadata, ids, st.integers(-1, 4), ids, id_lists, id_lists, id_lists),
         max_size=5,
-    ),
+    ).map(lambda partitions: states_of(*partitions)),
 )
 updates = st.builds(MetadataUpdate, st.integers(-1, 4), st.lists(brokers), st.lists(topics))
 
@@ -107,8 +105,8 @@ def test_the_bytes_are_those_of_the_general_encoder(update, version):
 @pytest.mark.parametrize(("version", "error"), [(5, 5), (6, 72), (12, 72)])
 def test_a_leader_without_the_clients_listener_is_not_named(version, error):
     broker = CachedBroker(1, {"IN": BrokerEndpoint("host", 9092)})
-    records = [packed(PartitionMetadata(0, 1, 3, (1,), (1,)))]
-    topic = TopicRecords("orders", uuid.UUID(int=1).bytes, records)
+    states = states_of(PartitionMetadata(0, 1, 3, (1,), (1,)))
+    topic = TopicStates("orders", uuid.UUID(int=1).bytes, states)
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, [broker], [topic])).snapshot
     header = RequestHeader(ApiKey.METADATA, version, 7, "client")
     frame = encode_all_topics(header, snapshot, "OUT", CLUSTER_ID, OPERATIONS)

@@ -8,8 +8,8 @@ from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_request, encode_request
 from klamm.protocol.codec.headers import RequestHeader, decode_request_header
-from klamm.protocol.fast.control_decode import TopicRecords
-from klamm.protocol.fast.metadata_records import PartitionMetadata, unpack_partition
+from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.metadata_states import PartitionMetadata, unpack_partition
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
 from tests.support.messages import encode_struct, values
@@ -40,8 +40,8 @@ def states(topic: Any) -> tuple[str, Any, list[Any]]:
     return topic.topic_name, topic.topic_id, found
 
 
-def unpacked(topic: TopicRecords) -> tuple[str, bytes, list[PartitionMetadata]]:
-    return topic.name, topic.id_bytes, [*map(unpack_partition, topic.records)]
+def unpacked(topic: TopicStates) -> tuple[str, bytes, list[PartitionMetadata]]:
+    return topic.name, topic.id_bytes, [*map(unpack_partition, topic.states)]
 
 
 def kept(topic: Any) -> tuple[str, bytes, list[PartitionMetadata]]:
@@ -121,7 +121,8 @@ def test_unknown_tags_of_topics_and_partitions_are_skipped():
     # Partition and topic end with their numbers of tags, zero.
     assert frame.count(b"\x4d\0\0") == 2
     tagged = frame.replace(b"\x4d\0\0", b"\x4d" + b"\1\x63\2hi" + b"\1\x64\3you")
-    assert decode_request(tagged).body.topics == decode_request(frame).body.topics
+    topics = decode_request(tagged).body.topics
+    assert [*map(unpacked, topics)] == [*map(unpacked, decode_request(frame).body.topics)]
 
 
 @pytest.mark.parametrize("name", ["isr", "replicas", "offline_replicas"])

@@ -36,7 +36,7 @@ from klamm.names import is_internal, is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.metadata_records import PartitionMetadata
+from klamm.protocol.fast.metadata_states import PartitionMetadata
 from klamm.slices import LargeBody, Steps, aside, each
 
 log = logging.getLogger("klamm.broker.metadata")

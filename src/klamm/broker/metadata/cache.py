@@ -15,13 +15,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from klamm.names import TopicPartition
-from klamm.protocol.fast.control_decode import TopicRecords
-from klamm.protocol.fast.metadata_records import (
-    LEADER,
+from klamm.protocol.fast.control_decode import TopicStates
+from klamm.protocol.fast.metadata_states import (
+    PackedStates,
     PartitionMetadata,
     index_and_leader,
     index_of,
+    response_record,
     unpack_partition,
+    with_leader,
 )
 
 #: The leader that UpdateMetadata gives to a partition that is being deleted.
@@ -30,6 +32,10 @@ NO_CONTROLLER: Final = -1
 
 #: Topics are divided into this many dictionaries; an update copies only those that it changes.
 _SHARDS: Final = 256
+#: Updates of a topic are kept as they are until there are more than this, or until they have this
+#: many times the states of the topic.
+_LAYERS_MAX: Final = 32
+_LAYERED_STATES_MAX: Final = 2
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -64,49 +70,89 @@ class MetadataUpdate(NamedTuple):
 
     controller_id: int
     brokers: Iterable[CachedBroker]
-    topics: Iterable[TopicRecords] = ()
+    topics: Iterable[TopicStates] = ()
 
 
 class TopicMetadata:
-    """One topic. Its partitions are stored packed and unpacked on access."""
+    """One topic: the states of its partitions, and the updates since that are laid over them.
 
-    __slots__ = ("_has_gaps", "id_bytes", "name", "records")
+    An update costs little more than keeping its bytes. What it says is found out when a partition
+    of the topic is asked for.
+    """
 
-    def __init__(self, name: str, id_bytes: bytes, records: tuple[bytes, ...]) -> None:
+    __slots__ = ("_layers", "_states", "has_gaps", "id_bytes", "name")
+
+    def __init__(
+        self, name: str, id_bytes: bytes, layers: tuple[PackedStates, ...], has_gaps: bool = False
+    ) -> None:
+        """The first of the layers has all partitions in their order, later ones some of them."""
         self.name = name
         #: Empty if the topic has no id.
         self.id_bytes = id_bytes
-        #: In the order of their partitions, see `metadata_records`.
-        self.records = records
-        # Partitions are numbered from zero without gaps, except for a moment while they come
-        # or go one by one.
-        self._has_gaps = bool(records) and (
-            index_of(records[0]) != 0 or index_of(records[-1]) != len(records) - 1
-        )
+        #: Partitions are numbered from zero without gaps, except for a moment while they come
+        #: or go one by one.
+        self.has_gaps = has_gaps
+        self._layers = layers
+        #: All states in their order, once one was asked for.
+        self._states: list[bytes] | None = None
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self._layers[0])
 
     @property
     def topic_id(self) -> uuid.UUID | None:
         return uuid.UUID(bytes=self.id_bytes) if self.id_bytes else None
 
+    def states(self) -> list[bytes]:
+        """The packed states in the order of their partitions, see `metadata_states`."""
+        if self._states is not None:
+            return self._states
+        states = list(self._layers[0])
+        for layer in self._layers[1:]:
+            for state in layer:
+                states[index_of(state)] = state
+        return states
+
     def partitions(self) -> Iterator[PartitionMetadata]:
-        return map(unpack_partition, self.records)
+        return map(unpack_partition, self.states())
+
+    def response_records(self) -> list[bytes]:
+        """The partitions of a Metadata response from v9 on, with no error."""
+        if len(self._layers) == 1:
+            return self._layers[0].response_records()
+        return [*map(response_record, self.states())]
+
+    def knows(self, index: int) -> bool:
+        """Whether the topic has this partition."""
+        if not self.has_gaps:
+            return 0 <= index < len(self)
+        return self.partition(index) is not None
 
     def partition(self, index: int) -> PartitionMetadata | None:
-        record = self.record(index)
-        return unpack_partition(record) if record else None
+        if self._states is None:
+            self._states = self.states()
+        at = bisect_left(self._states, index, key=index_of) if self.has_gaps else index
+        if not 0 <= at < len(self) or index_of(self._states[at]) != index:
+            return None
+        return unpack_partition(self._states[at])
 
-    def record(self, index: int) -> bytes | None:
-        """The packed record of a partition; None if the topic does not have it."""
-        records = self.records
-        if not self._has_gaps:
-            return records[index] if 0 <= index < len(records) else None
-        at = bisect_left(records, index, key=index_of)
-        if at < len(records) and index_of(records[at]) == index:
-            return records[at]
-        return None
+    def after(self, news: PackedStates) -> "TopicMetadata | None":
+        """The topic after an update that only changes partitions that it has; else None."""
+        if self.has_gaps or news.may_have_leader(_LEADER_DURING_DELETE):
+            return None
+        if len(news) >= len(self) and news.are_gapless():
+            return TopicMetadata(self.name, self.id_bytes, (news,))
+        if news.highest >= len(self):
+            return None
+        changed = TopicMetadata(self.name, self.id_bytes, (*self._layers, news))
+        if changed._has_too_many_layers():
+            changed._layers = (PackedStates.of(changed.states()),)
+        return changed
+
+    def _has_too_many_layers(self) -> bool:
+        first, *laid_over = self._layers
+        states = sum(map(len, laid_over))
+        return len(laid_over) > _LAYERS_MAX or states > _LAYERED_STATES_MAX * len(first)
 
 
 class SnapshotChange(NamedTuple):
@@ -160,7 +206,7 @@ class ClusterSnapshot:
 
     def knows(self, name: TopicPartition) -> bool:
         topic = self.topic(name.topic)
-        return topic is not None and topic.record(name.partition) is not None
+        return topic is not None and topic.knows(name.partition)
 
     # Brokers
 
@@ -208,10 +254,7 @@ class ClusterSnapshot:
             MetadataUpdate(
                 self.controller_id,
                 self.brokers.values(),
-                [
-                    TopicRecords(each.name, each.id_bytes, [*map(_as_deleted, each.records)])
-                    for each in gone
-                ],
+                [TopicStates(each.name, each.id_bytes, _as_deleted(each)) for each in gone],
             )
         )
 
@@ -227,20 +270,24 @@ class ClusterSnapshot:
         for name, told_id, news in update.topics:
             shard = topics.writable(crc32(name.encode()) % _SHARDS)
             known = shard.get(name)
-            is_another = known and known.id_bytes and told_id and told_id != known.id_bytes
-            records, gone = _merge(known.records if known and not is_another else (), news)
+            if known and known.id_bytes and told_id and told_id != known.id_bytes:
+                topic, gone = _merged(name, told_id, [], news)
+            elif known and known.id_bytes == told_id and (changed := known.after(news)):
+                topic, gone = changed, []
+            else:
+                topic, gone = _merged(name, told_id, known.states() if known else [], news)
             deleted += (TopicPartition(name, index) for index in gone)
-            id_bytes = told_id if records else b""
+            id_bytes = topic.id_bytes if topic else b""
             if known and known.id_bytes and known.id_bytes != id_bytes:
                 names.writable(known.id_bytes[0]).pop(known.id_bytes, None)
-            if id_bytes:
+            if id_bytes and (not known or known.id_bytes != id_bytes):
                 names.writable(id_bytes[0])[id_bytes] = name
-            if records:
-                shard[name] = TopicMetadata(name, id_bytes, records)
+            if topic:
+                shard[name] = topic
             else:
                 shard.pop(name, None)
-            topic_count += bool(records) - bool(known)
-            partition_count += len(records) - (len(known) if known else 0)
+            topic_count += (topic is not None) - (known is not None)
+            partition_count += (len(topic) if topic else 0) - (len(known) if known else 0)
             touched.add(name)
         snapshot = ClusterSnapshot(
             update.controller_id if update.controller_id >= 0 else NO_CONTROLLER,
@@ -273,38 +320,29 @@ class _Shards(Generic[K, V]):
         return tuple(shards)
 
 
-def _as_deleted(record: bytes) -> bytes:
-    leader = _LEADER_DURING_DELETE.to_bytes(4, "big", signed=True)
-    return record[: LEADER.start] + leader + record[LEADER.stop :]
+def _as_deleted(topic: TopicMetadata) -> PackedStates:
+    return PackedStates.of(with_leader(each, _LEADER_DURING_DELETE) for each in topic.states())
 
 
-def _merge(
-    records: tuple[bytes, ...], news: Sequence[bytes]
-) -> tuple[tuple[bytes, ...], list[int]]:
-    """Merge an update into the records of a topic; return them and the deleted partitions."""
-    merged = list(records)
+def _merged(
+    name: str, id_bytes: bytes, states: Sequence[bytes], news: PackedStates
+) -> tuple[TopicMetadata | None, list[int]]:
+    """A topic after any update, and the partitions that were deleted; None if none is left."""
+    if not states and news.are_gapless() and not news.may_have_leader(_LEADER_DURING_DELETE):
+        return TopicMetadata(name, id_bytes, (news,)) if len(news) else None, []
+    by_index = {index_of(state): state for state in states}
     gone: list[int] = []
-    # The usual case: partitions are numbered without gaps, and none goes.
-    is_whole = not merged or (index_of(merged[0]) == 0 and index_of(merged[-1]) == len(merged) - 1)
-    for record in news:
-        index, leader = index_and_leader(record)
-        if is_whole and 0 <= index < len(merged) and leader != _LEADER_DURING_DELETE:
-            merged[index] = record
-        elif is_whole and index == len(merged) and leader != _LEADER_DURING_DELETE:
-            merged.append(record)
+    for state in news:
+        index, leader = index_and_leader(state)
+        if leader == _LEADER_DURING_DELETE:
+            gone.append(index)
+            by_index.pop(index, None)
         else:
-            is_whole = False
-            at = bisect_left(merged, index, key=index_of)
-            is_known = at < len(merged) and index_of(merged[at]) == index
-            if leader == _LEADER_DURING_DELETE:
-                gone.append(index)
-                if is_known:
-                    del merged[at]
-            elif is_known:
-                merged[at] = record
-            else:
-                merged.insert(at, record)
-    return tuple(merged), gone
+            by_index[index] = state
+    if not by_index:
+        return None, gone
+    merged = PackedStates.of(by_index[index] for index in sorted(by_index))
+    return TopicMetadata(name, id_bytes, (merged,), has_gaps=not merged.are_gapless()), gone
 
 
 class MetadataCache:

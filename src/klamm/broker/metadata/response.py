@@ -1,8 +1,7 @@
 """Metadata responses about all topics, encoded from the packed records of the metadata cache.
 
-Such a response has every partition of the cluster. Nearly all are sent as the bytes in the cache,
-or as parts of them for versions before 9, so that a hundred thousand partitions do not block other
-clients.
+Such a response has every partition of the cluster. Their fields are put together from the bytes in
+the cache without decoding the numbers.
 """
 
 import struct
@@ -14,7 +13,6 @@ from klamm.names import is_internal
 from klamm.protocol.codec.headers import RequestHeader, encode_response_header, framed
 from klamm.protocol.codec.primitives import encode_count, encode_string
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.metadata_records import LEADER, with_leader_error
 
 _FIRST_WITH_RACKS: Final = 1
 _FIRST_WITH_CLUSTER_ID: Final = 2
@@ -30,6 +28,8 @@ _LAST_WITH_CLUSTER_OPERATIONS: Final = 10
 _NO_TOPIC_ID: Final = bytes(16)
 _NO_THROTTLE: Final = bytes(4)
 _pack_int32: Final = struct.Struct(">i").pack
+#: Where the leader's id is in a partition of a response.
+_LEADER: Final = slice(6, 10)
 _pack_error: Final = struct.Struct(">h").pack
 
 
@@ -85,15 +85,15 @@ class _Leaders:
         """The records of a topic, with an error in place of a leader that cannot be reached."""
         reachable = self._reachable
         return [
-            record if record[LEADER] in reachable else self._leaderless(record)
+            record if record[_LEADER] in reachable else self._leaderless(record)
             for record in records
         ]
 
     def _leaderless(self, record: bytes) -> bytes:
-        is_alive = self._snapshot.is_alive(int.from_bytes(record[LEADER], "big", signed=True))
+        is_alive = self._snapshot.is_alive(int.from_bytes(record[_LEADER], "big", signed=True))
         if is_alive and self._knows_listeners:
-            return with_leader_error(record, ErrorCode.LISTENER_NOT_FOUND)
-        return with_leader_error(record, ErrorCode.LEADER_NOT_AVAILABLE)
+            return _with_leader_error(record, ErrorCode.LISTENER_NOT_FOUND)
+        return _with_leader_error(record, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def _encode_node(node: BrokerNode, version: int) -> bytes:
@@ -118,12 +118,17 @@ def _encode_topic(
     if version >= _FIRST_WITH_RACKS:
         head += b"\1" if is_internal(topic.name) else b"\0"
     parts.append(head + encode_count(len(topic), is_flexible))
-    shown = leaders.shown(topic.records)
+    shown = leaders.shown(topic.response_records())
     parts += shown if is_flexible else (_before_flexible(record, version) for record in shown)
     if version >= _FIRST_WITH_OPERATIONS:
         parts.append(_pack_int32(operations))
     if is_flexible:
         parts.append(b"\0")
+
+
+def _with_leader_error(record: bytes, error: int) -> bytes:
+    """The record as clients get it while its leader cannot be named to them."""
+    return _pack_error(error) + record[2:6] + b"\xff\xff\xff\xff" + record[10:]
 
 
 def _before_flexible(record: bytes, version: int) -> bytes:

@@ -3,17 +3,17 @@
 When a broker starts, the controller sends it every partition of the cluster. Decoded as one message
 that is about 100 MB of objects; decoded one partition at a time it is next to nothing, and takes
 the event loop no longer than it takes to apply it. LeaderAndIsr is walked once when it is decoded,
-so that a broken request changes nothing, and once more when its partitions are read.
-UpdateMetadata, which names all partitions and not only the broker's own, is cut into the records
-that the metadata cache keeps, without decoding their numbers.
+so that a broken request changes nothing, and once more when its partitions are read. Of
+UpdateMetadata, which names all partitions and not only the broker's own, the metadata cache keeps
+the states as they arrive; they are only checked.
 
 Measured (`python -m bench protocol`), for 100,000 partitions: LeaderAndIsr is checked in 190 ms and
-read in 60 ms, UpdateMetadata is cut in 65 ms.
+read in 60 ms, UpdateMetadata is checked in 8 to 35 ms.
 """
 
 import struct
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from klamm.errors import RemoteProtocolError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.primitives import Cursor
 from klamm.protocol.codec.soundness import check_sound
-from klamm.protocol.fast.metadata_records import cut_records
+from klamm.protocol.fast.metadata_states import PackedStates, take_states
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.fields import wire_fields
 from klamm.protocol.schema.lookup import Reader, message_schema
@@ -84,13 +84,13 @@ class LeaderAndIsrRequest(NamedTuple):
     live_leaders: list[Any]
 
 
-class TopicRecords(NamedTuple):
-    """Partitions of one topic in an UpdateMetadata; see `metadata_records`."""
+class TopicStates(NamedTuple):
+    """Partitions of one topic in an UpdateMetadata; see `metadata_states`."""
 
     name: str
     #: Empty if the topic has no id.
     id_bytes: bytes
-    records: Sequence[bytes]
+    states: PackedStates
 
 
 class UpdateMetadataRequest(NamedTuple):
@@ -99,7 +99,7 @@ class UpdateMetadataRequest(NamedTuple):
     controller_id: int
     controller_epoch: int
     broker_epoch: int
-    topics: list[TopicRecords]
+    topics: list[TopicStates]
     live_brokers: list[Any]
 
 
@@ -124,7 +124,7 @@ def decode_update_metadata(view: memoryview, at: int, version: int) -> UpdateMet
     controller_id, controller_epoch, broker_epoch = cursor.unpack(
         _UPDATE_METADATA_WITH_KRAFT if has_kraft else _UPDATE_METADATA
     )
-    topics = _cut_topics(cursor)
+    topics = _take_topics(cursor)
     items = _item_schemas(ApiKey.UPDATE_METADATA, version)
     brokers = _read_items(cursor, items["live_brokers"])
     cursor.tags()
@@ -160,7 +160,7 @@ def _read_topics(cursor: Cursor, read: Reader) -> list[LeaderAndIsrTopic]:
     return topics
 
 
-def _cut_topics(cursor: Cursor) -> list[TopicRecords]:
+def _take_topics(cursor: Cursor) -> list[TopicStates]:
     data = bytes(cursor.view)
     topics = []
     for _ in range(cursor.count(_ITEM_BYTES_MIN)):
@@ -168,11 +168,11 @@ def _cut_topics(cursor: Cursor) -> list[TopicRecords]:
         id_bytes = bytes(cursor.take(len(_NO_ID)))
         count = cursor.count(_PARTITION_BYTES_MIN)
         try:
-            records, cursor.at = cut_records(data, cursor.at, count)
+            states, cursor.at = take_states(data, cursor.at, count)
         except IndexError:
             raise RemoteProtocolError("the message is cut short") from None
         cursor.tags()
-        topics.append(TopicRecords(name, b"" if id_bytes == _NO_ID else id_bytes, records))
+        topics.append(TopicStates(name, b"" if id_bytes == _NO_ID else id_bytes, states))
     return topics
 
 
