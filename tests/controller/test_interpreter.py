@@ -32,8 +32,10 @@ from klamm.core.effects import (
     WriteStates,
 )
 from klamm.history.recorder import _KIND_OF
+from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_request
 from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.fast.metadata_states import index_of
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import Fence
 from tests.support.candidate import Node
@@ -268,8 +270,32 @@ async def test_a_large_batch_is_encoded_elsewhere_and_no_differently(
     at_once, sent = sent, []
     monkeypatch.setattr(announcements, "_LARGE_BATCH_ROWS", 1)
     await node.request_sender.announce(cluster, batch)
+    # What it says is what the cluster was when it was announced.
+    cluster.isr[rows] = 7
+    cluster.leader[rows] = 7
+    assert await node.request_sender.wait_queued()
     assert len(sent) == 4
     assert sent == at_once
+
+
+@on_a_node
+async def test_batches_behind_a_large_one_are_queued_behind_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    cluster, (rows,) = cluster_of({"a": 10})
+    cluster.brokers = {1: RegisteredBroker(1, 1)}
+    cluster.has_leadership[rows] = True
+    sent: list[ApiKey] = []
+    monkeypatch.setattr(node.channels, "send", lambda _, request: sent.append(request.api_key))
+    monkeypatch.setattr(announcements, "_LARGE_BATCH_ROWS", 10)
+    none = np.zeros(1, np.int32)
+    stopped = {1: ReplicaRequestRows(rows[:1], none > 0, none)}
+    await node.request_sender.announce(cluster, SendRequestBatch({}, rows, [1], {}))
+    await node.request_sender.announce(cluster, SendRequestBatch({}, rows[:0], [], stopped))
+    assert sent == []
+    assert await node.request_sender.wait_queued()
+    assert sent == [ApiKey.UPDATE_METADATA, ApiKey.STOP_REPLICA]
+    assert not await node.request_sender.wait_queued()
 
 
 @pytest.mark.rule("CHAN-22")
@@ -285,7 +311,7 @@ async def test_the_metadata_of_very_many_partitions_is_sent_in_several_requests(
     def note(broker: int, request: Any) -> None:
         header = RequestHeader(request.api_key, request.api_version, 1, "")
         body = decode_request(b"".join(request.encode(header))[4:]).body
-        told[broker] += [int.from_bytes(r[2:6]) for topic in body.topics for r in topic.records]
+        told[broker] += [index_of(each) for topic in body.topics for each in topic.states]
 
     monkeypatch.setattr(node.channels, "send", note)
     monkeypatch.setattr(announcements, "_METADATA_ROWS_MAX", 4)

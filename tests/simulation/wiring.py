@@ -100,6 +100,9 @@ class Watcher:
     def performed(self, cluster: ClusterState, effect: Any, reply: Any, elapsed_s: float) -> None:
         self.checks.on_effect(self._broker, cluster, effect)
 
+    def queued(self, elapsed_s: float) -> None:
+        pass
+
     def end(self, outcome: str, context: Context | None) -> None:
         self.checks.after_controller_event(self._broker, self._event, outcome, context)
 

@@ -1,19 +1,21 @@
 """Encode a request batch as LeaderAndIsr, UpdateMetadata and StopReplica, and queue the requests.
 
-The contents are read from the columns when the batch is sent. The body of an UpdateMetadata is
-encoded once and shared by all brokers. Versions follow from the
-inter-broker protocol alone; nothing is negotiated (CHAN-32).
+The contents are taken from the columns when the batch is sent. A large batch is encoded in another
+thread after that, while the procedure goes on. The body of an UpdateMetadata is encoded once and
+shared by all brokers. Versions follow from the inter-broker protocol alone; nothing is negotiated
+(CHAN-32).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import ControllerChannels, QueuedRequest
@@ -28,6 +30,7 @@ from klamm.core.events import (
     UpdateMetadataResponseReceived,
 )
 from klamm.names import TopicPartition, counted
+from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.encoding import Values
 from klamm.protocol.codec.frames import decode_response
 from klamm.protocol.codec.headers import RequestHeader
@@ -71,7 +74,7 @@ _LARGE_BATCH_ROWS: Final = 20_000
 #: several; one about two million would be larger than `socket.request.max.bytes` allows.
 _METADATA_ROWS_MAX: Final = 250_000
 
-_T = TypeVar("_T")
+_Number = TypeVar("_Number", np.int8, np.int32)
 
 
 class RequestBatchSender:
@@ -89,6 +92,8 @@ class RequestBatchSender:
         self._told = 0
         self._heard = 0
         self._own_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        #: Queues the requests of large batches, and those of the batches behind them.
+        self._queueing: asyncio.Task[None] | None = None
 
     @property
     def own_broker_is_updated(self) -> bool:
@@ -127,52 +132,80 @@ class RequestBatchSender:
     async def announce(self, cluster: ClusterState, batch: SendRequestBatch) -> None:
         """Queue the requests of a batch, each kind before the next (CHAN-12).
 
-        Large batches are encoded in another thread, so that what is queued is sent meanwhile. The
-        cluster does not change until the batch is queued: its one writer waits for this.
+        Those of a large batch are queued later, and in the order of the batches: `wait_queued`.
         """
-        is_large = len(batch.metadata_rows) >= _LARGE_BATCH_ROWS
-        encode = asyncio.to_thread if is_large else _at_once
-        if batch.leader_and_isr:
-            shared = await encode(
-                _SharedStates, cluster, self._leader_and_isr, batch.leader_and_isr
-            )
-            for broker, entries in batch.leader_and_isr.items():
-                encoded = await encode(self._encode_leader_and_isr, cluster, entries, shared)
-                self._send_leader_and_isr(cluster, broker, encoded)
-        if batch.metadata_brokers:
-            rows = batch.metadata_rows[cluster.has_leadership[batch.metadata_rows]]
-            rows = rows[_by_topic(cluster, rows)]
-            for first in range(0, max(len(rows), 1), _METADATA_ROWS_MAX):
-                some = rows[first : first + _METADATA_ROWS_MAX]
-                request = await encode(self._encode_update_metadata, cluster, some)
-                self._send_update_metadata(cluster, request, len(some), batch.metadata_brokers)
-        for broker, entries in batch.stop_replica.items():
-            self._send_stop_replica(cluster, broker, entries)
+        requests = self._requests(cluster, batch)
+        before = self._queueing
+        if before is not None or len(batch.metadata_rows) >= _LARGE_BATCH_ROWS:
+            self._queueing = asyncio.create_task(self._queue_in_turn(before, requests))
+        else:
+            for each in requests:
+                each.queue(each.encode())
 
-    def _encode_leader_and_isr(
-        self, cluster: ClusterState, entries: ReplicaRequestRows, shared: "_SharedStates"
-    ) -> "_EncodedLeaderAndIsr":
-        order = _by_topic(cluster, entries.rows)
-        rows, is_new = entries.rows[order], entries.flag[order]
-        topics = shared.topics(cluster, rows)
-        leaders = members(cluster.leader[rows])
-        request = shared.encoded.request(
-            topics,
-            Chosen(shared.places(rows), is_new),
-            controller_id=self._broker_id,
-            controller_epoch=cluster.controller_epoch,
-            live_leaders=[
-                {"broker_id": id, "host_name": host, "port": port}
-                for id, host, port in self._endpoints(cluster, leaders)
-            ],
-        )
-        return _EncodedLeaderAndIsr(request, topics, rows, is_new)
+    async def wait_queued(self) -> bool:
+        """Wait until everything is queued; return whether there was something to wait for."""
+        queueing, self._queueing = self._queueing, None
+        if queueing is None:
+            return False
+        await queueing
+        return True
 
-    def _send_leader_and_isr(
-        self, cluster: ClusterState, broker: int, encoded: "_EncodedLeaderAndIsr"
+    @staticmethod
+    async def _queue_in_turn(
+        before: "asyncio.Task[None] | None", requests: "list[_Request]"
     ) -> None:
-        request, topics, rows, is_new = encoded
-        asked = _Named(topics, cluster.partition[rows])
+        if before is not None:
+            await before
+        for each in requests:
+            each.queue(await asyncio.to_thread(each.encode))
+
+    def _requests(self, cluster: ClusterState, batch: SendRequestBatch) -> "list[_Request]":
+        requests = []
+        capacity = len(cluster.topic_of)
+        led = distinct([entries.rows for entries in batch.leader_and_isr.values()], capacity)
+        if len(led) or batch.metadata_brokers:
+            shown = batch.metadata_rows if batch.metadata_brokers else led
+            announced = _Announced(cluster, distinct([led, shown], capacity))
+            shared = _SharedStates(self._leader_and_isr, announced, announced.sorted_places(led))
+            for broker, entries in batch.leader_and_isr.items():
+                requests.append(self._tell_leadership(cluster, broker, entries, shared))
+            if batch.metadata_brokers:
+                requests += self._tell_metadata(cluster, batch, announced)
+        for broker, entries in batch.stop_replica.items():
+            requests.append(self._tell_to_stop(cluster, broker, entries))
+        return requests
+
+    def _tell_leadership(
+        self,
+        cluster: ClusterState,
+        broker: int,
+        entries: ReplicaRequestRows,
+        shared: "_SharedStates",
+    ) -> "_Request":
+        announced = shared.announced
+        place, is_new = announced.places(entries.rows), entries.flag
+        if (np.diff(place) < 0).any():
+            order = np.argsort(place)
+            place, is_new = place[order], is_new[order]
+        topics = announced.topics(place)
+        partition, leader = announced.states.partition[place], announced.states.leader[place]
+        epoch = cluster.controller_epoch
+        live_leaders = [
+            {"broker_id": id, "host_name": host, "port": port}
+            for id, host, port in self._endpoints(cluster, members(leader))
+        ]
+
+        def encode() -> list[ControlRequest]:
+            request = shared.encoded.request(
+                topics,
+                shared.chosen(place, is_new),
+                controller_id=self._broker_id,
+                controller_epoch=epoch,
+                live_leaders=live_leaders,
+            )
+            return [request]
+
+        asked = _Named(topics, partition)
 
         def on_response(header: RequestHeader, frame: memoryview) -> Event:
             outcome = decode_leader_and_isr_response(header, frame)
@@ -185,18 +218,18 @@ class RequestBatchSender:
                     errors[TopicPartition(name, failed.partition)] = failed.error_code
             return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
 
-        become_leader = np.count_nonzero(cluster.leader[rows] == broker)
-        epoch = cluster.controller_epoch
+        become_leader = np.count_nonzero(leader == broker)
         self._say(
             epoch,
             f"sending LeaderAndIsr to broker {broker} with {become_leader} become-leader and "
-            f"{len(rows) - become_leader} become-follower partitions",
+            f"{len(place) - become_leader} become-follower partitions",
         )
         if state_changes.isEnabledFor(Level.TRACE):
-            for row, flag in zip(rows.tolist(), is_new.tolist(), strict=True):
+            rows = announced.rows[place].tolist()
+            for row, flag in zip(rows, is_new.tolist(), strict=True):
                 entry = f"{cluster.describe(row)}, new {flag}"
                 self._say(epoch, f"LeaderAndIsr to broker {broker}: {entry}", Level.TRACE)
-        self._send(cluster, broker, request, on_response)
+        return _Request(encode, self._queue(cluster, [broker], lambda _: on_response))
 
     def _say(self, epoch: int, text: str, level: int = Level.INFO) -> None:
         """A line of the state-change log (MET-7, MET-8)."""
@@ -212,49 +245,51 @@ class RequestBatchSender:
                 if endpoint.listener == self._listener:
                     yield broker, endpoint.host, endpoint.port
 
-    def _encode_update_metadata(self, cluster: ClusterState, rows: I32) -> ControlRequest:
-        topics = _topics(cluster, rows)
-        offline = keep(cluster.replicas[rows], ~cluster.online(rows))
-        states = _states(cluster, rows, offline)
-        going = cluster.is_queued(rows)
-        if going.any():
-            states = replace(
-                states,
-                leader=np.where(going, np.int32(LEADER_DURING_DELETE), states.leader),
-                leader_epoch=np.where(going, np.int32(0), states.leader_epoch),
-                partition_epoch=np.where(going, np.int32(0), states.partition_epoch),
+    def _tell_metadata(
+        self, cluster: ClusterState, batch: SendRequestBatch, announced: "_Announced"
+    ) -> "Iterator[_Request]":
+        rows = batch.metadata_rows
+        place = announced.sorted_places(rows[cluster.has_leadership[rows]])
+        epoch, live_brokers = cluster.controller_epoch, _live_brokers(cluster)
+        for first in range(0, max(len(place), 1), _METADATA_ROWS_MAX):
+            some = place[first : first + _METADATA_ROWS_MAX]
+            self._say(
+                epoch,
+                f"sending UpdateMetadata to brokers {list(batch.metadata_brokers)} for "
+                f"{counted(len(some), 'partition')}",
             )
-        return encode_update_metadata(
-            self._update_metadata,
-            topics,
-            states,
-            controller_id=self._broker_id,
-            controller_epoch=cluster.controller_epoch,
-            live_brokers=_live_brokers(cluster),
-        )
 
-    def _send_update_metadata(
-        self, cluster: ClusterState, request: ControlRequest, count: int, brokers: Sequence[int]
-    ) -> None:
-        self._say(
-            cluster.controller_epoch,
-            f"sending UpdateMetadata to brokers {list(brokers)} for {counted(count, 'partition')}",
-        )
-        for broker in brokers:
-            done = None
-            if broker == self._broker_id:
-                self._told += 1
-                done = self._own_broker_responded
-            self._send(cluster, broker, request, _metadata_response(broker), done)
+            def encode(some: I64 = some) -> list[ControlRequest]:
+                request = encode_update_metadata(
+                    self._update_metadata,
+                    announced.topics(some),
+                    announced.metadata(some),
+                    controller_id=self._broker_id,
+                    controller_epoch=epoch,
+                    live_brokers=live_brokers,
+                )
+                return [request]
 
-    def _send_stop_replica(
+            yield _Request(encode, self._queue(cluster, batch.metadata_brokers, _metadata_response))
+
+    def _tell_to_stop(
         self, cluster: ClusterState, broker: int, entries: ReplicaRequestRows
-    ) -> None:
+    ) -> "_Request":
         order = _by_topic(cluster, entries.rows)
         rows, is_deleted = entries.rows[order], entries.flag[order]
         topics = _topics(cluster, rows)
         replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
         deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
+        epoch = cluster.controller_epoch
+
+        def encode() -> list[ControlRequest]:
+            return encode_stop_replica(
+                self._stop_replica,
+                topics,
+                replicas,
+                controller_id=self._broker_id,
+                controller_epoch=epoch,
+            )
 
         def on_response(header: RequestHeader, frame: memoryview) -> Event | None:
             response = decode_response(header, frame)
@@ -269,7 +304,6 @@ class RequestBatchSender:
                 else None
             )
 
-        epoch = cluster.controller_epoch
         self._say(epoch, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
         if state_changes.isEnabledFor(Level.TRACE):
             columns = (rows.tolist(), replicas.leader_epoch.tolist(), is_deleted.tolist())
@@ -277,24 +311,37 @@ class RequestBatchSender:
                 topic, partition = cluster.name(row)
                 entry = f"{topic}-{partition}, epoch {leader_epoch}, delete {delete}"
                 self._say(epoch, f"StopReplica to broker {broker}: {entry}", Level.TRACE)
-        for request in encode_stop_replica(
-            self._stop_replica,
-            topics,
-            replicas,
-            controller_id=self._broker_id,
-            controller_epoch=cluster.controller_epoch,
-        ):
-            self._send(cluster, broker, request, on_response)
+        return _Request(encode, self._queue(cluster, [broker], lambda _: on_response))
+
+    def _queue(
+        self,
+        cluster: ClusterState,
+        brokers: Sequence[int],
+        on_response_of: Callable[[int], Callable[[RequestHeader, memoryview], Event | None]],
+    ) -> Callable[[list[ControlRequest]], None]:
+        """A function that queues encoded requests to the brokers as they are registered now."""
+        epochs = {broker: cluster.brokers[broker].epoch for broker in brokers}
+        controller_epoch = cluster.controller_epoch
+
+        def queue(requests: list[ControlRequest]) -> None:
+            for request in requests:
+                for broker, epoch in epochs.items():
+                    self._send(broker, epoch, controller_epoch, request, on_response_of(broker))
+
+        return queue
 
     def _send(
         self,
-        cluster: ClusterState,
         broker: int,
+        epoch: int,
+        controller_epoch: int,
         request: ControlRequest,
         on_response: Callable[[RequestHeader, memoryview], Event | None],
-        done: Callable[[], None] | None = None,
     ) -> None:
-        epoch, controller_epoch = cluster.brokers[broker].epoch, cluster.controller_epoch
+        done = None
+        if broker == self._broker_id and request.api_key is ApiKey.UPDATE_METADATA:
+            self._told += 1
+            done = self._own_broker_responded
 
         def on_frame(header: RequestHeader, frame: memoryview) -> Event | None:
             event = on_response(header, frame)
@@ -315,18 +362,11 @@ class RequestBatchSender:
         )
 
 
-async def _at_once(encode: Callable[..., _T], *args: Any) -> _T:
-    """In place of `asyncio.to_thread`: without a thread, and without a pause."""
-    return encode(*args)
+class _Request(NamedTuple):
+    """Requests of one kind: how they are encoded, on any thread, and what queues them then."""
 
-
-class _EncodedLeaderAndIsr(NamedTuple):
-    """A request to one broker, and what it is about."""
-
-    request: ControlRequest
-    topics: RequestTopics
-    rows: I32
-    is_new: Mask
+    encode: Callable[[], list[ControlRequest]]
+    queue: Callable[[list[ControlRequest]], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -353,34 +393,76 @@ def _metadata_response(broker: int) -> Callable[[RequestHeader, memoryview], Eve
     return on_response
 
 
+class _Announced:
+    """What a batch says of partitions: a copy of their columns, by topic and partition."""
+
+    def __init__(self, cluster: ClusterState, rows: I32) -> None:
+        """The rows are ascending."""
+        order = _by_topic(cluster, rows)
+        self.rows = rows[order]
+        self.states = _states(cluster, self.rows)
+        self._going = cluster.is_queued(self.rows)
+        self._topic = cluster.topic_of[self.rows]
+        self._topic_index = np.unique(self._topic)
+        self._table = _topic_table(cluster, self._topic_index)
+        self._is_ascending = isinstance(order, slice)
+        #: The place of each row; for a few rows it is not worth a table.
+        self._place: I32 | None = None
+        capacity = len(cluster.topic_of)
+        if len(rows) > capacity // 16:
+            self._place = np.zeros(capacity, np.int32)
+            self._place[self.rows] = np.arange(len(rows), dtype=np.int32)
+
+    def places(self, rows: I32) -> I64:
+        """Where the rows are."""
+        if self._place is not None:
+            return self._place[rows].astype(np.int64)
+        if self._is_ascending:
+            return np.searchsorted(self.rows, rows)
+        ascending = np.argsort(self.rows)
+        return ascending[np.searchsorted(self.rows, rows, sorter=ascending)]
+
+    def sorted_places(self, rows: I32) -> I64:
+        """Where the rows are, in ascending order."""
+        place = self.places(rows)
+        return place if (np.diff(place) > 0).all() else np.sort(place)
+
+    def topics(self, place: I64) -> RequestTopics:
+        """The topics of ascending places."""
+        index, bounds = _runs(self._topic[place])
+        return RequestTopics(self._table, np.searchsorted(self._topic_index, index), bounds)
+
+    def metadata(self, place: I64) -> PartitionStates:
+        """The states at some places, as UpdateMetadata has them."""
+        states, going = self.states.at(as_run(place)), self._going[place]
+        if not going.any():
+            return states
+        return replace(
+            states,
+            leader=np.where(going, np.int32(LEADER_DURING_DELETE), states.leader),
+            leader_epoch=np.where(going, np.int32(0), states.leader_epoch),
+            partition_epoch=np.where(going, np.int32(0), states.partition_epoch),
+        )
+
+
 class _SharedStates:
     """The states of all LeaderAndIsr requests of a batch, of which each broker gets its own."""
 
-    def __init__(
-        self, cluster: ClusterState, version: int, entries: Mapping[int, ReplicaRequestRows]
-    ) -> None:
-        capacity = len(cluster.topic_of)
-        self._rows = distinct([each.rows for each in entries.values()], capacity)
-        #: The place of each row; for a few rows it is not worth a table.
-        self._place: I32 | None = None
-        if len(self._rows) > capacity // 16:
-            self._place = np.zeros(capacity, np.int32)
-            self._place[self._rows] = np.arange(len(self._rows), dtype=np.int32)
-        states = _states(cluster, self._rows, _nobody(self._rows))
-        self.encoded = EncodedLeaderAndIsr(version, states)
-        self._topic_index = np.unique(cluster.topic_of[self._rows])
-        self._topics = _topic_table(cluster, self._topic_index)
+    def __init__(self, version: int, announced: _Announced, place: I64) -> None:
+        """`place` says which of the announced partitions they are about, in ascending order."""
+        self.announced = announced
+        self._version = version
+        self._place = place
 
-    def topics(self, cluster: ClusterState, rows: I32) -> RequestTopics:
-        """The topics of some of the rows, which stand together by topic."""
-        index, bounds = _runs_of_topics(cluster, rows)
-        return RequestTopics(self._topics, np.searchsorted(self._topic_index, index), bounds)
+    @cached_property
+    def encoded(self) -> EncodedLeaderAndIsr:
+        """The states, encoded when the first request needs them."""
+        states = self.announced.states.at(as_run(self._place))
+        return EncodedLeaderAndIsr(self._version, states)
 
-    def places(self, rows: I32) -> I64:
-        """Where the states of the rows are."""
-        if self._place is None:
-            return np.searchsorted(self._rows, rows)
-        return self._place[rows].astype(np.int64)
+    def chosen(self, place: I64, is_new: Mask) -> Chosen:
+        """Some of the partitions, for the request to a broker."""
+        return Chosen(np.searchsorted(self._place, place), is_new)
 
 
 def _by_topic(cluster: ClusterState, rows: I32) -> I64 | slice:
@@ -395,15 +477,14 @@ def _by_topic(cluster: ClusterState, rows: I32) -> I64 | slice:
 
 def _topics(cluster: ClusterState, rows: I32) -> RequestTopics:
     """The topics of rows that stand together by topic."""
-    index, bounds = _runs_of_topics(cluster, rows)
+    index, bounds = _runs(cluster.topic_of[rows])
     return RequestTopics(_topic_table(cluster, index), np.arange(len(index)), bounds)
 
 
-def _runs_of_topics(cluster: ClusterState, rows: I32) -> tuple[I32, I64]:
-    """The index of each topic of the rows, and where its rows begin and end."""
-    index = cluster.topic_of[rows]
-    starts = np.flatnonzero(np.diff(index, prepend=NO_TOPIC))
-    return index[starts], np.append(starts, len(rows)).astype(np.int64)
+def _runs(topic: I32) -> tuple[I32, I64]:
+    """The index of each topic, and where its rows begin and end."""
+    starts = np.flatnonzero(np.diff(topic, prepend=NO_TOPIC))
+    return topic[starts], np.append(starts, len(topic)).astype(np.int64)
 
 
 def _topic_table(cluster: ClusterState, index: I32) -> TopicTable:
@@ -411,21 +492,27 @@ def _topic_table(cluster: ClusterState, index: I32) -> TopicTable:
     return TopicTable([topic.name for topic in topics], [_id_bytes(topic.id) for topic in topics])
 
 
-def _states(cluster: ClusterState, rows: I32, offline: I32) -> PartitionStates:
+def _states(cluster: ClusterState, rows: I32) -> PartitionStates:
+    """A copy of the rows."""
     at = as_run(rows)
+
+    def copied(column: NDArray[_Number]) -> NDArray[_Number]:
+        return column[at].copy() if isinstance(at, slice) else column[at]
+
+    replicas = copied(cluster.replicas)
     return PartitionStates(
-        partition=cluster.partition[at],
-        controller_epoch=cluster.decided_in[at],
-        leader=cluster.leader[at],
-        leader_epoch=cluster.leader_epoch[at],
-        isr=cluster.isr[at],
-        partition_epoch=cluster.partition_epoch[at],
-        replicas=cluster.replicas[at],
-        offline=offline,
+        partition=copied(cluster.partition),
+        controller_epoch=copied(cluster.decided_in),
+        leader=copied(cluster.leader),
+        leader_epoch=copied(cluster.leader_epoch),
+        isr=copied(cluster.isr),
+        partition_epoch=copied(cluster.partition_epoch),
+        replicas=replicas,
+        offline=keep(replicas, ~cluster.online(rows)),
         adding=_moving(rows, cluster.adding),
         removing=_moving(rows, cluster.removing),
         is_new=np.zeros(len(rows), np.bool_),
-        recovery=cluster.recovery[at],
+        recovery=copied(cluster.recovery),
     )
 
 

@@ -62,6 +62,10 @@ class DecisionLog(Protocol):
         """
         ...
 
+    def queued(self, elapsed_s: float) -> None:
+        """Called when the procedure has waited until its requests to brokers were queued."""
+        ...
+
 
 class Interpreter:
     """Performs effects on one store and one set of channels."""
@@ -106,8 +110,10 @@ class Interpreter:
         try:
             effect = next(procedure)
             while True:
-                started = time.monotonic()
                 try:
+                    if not isinstance(effect, _BESIDE_ENCODING):
+                        await self._wait_queued()
+                    started = time.monotonic()
                     reply = await _HANDLERS[type(effect)](self, effect)
                 except Exception as error:
                     effect = procedure.throw(error)
@@ -118,10 +124,16 @@ class Interpreter:
         except StopIteration:
             pass
         finally:
+            await self._wait_queued()
             self._states.cancel()
             if self._topics_begun is not None:
                 self._topics_begun.cancel()
                 self._topics_begun = None
+
+    async def _wait_queued(self) -> None:
+        started = time.monotonic()
+        if await self._request_sender.wait_queued():
+            self._decisions.queued(time.monotonic() - started)
 
     def flush_remarks(self, context: Context | None) -> None:
         """Write the remarks of procedures to the logs (MET-6, MET-10)."""
@@ -495,6 +507,14 @@ _HANDLERS: Final[Mapping[type[effects.Effect], Callable[..., Awaitable[Any]]]] =
     effects.Respond: Interpreter._respond,
 }
 
+#: What may be done while the requests of a large batch are encoded, and is done at the same time:
+#: their contents do not depend on it, and brokers need not have them before.
+_BESIDE_ENCODING: Final = (
+    effects.ReadStates,
+    effects.WriteStates,
+    effects.CreateStates,
+    effects.SendRequestBatch,
+)
 _ABSENT: Final = object()
 _PROTOCOLS: Final = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 

@@ -10,7 +10,7 @@ what a row means; leaders, states and rules are elsewhere.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_Rows = TypeVar("_Rows", I32, I64)
 
 #: Fills the unused slots of a row, and stands in a leader column for "no leader".
 NO_BROKER: Final = -1
@@ -124,7 +125,7 @@ def distinct(lists: Iterable[I32], capacity: int) -> I32:
     return np.flatnonzero(is_named).astype(np.int32)
 
 
-def as_run(rows: I32) -> slice | I32:
+def as_run(rows: _Rows) -> slice | _Rows:
     """Rows that follow each other as a slice, which numpy reads and writes without an index.
 
     Other rows stay as they are. What is read through a slice is a view: to be used at once.

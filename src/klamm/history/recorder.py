@@ -189,8 +189,7 @@ class History:
             case effects.CreateStates(states=states):
                 self._decided(cluster, states, reply, CREATED)
             case effects.SendRequestBatch():
-                event.announcing += elapsed
-                event.announced_after = _us(self._clock.monotonic() - self._began)
+                self.queued(elapsed_s)
             case effects.ReadStates() if self._is_isr_event:
                 self._isr_seen(cluster, reply)
             case effects.WriteTopic(name=name):
@@ -207,6 +206,12 @@ class History:
             case effects.Enqueue(event=asked) | effects.Schedule(event=asked):
                 # The event itself is kept, so that its identity is not reused meanwhile.
                 self._term.asked_for[id(asked)] = (asked, self._term.seq + 1)
+
+    def queued(self, elapsed_s: float) -> None:
+        """Called when requests to brokers are queued, for which the procedure waited so long."""
+        if self._event is not None:
+            self._event.announcing += _us(elapsed_s)
+            self._event.announced_after = _us(self._clock.monotonic() - self._began)
 
     async def close(self) -> None:
         """Write all records; those that were not shipped are shipped after the node's next

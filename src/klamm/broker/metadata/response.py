@@ -1,4 +1,4 @@
-"""Metadata responses about all topics, encoded from the packed records of the metadata cache.
+"""Metadata responses about all topics, encoded from the packed states of the metadata cache.
 
 Such a response has every partition of the cluster. Their fields are put together from the bytes in
 the cache without decoding the numbers.

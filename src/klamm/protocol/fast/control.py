@@ -14,6 +14,7 @@ This module needs numpy, which the broker's process does not load: only the cont
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from functools import lru_cache
 from itertools import pairwise, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -118,6 +119,10 @@ class PartitionStates:
     removing: I32
     is_new: Mask
     recovery: I8
+
+    def at(self, rows: I64 | slice) -> "PartitionStates":
+        """Some of the rows."""
+        return PartitionStates(*(getattr(self, each.name)[rows] for each in dataclass_fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
