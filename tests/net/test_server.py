@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import BinaryIO
 
 import pytest
@@ -16,7 +16,8 @@ from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net import server as net_server
-from klamm.net.server import OS_DEFAULT_BUFFER, MeasuredResponse, Server, ServerConnection
+from klamm.net.responses import DelayedResponse, MeasuredResponse
+from klamm.net.server import OS_DEFAULT_BUFFER, CloseConnection, Server, ServerConnection
 from tests.support.waiting import until
 
 SIZE = 64 * 1024
@@ -437,3 +438,73 @@ def test_a_connection_beyond_the_limit_of_the_broker_is_served_when_another_is_c
             second[1].close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+class DelayedEcho:
+    """Sends each frame back when an event has come; `events` has those that are waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[asyncio.Future[None]] = []
+
+    def __call__(self, connection: object, frame: memoryview) -> DelayedResponse:
+        event = asyncio.get_running_loop().create_future()
+        self.events.append(event)
+
+        def respond() -> MeasuredResponse:
+            if frame == b"bad":
+                raise CloseConnection("as the request wants it")
+            parts = [struct.pack(">i", len(frame)), bytes(frame)]
+            return parts, RequestMeter("t"), (0, len(frame), (), 0, 0, 0, 0)
+
+        return DelayedResponse(event, respond)
+
+
+def on_a_server_that_delays(
+    scenario: Callable[
+        [DelayedEcho, asyncio.StreamReader, asyncio.StreamWriter, Server], Awaitable[None]
+    ],
+) -> None:
+    async def main() -> None:
+        echo = DelayedEcho()
+        server = Server(echo, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(30):
+            await scenario(echo, reader, writer, server)
+            writer.close()
+            await server.close()
+
+    uvloop.run(main())
+
+
+def test_requests_behind_a_delayed_one_wait_for_its_response():
+    async def scenario(echo, reader, writer, server):
+        writer.write(framed(b"one") + framed(b"two"))
+        for number, content in enumerate((b"one", b"two")):
+            await until(lambda count=number + 1: len(echo.events) == count)
+            echo.events[number].set_result(None)
+            assert await reader.readexactly(4 + len(content)) == framed(content)
+
+    on_a_server_that_delays(scenario)
+
+
+def test_a_delayed_request_is_given_up_when_the_server_closes_its_connection():
+    async def scenario(echo, reader, writer, server):
+        writer.write(framed(b"one"))
+        await until(lambda: echo.events)
+        (connection,) = server.connections
+        connection.close()
+        assert await reader.read() == b""
+        assert echo.events[0].cancelled()
+
+    on_a_server_that_delays(scenario)
+
+
+def test_a_delayed_request_that_cannot_be_answered_closes_its_connection():
+    async def scenario(echo, reader, writer, server):
+        writer.write(framed(b"bad"))
+        await until(lambda: echo.events)
+        echo.events[0].set_result(None)
+        assert await reader.read() == b""
+
+    on_a_server_that_delays(scenario)

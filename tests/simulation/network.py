@@ -6,6 +6,7 @@ with TCP; a connection that is reset loses what has not arrived.
 """
 
 import asyncio
+import inspect
 import os
 import random
 from collections import deque
@@ -344,7 +345,7 @@ class _Served(asyncio.Protocol):
             except (RemoteProtocolError, CloseConnection):
                 self.close()
                 return
-            if asyncio.iscoroutine(response) or asyncio.isfuture(response):
+            if inspect.isawaitable(response):
                 self._transport.pause_reading()
                 self._task = asyncio.ensure_future(self._await(response))
                 return

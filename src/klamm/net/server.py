@@ -21,11 +21,18 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
+from klamm.net.responses import (
+    DelayedResponse,
+    MeasuredResponse,
+    Part,
+    in_one_piece,
+)
 
 log = logging.getLogger("klamm.net.server")
 
@@ -39,33 +46,11 @@ _SENDFILE_MAX_BYTES: Final = 1 << 20
 #: How long the parts of one response are written before other connections have a turn: after each
 #: system call the event loop may have to wait for another thread.
 SENDING_S: Final = 0.002
-#: A response up to this size is sent in one piece: copying its ranges of files takes less time than
-#: a system call for each of them and for what is between them.
-_ONE_PIECE_BYTES: Final = 32 * 1024
 #: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
 #: size.
 _FIRST_BYTES: Final = 64 * 1024
 #: Descriptors that connections leave to the log and to requests of the broker's own.
 _RESERVED_DESCRIPTORS: Final = 256
-
-
-class FileRange(Protocol):
-    """Part of a file that is sent unchanged. The file stays open while this object lives."""
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def fileno(self) -> int: ...
-
-
-Part: TypeAlias = bytes | memoryview | FileRange
-#: The parts of one response frame; None if there is no response.
-Parts: TypeAlias = Sequence[Part] | None
-#: A response, the meter of its API, and the measurements to note there when it has been sent.
-MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
 class CloseConnection(Exception):
@@ -127,7 +112,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._size = 0  # of that frame, of which the buffer may be only a part
         self._proven = _FIRST_BYTES  # the size of the largest frame that came whole
         self._pending = b""  # read, but not yet a whole frame, or behind the one in hand
-        self._task: asyncio.Task[None] | None = None
+        #: The request in hand: a task, or the event that its response waits for.
+        self._task: asyncio.Future[None] | None = None
         self._outbox: deque[Part] = deque()
         self._sent = 0  # of the first part in the outbox
         self._is_paused = False
@@ -225,6 +211,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
             return False
+        return self._respond(response)
+
+    def _respond(self, response: MeasuredResponse | Awaitable[MeasuredResponse]) -> bool:
+        """Send a response, or begin to wait for it; return whether the next request may follow."""
+        if isinstance(response, DelayedResponse):
+            self._task = response.event
+            response.event.add_done_callback(partial(self._resume, response.respond))
+            return False
         if not isinstance(response, tuple):
             self._begin(self._await(response))
             return False
@@ -234,6 +228,22 @@ class ServerConnection(asyncio.BufferedProtocol):
             return False
         meter.note(unsent)
         return not self.hold or self._keep_hold()
+
+    def _resume(
+        self,
+        respond: Callable[[], MeasuredResponse | Awaitable[MeasuredResponse]],
+        event: "asyncio.Future[None]",
+    ) -> None:
+        """The event has come that a response has waited for."""
+        if event.cancelled():
+            return
+        try:
+            response = respond()
+        except (RemoteProtocolError, CloseConnection) as error:
+            self.refuse(str(error))
+            return
+        if self._respond(response):
+            self._go_on()
 
     def _keep_hold(self) -> bool:
         """Close after the response, or pause reading; the next request is never handled now."""
@@ -246,8 +256,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         return False
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.ensure_future(work)
-        self._task.add_done_callback(self._on_end_of_task)
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._on_end_of_task)
+        self._task = task
 
     def _on_end_of_task(self, task: "asyncio.Task[None]") -> None:
         """Close a connection whose request failed without a response: its client can try again."""
@@ -284,10 +295,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_active = time.monotonic()
         if self._is_closing:
             return
-        pending, self._pending = self._pending, b""
-        self._take(pending)
-        if self.is_busy or self._is_closing:
-            return
+        if self._pending:
+            pending, self._pending = self._pending, b""
+            self._take(pending)
+            if self.is_busy or self._is_closing:
+                return
         if self._has_ended:
             self.close()
         elif self._is_paused:
@@ -316,7 +328,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _send(self, parts: Sequence[Part]) -> bool:
         """Write a response to the socket; return whether all of it was written at once."""
         try:
-            self._outbox.extend(_in_one_piece(parts))
+            self._outbox.extend(in_one_piece(parts))
             return self._flush()
         except OSError as error:
             self._lost(error)
@@ -447,26 +459,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Forget the descriptor, which the transport is about to close."""
         if self._socket is not None:
             self._socket.detach()
-
-
-def _in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:
-    """The parts of a response, joined if they are small."""
-    if len(parts) == 1:
-        return parts
-    size = 0
-    for part in parts:
-        size += len(part) if isinstance(part, bytes | memoryview) else part.size
-        if size > _ONE_PIECE_BYTES:
-            return parts
-    piece = b"".join(
-        part
-        if isinstance(part, bytes | memoryview)
-        else os.pread(part.fileno(), part.size, part.position)
-        for part in parts
-    )
-    if len(piece) < size:
-        raise OSError(errno.EIO, "a file is shorter than it was")
-    return [piece]
 
 
 def _enlarged(buffer: bytearray, size_max: int) -> bytearray:

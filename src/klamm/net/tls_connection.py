@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from klamm.net.server import SENDING_S, FileRange, Listener, Server, ServerConnection
+from klamm.net.responses import FileRange
+from klamm.net.server import SENDING_S, Listener, Server, ServerConnection
 
 log = logging.getLogger("klamm.net.server")
 

@@ -6,6 +6,7 @@ proposals and the times at which followers were caught up have to be the same af
 """
 
 import asyncio
+import inspect
 import struct
 import tempfile
 import uuid
@@ -309,7 +310,7 @@ class Broker:
         connection = SimpleNamespace(listener="PLAINTEXT")
         call = Call(connection, header, request, memoryview(b""), None, 0, 0)  # type: ignore[arg-type]
         result = self._fetch(call)
-        if asyncio.iscoroutine(result):
+        if inspect.isawaitable(result):
             client.waiting = asyncio.ensure_future(result)
         else:
             client.waiting = asyncio.get_running_loop().create_future()

@@ -73,6 +73,8 @@ class DelayedOperationPurgatory:
     """The delayed operations of one kind, by partition and by deadline."""
 
     def __init__(self) -> None:
+        #: How often events have come that may complete an operation.
+        self.checks = 0
         self._by_key: dict[WatchKey, dict[DelayedOperation, None]] = {}
         self._timers: list[DelayedOperation] = []
         self._count = 0
@@ -178,14 +180,21 @@ class Purgatories:
         self._timer_ms = 0
 
     def try_complete_else_watch(
-        self, purgatory: DelayedOperationPurgatory, operation: DelayedOperation, timeout_ms: int
-    ) -> None:
+        self,
+        purgatory: DelayedOperationPurgatory,
+        operation: DelayedOperation,
+        timeout_ms: int,
+        *,
+        is_incomplete: bool = False,
+    ) -> asyncio.Future[None] | None:
         """Complete the operation now if possible; otherwise watch it until the timeout.
 
-        Both happen in one step of the event loop, so that no event falls between them.
+        Both happen in one step of the event loop, so that no event falls between them. Returns what
+        is resolved at the end of the operation; None if it is complete. `is_incomplete` says that
+        the caller has just checked it.
         """
-        if operation.try_complete_all():
-            return
+        if not is_incomplete and operation.try_complete_all():
+            return None
         finished = operation.finished = asyncio.get_running_loop().create_future()
         # The future is cancelled with the request when the client disconnects.
         finished.add_done_callback(lambda _: purgatory.remove(operation))
@@ -193,6 +202,7 @@ class Purgatories:
         purgatory.watch(operation, deadline_ms)
         if self._timer is None or deadline_ms < self._timer_ms:
             self._start_timer(deadline_ms)
+        return finished
 
     def on_append(self, name: TopicPartition) -> None:
         """The log of a leader has grown."""
@@ -248,6 +258,7 @@ class Purgatories:
         purgatory: DelayedOperationPurgatory,
         session: FetchSession | None = None,
     ) -> None:
+        purgatory.checks += 1
         if len(purgatory):
             for operation in purgatory.check(name, session):
                 _finish(operation)

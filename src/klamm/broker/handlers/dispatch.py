@@ -4,18 +4,20 @@ A request that may name very much is decoded, and its response encoded, beside t
 handlers take their time in slices.
 """
 
+import asyncio
 import functools
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from klamm.broker.security.authorizer import Access
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
-from klamm.net.server import CloseConnection, MeasuredResponse, Parts, ServerConnection
+from klamm.net.responses import DelayedResponse, MeasuredResponse, Parts
+from klamm.net.server import CloseConnection, ServerConnection
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
 from klamm.protocol.codec.frames import (
@@ -82,6 +84,25 @@ HandlerResult: TypeAlias = Result | Awaitable[Result]
 Handler: TypeAlias = Callable[[Call], HandlerResult]
 #: Serves a request in place of its handler, which it may call.
 Interceptor: TypeAlias = Callable[[Handler, Call], HandlerResult]
+
+
+class Delayed:
+    """A result that is made when a delayed operation is complete; see `DelayedResponse`."""
+
+    __slots__ = ("finished", "respond")
+
+    def __init__(
+        self, finished: "asyncio.Future[None]", respond: Callable[[], "HandlerResult"]
+    ) -> None:
+        self.finished = finished
+        self.respond = respond
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        yield from self.finished
+        result = self.respond()
+        if isinstance(result, EncodedResponse | Mapping):
+            return result
+        return (yield from result.__await__())
 
 
 class ByteQuotas(Protocol):
@@ -194,6 +215,9 @@ class Dispatcher:
         try:
             result = handler(call)
             handled = perf_counter_ns()
+            if isinstance(result, Delayed):
+                resume = functools.partial(self._resume, call, result.respond, handled)
+                return DelayedResponse(result.finished, resume)
             if isinstance(result, EncodedResponse | Mapping):
                 return _respond(call, result, handled)
             return self._await(call, result, handled)
@@ -203,10 +227,25 @@ class Dispatcher:
         except Exception:
             return _failed(call, perf_counter_ns())
 
-    @staticmethod
-    async def _await(call: Call, result: Awaitable[Result], handled: int) -> MeasuredResponse:
+    def _resume(
+        self, call: Call, respond: Callable[[], HandlerResult], handled: int
+    ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
+        """Go on with a request that was delayed."""
         try:
-            response = await result
+            result = respond()
+            if isinstance(result, EncodedResponse):
+                return _respond(call, result, handled)
+            return self._await(call, result, handled)
+        except (RemoteProtocolError, CloseConnection):
+            _note_closed(call, handled)
+            raise
+        except Exception:
+            return _failed(call, handled)
+
+    @staticmethod
+    async def _await(call: Call, result: HandlerResult, handled: int) -> MeasuredResponse:
+        try:
+            response = await result if inspect.isawaitable(result) else result
             if is_large(call, response) and not isinstance(response, EncodedResponse):
                 response = await aside(_encode_large, call.header, response)
             return _respond(call, response, handled)

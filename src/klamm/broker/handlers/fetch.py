@@ -1,12 +1,11 @@
 """Fetch, from consumers and from followers (sections 6.2, 6.8 and 6.9)."""
 
-import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Final, cast
 
 from klamm.broker.clock import Clock
-from klamm.broker.delayed.operations import DelayedFetch
 from klamm.broker.delayed.purgatory import Purgatories
 from klamm.broker.fetch.reader import FetchParams, FetchReader
 from klamm.broker.fetch.sessions import (
@@ -22,6 +21,7 @@ from klamm.broker.handlers.dispatch import (
     NO_QUOTAS,
     ByteQuotas,
     Call,
+    Delayed,
     EncodedResponse,
     Handler,
     Result,
@@ -34,7 +34,7 @@ from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.authorizer import Access
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
-from klamm.net.server import Part
+from klamm.net.responses import Part
 from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -46,7 +46,7 @@ from klamm.protocol.fast.fetch import (
     NodeEndpoint,
     encode_fetch_response,
 )
-from klamm.slices import Steps, aside, finish
+from klamm.slices import Steps, aside
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13
@@ -93,6 +93,12 @@ class FetchHandlers:
         context = self._sessions.open(wanted, self._clock.steady_ms())
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
+        purgatory = (
+            self._purgatories.follower_fetches
+            if params.reader.is_follower
+            else self._purgatories.consumer_fetches
+        )
+        checks = purgatory.checks
         result = yield from self._reader.read(params, context.partitions, is_first=True)
         if (
             result.size >= params.min_bytes
@@ -101,32 +107,22 @@ class FetchHandlers:
             or (context.session is None and not result.fetched)
         ):
             return self._respond(call, params, context, result.fetched)
-        operation = self._delay(params, context, request.max_wait_ms)
-        return self._read_again(call, params, context, operation)
-
-    def _delay(self, params: FetchParams, context: FetchContext, max_wait_ms: int) -> DelayedFetch:
         operation = self._reader.delayed(params, context)
-        purgatories = self._purgatories
-        purgatory = (
-            purgatories.follower_fetches
-            if params.reader.is_follower
-            else purgatories.consumer_fetches
+        # Others are served while a fetch reads, and the read itself notes a follower's progress.
+        is_incomplete = result.size == 0 and purgatory.checks == checks
+        finished = self._purgatories.try_complete_else_watch(
+            purgatory, operation, request.max_wait_ms, is_incomplete=is_incomplete
         )
-        # The first read may have completed the operation: it notes a follower's progress.
-        purgatories.try_complete_else_watch(purgatory, operation, max_wait_ms)
-        return operation
+        if finished is None:
+            return self._read_again(call, params, context)
+        return Delayed(finished, partial(self._read_again, call, params, context))
 
-    async def _read_again(
-        self,
-        call: Call,
-        params: FetchParams,
-        context: FetchContext,
-        operation: DelayedFetch,
-    ) -> Result:
-        await operation.wait()
-        result = await finish(self._reader.read(params, context.partitions, is_first=False))
-        responding = self._respond(call, params, context, result.fetched)
-        return await responding if inspect.isawaitable(responding) else responding
+    @in_slices
+    def _read_again(
+        self, call: Call, params: FetchParams, context: FetchContext
+    ) -> Steps[Result | Awaitable[Result]]:
+        result = yield from self._reader.read(params, context.partitions, is_first=False)
+        return self._respond(call, params, context, result.fetched)
 
     def _params(self, call: Call, request: FetchRequest) -> FetchParams:
         version = call.header.api_version

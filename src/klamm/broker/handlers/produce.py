@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from klamm.broker.delayed.operations import DelayedProduce
@@ -12,6 +13,7 @@ from klamm.broker.handlers.dispatch import (
     NO_RESPONSE,
     ByteQuotas,
     Call,
+    Delayed,
     EncodedResponse,
     Handler,
     Result,
@@ -254,18 +256,15 @@ class ProduceHandlers:
             return NO_RESPONSE
         if required:
             operation = self._replicas.delay_produce(required, request.timeout_ms)
-            if operation.is_pending:
-                return self._wait(call, topics, operation)
+            respond = partial(self._respond_committed, call, topics, operation)
             # A partition with one replica commits what it appends.
-            return self._respond(call, _with_errors(topics, operation.errors))
+            return respond() if operation.finished is None else Delayed(operation.finished, respond)
         return self._respond(call, topics)
 
-    async def _wait(
+    def _respond_committed(
         self, call: Call, topics: list[ProduceTopicResponse], operation: DelayedProduce
-    ) -> Result:
-        await operation.wait()
-        result = self._respond(call, _with_errors(topics, operation.errors))
-        return await result if inspect.isawaitable(result) else result
+    ) -> Result | Awaitable[Result]:
+        return self._respond(call, _with_errors(topics, operation.errors))
 
     def _append_or_refuse(
         self,

@@ -40,15 +40,9 @@ from klamm.config.broker_security import ListenerSecurity, MechanismSettings
 from klamm.config.security import OAUTHBEARER, PLAIN, TlsSettings
 from klamm.errors import ConfigError
 from klamm.metrics.requests import RequestMeter
+from klamm.net.responses import MeasuredResponse
 from klamm.net.scram import SCRAM_MECHANISMS
-from klamm.net.server import (
-    CLOSE,
-    CloseConnection,
-    Dispatch,
-    Listener,
-    MeasuredResponse,
-    ServerConnection,
-)
+from klamm.net.server import CLOSE, CloseConnection, Dispatch, Listener, ServerConnection
 from klamm.net.tls import read_names, server_context
 from klamm.net.tls_connection import TlsAcceptor
 from klamm.protocol.apis import ApiKey
