@@ -8,10 +8,10 @@ shared by all brokers. Versions follow from the inter-broker protocol alone; not
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Final, NamedTuple, TypeVar
+from functools import cached_property, lru_cache, partial
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from klamm.config.ibp import Ibp
 from klamm.controller.channels import ControllerChannels, QueuedRequest
-from klamm.core.cluster import LEADER_DURING_DELETE, NO_TOPIC, ClusterState
+from klamm.core.cluster import LEADER_DURING_DELETE, NO_TOPIC, ClusterState, RegisteredBroker
 from klamm.core.columns import I32, I64, NO_BROKER, Mask, as_run, distinct, keep, members, padded
 from klamm.core.context import Level
 from klamm.core.effects import ReplicaRequestRows, SendRequestBatch
@@ -182,66 +182,52 @@ class RequestBatchSender:
         entries: ReplicaRequestRows,
         shared: "_SharedStates",
     ) -> "_Request":
-        announced = shared.announced
-        place, is_new = announced.places(entries.rows), entries.flag
-        if (np.diff(place) < 0).any():
-            order = np.argsort(place)
-            place, is_new = place[order], is_new[order]
-        topics = announced.topics(place)
-        partition, leader = announced.states.partition[place], announced.states.leader[place]
         epoch = cluster.controller_epoch
-        live_leaders = [
-            {"broker_id": id, "host_name": host, "port": port}
-            for id, host, port in self._endpoints(cluster, members(leader))
-        ]
+        details = []
+        if state_changes.isEnabledFor(Level.TRACE):
+            for row, flag in zip(entries.rows.tolist(), entries.flag.tolist(), strict=True):
+                entry = f"{cluster.describe(row)}, new {flag}"
+                details.append(f"LeaderAndIsr to broker {broker}: {entry}")
 
-        def encode() -> list[ControlRequest]:
+        def encode() -> _Encoded:
+            announced = shared.announced
+            place, is_new = announced.places(entries.rows), entries.flag
+            if (np.diff(place) < 0).any():
+                order = np.argsort(place)
+                place, is_new = place[order], is_new[order]
+            topics = announced.topics(place)
+            leader = announced.states.leader[place]
             request = shared.encoded.request(
                 topics,
                 shared.chosen(place, is_new),
                 controller_id=self._broker_id,
                 controller_epoch=epoch,
-                live_leaders=live_leaders,
+                live_leaders=[
+                    {"broker_id": id, "host_name": host, "port": port}
+                    for id, host, port in self._endpoints(announced.brokers, members(leader))
+                ],
             )
-            return [request]
+            become_leader = np.count_nonzero(leader == broker)
+            remark = (
+                f"sending LeaderAndIsr to broker {broker} with {become_leader} become-leader and "
+                f"{len(place) - become_leader} become-follower partitions"
+            )
+            asked = _Named(topics, announced.states.partition[place])
+            on_response = _leadership_response(broker, asked)
+            return _Encoded([request], remark, lambda _: on_response)
 
-        asked = _Named(topics, partition)
-
-        def on_response(header: RequestHeader, frame: memoryview) -> Event:
-            outcome = decode_leader_and_isr_response(header, frame)
-            errors = {}
-            names = dict(zip(topics.ids, topics.names, strict=True)) if outcome.failed else {}
-            for failed in outcome.failed:
-                topic = failed.topic
-                name = names.get(topic.bytes) if isinstance(topic, UUID) else topic
-                if name is not None:
-                    errors[TopicPartition(name, failed.partition)] = failed.error_code
-            return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
-
-        become_leader = np.count_nonzero(leader == broker)
-        self._say(
-            epoch,
-            f"sending LeaderAndIsr to broker {broker} with {become_leader} become-leader and "
-            f"{len(place) - become_leader} become-follower partitions",
-        )
-        if state_changes.isEnabledFor(Level.TRACE):
-            rows = announced.rows[place].tolist()
-            for row, flag in zip(rows, is_new.tolist(), strict=True):
-                entry = f"{cluster.describe(row)}, new {flag}"
-                self._say(epoch, f"LeaderAndIsr to broker {broker}: {entry}", Level.TRACE)
-        return _Request(encode, self._queue(cluster, [broker], lambda _: on_response))
+        return self._request(cluster, [broker], encode, details)
 
     def _say(self, epoch: int, text: str, level: int = Level.INFO) -> None:
         """A line of the state-change log (MET-7, MET-8)."""
         state_changes.log(level, "[Controller id=%s epoch=%s] %s", self._broker_id, epoch, text)
 
     def _endpoints(
-        self, cluster: ClusterState, brokers: Sequence[int]
+        self, known: Mapping[int, RegisteredBroker], brokers: Sequence[int]
     ) -> Iterator[tuple[int, str, int]]:
         """Where brokers listen for each other (CHAN-20)."""
         for broker in brokers:
-            known = cluster.brokers.get(broker)
-            for endpoint in known.endpoints if known else ():
+            for endpoint in known[broker].endpoints if broker in known else ():
                 if endpoint.listener == self._listener:
                     yield broker, endpoint.host, endpoint.port
 
@@ -251,26 +237,24 @@ class RequestBatchSender:
         rows = batch.metadata_rows
         place = announced.sorted_places(rows[cluster.has_leadership[rows]])
         epoch, live_brokers = cluster.controller_epoch, _live_brokers(cluster)
+        brokers = batch.metadata_brokers
+
+        def encode(some: I64) -> _Encoded:
+            request = encode_update_metadata(
+                self._update_metadata,
+                announced.topics(some),
+                announced.metadata(some),
+                controller_id=self._broker_id,
+                controller_epoch=epoch,
+                live_brokers=live_brokers,
+            )
+            partitions = counted(len(some), "partition")
+            remark = f"sending UpdateMetadata to brokers {list(brokers)} for {partitions}"
+            return _Encoded([request], remark, _metadata_response)
+
         for first in range(0, max(len(place), 1), _METADATA_ROWS_MAX):
             some = place[first : first + _METADATA_ROWS_MAX]
-            self._say(
-                epoch,
-                f"sending UpdateMetadata to brokers {list(batch.metadata_brokers)} for "
-                f"{counted(len(some), 'partition')}",
-            )
-
-            def encode(some: I64 = some) -> list[ControlRequest]:
-                request = encode_update_metadata(
-                    self._update_metadata,
-                    announced.topics(some),
-                    announced.metadata(some),
-                    controller_id=self._broker_id,
-                    controller_epoch=epoch,
-                    live_brokers=live_brokers,
-                )
-                return [request]
-
-            yield _Request(encode, self._queue(cluster, batch.metadata_brokers, _metadata_response))
+            yield self._request(cluster, brokers, partial(encode, some))
 
     def _tell_to_stop(
         self, cluster: ClusterState, broker: int, entries: ReplicaRequestRows
@@ -281,15 +265,13 @@ class RequestBatchSender:
         replicas = StoppedReplicas(cluster.partition[rows], entries.leader_epoch[order], is_deleted)
         deleted = {cluster.name(row) for row in rows[is_deleted].tolist()}
         epoch = cluster.controller_epoch
-
-        def encode() -> list[ControlRequest]:
-            return encode_stop_replica(
-                self._stop_replica,
-                topics,
-                replicas,
-                controller_id=self._broker_id,
-                controller_epoch=epoch,
-            )
+        details = []
+        if state_changes.isEnabledFor(Level.TRACE):
+            columns = (rows.tolist(), replicas.leader_epoch.tolist(), is_deleted.tolist())
+            for row, leader_epoch, delete in zip(*columns, strict=True):
+                topic, partition = cluster.name(row)
+                entry = f"{topic}-{partition}, epoch {leader_epoch}, delete {delete}"
+                details.append(f"StopReplica to broker {broker}: {entry}")
 
         def on_response(header: RequestHeader, frame: memoryview) -> Event | None:
             response = decode_response(header, frame)
@@ -304,31 +286,40 @@ class RequestBatchSender:
                 else None
             )
 
-        self._say(epoch, f"sending StopReplica to broker {broker} for {len(rows)} replicas")
-        if state_changes.isEnabledFor(Level.TRACE):
-            columns = (rows.tolist(), replicas.leader_epoch.tolist(), is_deleted.tolist())
-            for row, leader_epoch, delete in zip(*columns, strict=True):
-                topic, partition = cluster.name(row)
-                entry = f"{topic}-{partition}, epoch {leader_epoch}, delete {delete}"
-                self._say(epoch, f"StopReplica to broker {broker}: {entry}", Level.TRACE)
-        return _Request(encode, self._queue(cluster, [broker], lambda _: on_response))
+        def encode() -> _Encoded:
+            requests = encode_stop_replica(
+                self._stop_replica,
+                topics,
+                replicas,
+                controller_id=self._broker_id,
+                controller_epoch=epoch,
+            )
+            remark = f"sending StopReplica to broker {broker} for {len(rows)} replicas"
+            return _Encoded(requests, remark, lambda _: on_response)
 
-    def _queue(
+        return self._request(cluster, [broker], encode, details)
+
+    def _request(
         self,
         cluster: ClusterState,
         brokers: Sequence[int],
-        on_response_of: Callable[[int], Callable[[RequestHeader, memoryview], Event | None]],
-    ) -> Callable[[list[ControlRequest]], None]:
-        """A function that queues encoded requests to the brokers as they are registered now."""
+        encode: "Callable[[], _Encoded]",
+        details: Sequence[str] = (),
+    ) -> "_Request":
+        """A request to brokers as they are registered now; `details` are for the log."""
         epochs = {broker: cluster.brokers[broker].epoch for broker in brokers}
         controller_epoch = cluster.controller_epoch
 
-        def queue(requests: list[ControlRequest]) -> None:
-            for request in requests:
+        def queue(encoded: _Encoded) -> None:
+            self._say(controller_epoch, encoded.remark)
+            for detail in details:
+                self._say(controller_epoch, detail, Level.TRACE)
+            for request in encoded.requests:
                 for broker, epoch in epochs.items():
-                    self._send(broker, epoch, controller_epoch, request, on_response_of(broker))
+                    on_response = encoded.on_response_of(broker)
+                    self._send(broker, epoch, controller_epoch, request, on_response)
 
-        return queue
+        return _Request(encode, queue)
 
     def _send(
         self,
@@ -336,7 +327,7 @@ class RequestBatchSender:
         epoch: int,
         controller_epoch: int,
         request: ControlRequest,
-        on_response: Callable[[RequestHeader, memoryview], Event | None],
+        on_response: "OnResponse",
     ) -> None:
         done = None
         if broker == self._broker_id and request.api_key is ApiKey.UPDATE_METADATA:
@@ -362,11 +353,22 @@ class RequestBatchSender:
         )
 
 
-class _Request(NamedTuple):
-    """Requests of one kind: how they are encoded, on any thread, and what queues them then."""
+OnResponse: TypeAlias = Callable[[RequestHeader, memoryview], Event | None]
 
-    encode: Callable[[], list[ControlRequest]]
-    queue: Callable[[list[ControlRequest]], None]
+
+class _Encoded(NamedTuple):
+    """Requests of one kind, what the log says of them, and what takes a broker's response."""
+
+    requests: list[ControlRequest]
+    remark: str
+    on_response_of: Callable[[int], OnResponse]
+
+
+class _Request(NamedTuple):
+    """How requests are encoded, on any thread, and what queues them then."""
+
+    encode: Callable[[], _Encoded]
+    queue: Callable[[_Encoded], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -385,7 +387,24 @@ class _Named:
         return False
 
 
-def _metadata_response(broker: int) -> Callable[[RequestHeader, memoryview], Event]:
+def _leadership_response(broker: int, asked: _Named) -> OnResponse:
+    topics = asked.topics
+
+    def on_response(header: RequestHeader, frame: memoryview) -> Event:
+        outcome = decode_leader_and_isr_response(header, frame)
+        errors = {}
+        names = dict(zip(topics.ids, topics.names, strict=True)) if outcome.failed else {}
+        for failed in outcome.failed:
+            topic = failed.topic
+            name = names.get(topic.bytes) if isinstance(topic, UUID) else topic
+            if name is not None:
+                errors[TopicPartition(name, failed.partition)] = failed.error_code
+        return LeaderAndIsrResponseReceived(broker, outcome.error_code, errors, asked)
+
+    return on_response
+
+
+def _metadata_response(broker: int) -> OnResponse:
     def on_response(header: RequestHeader, frame: memoryview) -> Event:
         error_code = decode_update_metadata_response(header, frame)
         return UpdateMetadataResponseReceived(broker, error_code)
@@ -399,11 +418,12 @@ class _Announced:
     def __init__(self, cluster: ClusterState, rows: I32) -> None:
         """The rows are ascending."""
         order = _by_topic(cluster, rows)
+        self.brokers = dict(cluster.brokers)
         self.rows = rows[order]
         self.states = _states(cluster, self.rows)
         self._going = cluster.is_queued(self.rows)
         self._topic = cluster.topic_of[self.rows]
-        self._topic_index = np.unique(self._topic)
+        self._topic_index, _ = _runs(self._topic)
         self._table = _topic_table(cluster, self._topic_index)
         self._is_ascending = isinstance(order, slice)
         #: The place of each row; for a few rows it is not worth a table.
@@ -462,7 +482,8 @@ class _SharedStates:
 
     def chosen(self, place: I64, is_new: Mask) -> Chosen:
         """Some of the partitions, for the request to a broker."""
-        return Chosen(np.searchsorted(self._place, place), is_new)
+        has_all = len(self._place) == len(self.announced.rows)
+        return Chosen(place if has_all else np.searchsorted(self._place, place), is_new)
 
 
 def _by_topic(cluster: ClusterState, rows: I32) -> I64 | slice:
