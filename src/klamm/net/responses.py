@@ -57,8 +57,6 @@ class DelayedResponse:
 
 def in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:
     """The parts of a response, joined if they are small."""
-    if len(parts) == 1:
-        return parts
     size = 0
     for part in parts:
         size += len(part) if isinstance(part, bytes | memoryview) else part.size

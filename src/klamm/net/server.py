@@ -328,7 +328,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _send(self, parts: Sequence[Part]) -> bool:
         """Write a response to the socket; return whether all of it was written at once."""
         try:
-            self._outbox.extend(in_one_piece(parts))
+            self._outbox.extend(parts if len(parts) == 1 else in_one_piece(parts))
             return self._flush()
         except OSError as error:
             self._lost(error)

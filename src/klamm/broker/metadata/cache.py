@@ -80,7 +80,7 @@ class TopicMetadata:
     of the topic is asked for.
     """
 
-    __slots__ = ("_layers", "_states", "has_gaps", "id_bytes", "name")
+    __slots__ = ("_count", "_layers", "_states", "has_gaps", "id_bytes", "name")
 
     def __init__(
         self, name: str, id_bytes: bytes, layers: tuple[PackedStates, ...], has_gaps: bool = False
@@ -92,12 +92,13 @@ class TopicMetadata:
         #: Partitions are numbered from zero without gaps, except for a moment while they come
         #: or go one by one.
         self.has_gaps = has_gaps
+        self._count = len(layers[0])
         self._layers = layers
         #: All states in their order, once one was asked for.
         self._states: list[bytes] | None = None
 
     def __len__(self) -> int:
-        return len(self._layers[0])
+        return self._count
 
     @property
     def topic_id(self) -> uuid.UUID | None:
@@ -125,7 +126,7 @@ class TopicMetadata:
     def knows(self, index: int) -> bool:
         """Whether the topic has this partition."""
         if not self.has_gaps:
-            return 0 <= index < len(self)
+            return 0 <= index < self._count
         return self.partition(index) is not None
 
     def partition(self, index: int) -> PartitionMetadata | None:
