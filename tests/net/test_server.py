@@ -16,7 +16,7 @@ from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net import server as net_server
-from klamm.net.responses import DelayedResponse, MeasuredResponse
+from klamm.net.responses import Delayed, MeasuredResponse
 from klamm.net.server import OS_DEFAULT_BUFFER, CloseConnection, Server, ServerConnection
 from tests.support.waiting import until
 
@@ -446,7 +446,7 @@ class DelayedEcho:
     def __init__(self) -> None:
         self.events: list[asyncio.Future[None]] = []
 
-    def __call__(self, connection: object, frame: memoryview) -> DelayedResponse:
+    def __call__(self, connection: object, frame: memoryview) -> Delayed[MeasuredResponse]:
         event = asyncio.get_running_loop().create_future()
         self.events.append(event)
 
@@ -456,7 +456,7 @@ class DelayedEcho:
             parts = [struct.pack(">i", len(frame)), bytes(frame)]
             return parts, RequestMeter("t"), (0, len(frame), (), 0, 0, 0, 0)
 
-        return DelayedResponse(event, respond)
+        return Delayed(event, respond)
 
 
 def on_a_server_that_delays(

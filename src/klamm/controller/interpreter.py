@@ -124,11 +124,11 @@ class Interpreter:
         except StopIteration:
             pass
         finally:
-            await self._wait_queued()
             self._states.cancel()
             if self._topics_begun is not None:
                 self._topics_begun.cancel()
                 self._topics_begun = None
+            await self._wait_queued()
 
     async def _wait_queued(self) -> None:
         started = time.monotonic()

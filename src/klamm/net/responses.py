@@ -2,11 +2,14 @@
 
 import asyncio
 import errno
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from klamm.metrics.requests import RequestMeter, Unsent
+
+T = TypeVar("T")
 
 #: A response up to this size is sent in one piece: copying its ranges of files takes less time than
 #: a system call for each of them and for what is between them.
@@ -32,8 +35,8 @@ Parts: TypeAlias = Sequence[Part] | None
 MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
 
 
-class DelayedResponse:
-    """A response that is made when an event has come.
+class Delayed(Generic[T]):
+    """A response, or what a handler makes it from, that is made when an event has come.
 
     It can be awaited like a coroutine, but needs no task: of every record that is produced with
     acks=all, three requests are delayed.
@@ -42,17 +45,17 @@ class DelayedResponse:
     __slots__ = ("event", "respond")
 
     def __init__(
-        self,
-        event: "asyncio.Future[None]",
-        respond: Callable[[], "MeasuredResponse | Awaitable[MeasuredResponse]"],
+        self, event: "asyncio.Future[None]", respond: Callable[[], T | Awaitable[T]]
     ) -> None:
         self.event = event
         self.respond = respond
 
-    def __await__(self) -> Generator[Any, None, MeasuredResponse]:
+    def __await__(self) -> Generator[Any, None, T]:
         yield from self.event
         response = self.respond()
-        return response if isinstance(response, tuple) else (yield from response.__await__())
+        if inspect.isawaitable(response):
+            return (yield from response.__await__())
+        return response
 
 
 def in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:

@@ -28,7 +28,7 @@ from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
 from klamm.net.responses import (
-    DelayedResponse,
+    Delayed,
     MeasuredResponse,
     Part,
     in_one_piece,
@@ -215,7 +215,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _respond(self, response: MeasuredResponse | Awaitable[MeasuredResponse]) -> bool:
         """Send a response, or begin to wait for it; return whether the next request may follow."""
-        if isinstance(response, DelayedResponse):
+        if isinstance(response, Delayed):
             self._task = response.event
             response.event.add_done_callback(partial(self._resume, response.respond))
             return False

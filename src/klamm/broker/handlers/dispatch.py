@@ -4,19 +4,18 @@ A request that may name very much is decoded, and its response encoded, beside t
 handlers take their time in slices.
 """
 
-import asyncio
 import functools
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from klamm.broker.security.authorizer import Access
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
-from klamm.net.responses import DelayedResponse, MeasuredResponse, Parts
+from klamm.net.responses import Delayed, MeasuredResponse, Parts
 from klamm.net.server import CloseConnection, ServerConnection
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
@@ -84,25 +83,6 @@ HandlerResult: TypeAlias = Result | Awaitable[Result]
 Handler: TypeAlias = Callable[[Call], HandlerResult]
 #: Serves a request in place of its handler, which it may call.
 Interceptor: TypeAlias = Callable[[Handler, Call], HandlerResult]
-
-
-class Delayed:
-    """A result that is made when a delayed operation is complete; see `DelayedResponse`."""
-
-    __slots__ = ("finished", "respond")
-
-    def __init__(
-        self, finished: "asyncio.Future[None]", respond: Callable[[], "HandlerResult"]
-    ) -> None:
-        self.finished = finished
-        self.respond = respond
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        yield from self.finished
-        result = self.respond()
-        if isinstance(result, EncodedResponse | Mapping):
-            return result
-        return (yield from result.__await__())
 
 
 class ByteQuotas(Protocol):
@@ -217,7 +197,7 @@ class Dispatcher:
             handled = perf_counter_ns()
             if isinstance(result, Delayed):
                 resume = functools.partial(self._resume, call, result.respond, handled)
-                return DelayedResponse(result.finished, resume)
+                return Delayed(result.event, resume)
             if isinstance(result, EncodedResponse | Mapping):
                 return _respond(call, result, handled)
             return self._await(call, result, handled)

@@ -21,7 +21,6 @@ from klamm.broker.handlers.dispatch import (
     NO_QUOTAS,
     ByteQuotas,
     Call,
-    Delayed,
     EncodedResponse,
     Handler,
     Result,
@@ -34,7 +33,7 @@ from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.authorizer import Access
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
-from klamm.net.responses import Part
+from klamm.net.responses import Delayed, Part
 from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode

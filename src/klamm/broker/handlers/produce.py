@@ -13,7 +13,6 @@ from klamm.broker.handlers.dispatch import (
     NO_RESPONSE,
     ByteQuotas,
     Call,
-    Delayed,
     EncodedResponse,
     Handler,
     Result,
@@ -36,6 +35,7 @@ from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.transactions.verifier import Errors, TransactionVerifier
 from klamm.names import ACKS_ALL, TopicPartition, is_internal
+from klamm.net.responses import Delayed
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
