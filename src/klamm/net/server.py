@@ -94,6 +94,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.frame_bytes_max = listener.frame_bytes_max
         #: The state of an authentication, which `broker/security` keeps here.
         self.authentication: Any = None
+        #: What may serve the next request if that is like the last one; `broker/handlers` knows.
+        self.shortcut: Any = None
         #: Seconds for which nothing is read after the next response, or `CLOSE`.
         self.hold = 0.0
         self._dispatch = listener.dispatch

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ from klamm.protocol.fast.fetch import (
     FetchTopic,
     ForgottenTopic,
     decode_fetch_response,
+    encode_fetch_request,
 )
 from klamm.protocol.records import Record, build_batch, iterate_batches
 from klamm.zookeeper.memory import MemoryZooKeeper
@@ -106,6 +108,9 @@ class Client:
     in_session: set[int] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     waiting: asyncio.Future[Any] | None = None
+    connection: Any = field(
+        default_factory=lambda: SimpleNamespace(listener="PLAINTEXT", shortcut=None)
+    )
 
 
 class Broker:
@@ -113,6 +118,8 @@ class Broker:
 
     def __init__(self, directory: Path, reader: type[FetchReader]) -> None:
         self.now_ms = NOW
+        #: Requests that were served by a shortcut; None if no request may be.
+        self.shortcuts: int | None = None if reader is PlainReader else 0
         config = BrokerConfig.from_properties(
             {
                 "broker.id": "1",
@@ -126,6 +133,7 @@ class Broker:
         self.alive = metadata.alive
         self.sessions = FetchSessions(3, count(100).__next__)
         self.purgatories = Purgatories(self, self.sessions.partitions)
+        self.purgatories._start_timer = lambda _: None  # type: ignore[method-assign]
         topics = TopicConfigs(config, MemoryZooKeeper().session())
         logs = LogManager(
             [directory], config_of=topics.of, on_failure=lambda _: None, files=UnsyncedFiles()
@@ -307,18 +315,34 @@ class Broker:
             "",
         )
         header = RequestHeader(ApiKey.FETCH, client.version, 1, "test")
-        connection = SimpleNamespace(listener="PLAINTEXT")
-        call = Call(connection, header, request, memoryview(b""), None, 0, 0)  # type: ignore[arg-type]
-        result = self._fetch(call)
+        result = self._serve(client, header, request)
         if inspect.isawaitable(result):
             client.waiting = asyncio.ensure_future(result)
         else:
             client.waiting = asyncio.get_running_loop().create_future()
             client.waiting.set_result(result)
 
+    def _serve(self, client: Client, header: RequestHeader, request: FetchRequest) -> Any:
+        frame = memoryview(encode_fetch_request(header, request)[4:])
+        if self.shortcuts is not None and client.connection.shortcut is not None:
+            taken = client.connection.shortcut.take(frame, 0)
+            if taken is not None:
+                self.shortcuts += 1
+                call, handle = taken
+                return handle(call)
+        call = Call(client.connection, header, request, frame, None, 0, 0)  # type: ignore[arg-type]
+        return self._fetch(call)
+
     async def go_on(self) -> list[Any]:
         """Let every client have its response, and send its next request."""
         self.expire()
+        seen = await self.responses()
+        for number in range(len(self.clients)):
+            await self.fetch(number, frozenset(), 1, 1 << 20)
+        return seen
+
+    async def take_turn(self) -> list[Any]:
+        """Let the clients that have their response send the next request."""
         seen = await self.responses()
         for number in range(len(self.clients)):
             await self.fetch(number, frozenset(), 1, 1 << 20)
@@ -339,7 +363,7 @@ class Broker:
                 at = 9  # size, correlation id, tags
                 response = decode_fetch_response(memoryview(frame), at, client.version)
                 self._take(client, response)
-                found.append((client.replica, response))
+                found.append((client.replica, response, frame))
             else:
                 found.append(None)
         return found
@@ -410,7 +434,42 @@ steps = st.one_of(
 @settings(max_examples=15, deadline=None)
 @given(st.lists(steps, min_size=40, max_size=80))
 def test_a_session_answers_as_if_it_looked_at_all_its_partitions(history):
+    compare(history)
+
+
+#: What happens to a follower that keeps up, and now and then something else.
+steady_steps = st.one_of(
+    st.tuples(st.just("append"), partitions, st.integers(1, 3)),
+    st.tuples(st.just("append"), partitions, st.integers(1, 3)),
+    st.tuples(st.just("take_turn")),
+    st.tuples(st.just("take_turn")),
+    st.tuples(st.just("take_turn")),
+    steps,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(steady_steps, min_size=60, max_size=120))
+def test_a_steady_fetch_has_the_response_of_any_other(history):
+    start = [("take_turn",), ("go_on",), ("go_on",), ("settle_proposals", True)]
+    compare([*start, *history])
+
+
+def test_followers_that_keep_up_are_served_by_the_shortcut():
+    """Once their session is there and they are in the ISR, with one record or with several."""
+    start = [("go_on",), ("go_on",), ("go_on",), ("settle_proposals", True), ("go_on",)]
+    appends = [("append", number % len(PARTITIONS), 1) for number in range(10)]
+    several = [("append", 0, 1), ("append", 1, 2), ("append", 2, 1)]
+    turns = [step for each in appends for step in (each, ("take_turn",))]
+    assert compare([*start, *turns, *several, ("take_turn",), ("take_turn",)]) >= len(appends)
+
+
+def compare(history: list[Any]) -> int:
+    """Let two brokers live through a history; return how many requests took the shortcut."""
+    taken = 0
+
     async def live() -> None:
+        nonlocal taken
         with tempfile.TemporaryDirectory() as directory:
             brokers = [
                 Broker(Path(directory, reader.__name__), reader)
@@ -425,11 +484,16 @@ def test_a_session_answers_as_if_it_looked_at_all_its_partitions(history):
                             outcome = await outcome
                         seen.append((outcome, await broker.responses(), broker.state()))
                     assert seen[0] == seen[1], step
+                taken = brokers[0].shortcuts or 0
             finally:
                 for broker in brokers:
                     broker.close()
 
-    asyncio.run(live())
+    # A slice that ends because the machine is slow would let other requests overtake in one broker.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slices, "SLICE_S", float("inf"))
+        asyncio.run(live())
+    return taken
 
 
 def test_an_append_while_a_fetch_reads_in_slices_ends_its_wait(tmp_path, monkeypatch):
@@ -451,7 +515,7 @@ def test_an_append_while_a_fetch_reads_in_slices_ends_its_wait(tmp_path, monkeyp
             await asyncio.sleep(0)
             broker.append(3, 1)
             await let_run()
-            _, response = (await broker.responses())[0]
+            _, response, _ = (await broker.responses())[0]
             assert [each.partition for topic in response.topics for each in topic.partitions] == [3]
         finally:
             broker.close()

@@ -169,6 +169,23 @@ def test_a_read_starts_with_the_batch_that_holds_the_offset(home):
         assert decode_batch_header(content).base_offset == expected.first_offset
 
 
+def test_a_read_finds_the_batch_that_took_the_place_of_a_truncated_one(home):
+    log = home.open()
+    append(log, count=5)
+    append(log, count=1)
+    assert log.truncate_to(3, now_ms=NOW)  # the first batch goes, too
+    replaced = batch_of(9)
+    log.append_as_follower(replaced, now_ms=NOW)
+    log.append_as_follower(batch_of(2, offset=9), now_ms=NOW)
+    assert log.read(0, len(replaced), log.end_offset).bytes() == bytes(replaced)
+    content = log.read(5, 1 << 20, log.end_offset).bytes()
+    assert decode_batch_header(content).base_offset == 0
+    log.truncate_fully_and_start_at(5, now_ms=NOW)
+    append(log, count=2)
+    content = log.read(5, 1 << 20, log.end_offset).bytes()
+    assert decode_batch_header(content).last_offset == 6
+
+
 @pytest.mark.rule("FETCH-2")
 def test_a_first_batch_that_does_not_fit_comes_whole_or_not_at_all(home):
     log = home.open()

@@ -19,6 +19,7 @@ from klamm.protocol.fast.produce import (
     ProduceTopicResponse,
     RecordError,
     decode_produce_request,
+    decode_short_produce_request,
     encode_produce_response,
 )
 from klamm.protocol.schema._kio import entity_reader
@@ -171,6 +172,35 @@ def test_requests_are_read_as_kio_reads_them(version, values):
     written = encode_struct(schema, values)
     theirs, _ = entity_reader(schema)(written, 0)
     assert_same(decode_produce_request(memoryview(written), 0, version), theirs)
+    assert_same(decode_short_produce_request(memoryview(written), 0, version), theirs)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(name=names, acks=st.sampled_from([-1, 0, 1]), records=st.none() | st.binary(max_size=200))
+@settings(max_examples=15, deadline=None)
+def test_a_request_for_one_partition_is_read_as_any_other(version, name, acks, records):
+    partition = {"index": 3, "records": records}
+    values = {
+        "transactional_id": None,
+        "acks": acks,
+        "timeout": 1500,
+        "topic_data": [{"name": name, "partition_data": [partition]}],
+    }
+    written = memoryview(encode_struct(message_schema(0, version, "request"), values))
+    plain = decode_produce_request(written, 0, version)
+    assert decode_short_produce_request(written, 0, version) == plain
+    for end in range(len(written)):
+        assert outcome(decode_short_produce_request, written[:end], version) == outcome(
+            decode_produce_request, written[:end], version
+        )
+
+
+def outcome(decode: Any, view: memoryview, version: int) -> Any:
+    """What was read, or that it was refused."""
+    try:
+        return decode(view, 0, version)
+    except RemoteProtocolError:
+        return RemoteProtocolError
 
 
 @pytest.mark.parametrize("version", VERSIONS)

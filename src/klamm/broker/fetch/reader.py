@@ -1,12 +1,17 @@
 """The reader of fetch requests: it reads each partition and decides whether to respond at once."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from klamm.broker.clock import Clock
 from klamm.broker.delayed.operations import DelayedFetch
-from klamm.broker.fetch.sessions import FetchContext, Fetched, RequestedPartition
+from klamm.broker.fetch.sessions import (
+    FetchContext,
+    Fetched,
+    FetchSession,
+    RequestedPartition,
+)
 from klamm.broker.log.errors import CorruptLogError, OffsetOutOfRangeError, StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.log.results import Slice
@@ -67,9 +72,9 @@ class FetchReader:
         meters: BrokerMeters,
         clock: Clock,
     ) -> None:
-        self._replicas = replicas
+        self.replicas = replicas
         self._metadata = metadata
-        self._meters = meters
+        self.meters = meters
         self._clock = clock
 
     def read(
@@ -98,7 +103,7 @@ class FetchReader:
                 if params.reader.is_follower:
                     self._count_replicated(requested.name, size, params.reader.replica_id)
                 else:
-                    self._meters.topic(requested.name.topic).bytes_out += size
+                    self.meters.topic(requested.name.topic).bytes_out += size
 
     def delayed(self, params: FetchParams, context: FetchContext) -> DelayedFetch:
         """The delayed operation of a fetch that has found less than its `min_bytes`.
@@ -111,13 +116,25 @@ class FetchReader:
             for requested in context.partitions
             if requested.name is not None
         }
+        return self._delayed(params, found, context.session)
+
+    def delayed_session(self, params: FetchParams, session: FetchSession) -> DelayedFetch:
+        """The same if the session is known to have nothing to read."""
+        return self._delayed(params, {}, session)
+
+    def _delayed(
+        self,
+        params: FetchParams,
+        found: Mapping[TopicPartition, RequestedPartition],
+        session: FetchSession | None,
+    ) -> DelayedFetch:
         return DelayedFetch(
             params.reader,
             found,
             params.min_bytes,
-            self._replicas.find,
+            self.replicas.find,
             lambda partition: self._is_throttled(params.reader, partition),
-            session=context.session,
+            session=session,
         )
 
     # One partition
@@ -142,11 +159,11 @@ class FetchReader:
             return _refused(requested.partition, error)
         if may_read is not None and not may_read(name.topic):
             return _refused(requested.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        partition = self._replicas.find(name)
+        partition = self.replicas.find(name)
         if isinstance(partition, ErrorCode):
             return self._failed(params, name, partition, None)
         if is_first:
-            self._meters.topic(name.topic).fetch_requests += 1
+            self.meters.topic(name.topic).fetch_requests += 1
         error = self._check(params, requested, partition)
         if error:
             return self._failed(params, name, error, partition)
@@ -159,7 +176,7 @@ class FetchReader:
         if reader.is_follower:
             requested.follower = partition.followers[reader.replica_id]
             if is_first:
-                self._replicas.on_follower_fetch(
+                self.replicas.on_follower_fetch(
                     partition, reader, position.offset, requested.start_offset, view.end_offset
                 )
         requested.is_settled = self._is_settled(params, requested, partition, view)
@@ -189,7 +206,7 @@ class FetchReader:
         except CorruptLogError as error:
             # As in Kafka, this counts as a failed fetch, unlike the errors that clients cause.
             log.error("%s cannot be read: %s", name, error)
-            self._meters.topic(name.topic).failed_fetch_requests += 1
+            self.meters.topic(name.topic).failed_fetch_requests += 1
             return self._failed(params, name, ErrorCode.CORRUPT_MESSAGE, partition)
 
     def _resolve(self, reader: Reader, requested: RequestedPartition) -> TopicPartition | None:
@@ -200,7 +217,7 @@ class FetchReader:
         if topic is None and reader.is_follower:
             # A topic that is queued for deletion leaves the metadata at once, but a reassignment
             # that its deletion waits for has to be completed.
-            topic = self._replicas.topic_name(requested.topic_id)
+            topic = self.replicas.topic_name(requested.topic_id)
         if topic is not None:
             requested.name = TopicPartition(topic, requested.partition)
         return requested.name
@@ -235,7 +252,7 @@ class FetchReader:
         ):
             return ErrorCode.INCONSISTENT_TOPIC_ID
         if params.version < _FIRST_WITH_ZSTD:
-            config = self._replicas.topics.of(partition.name.topic)
+            config = self.replicas.topics.of(partition.name.topic)
             if config.compression_type == "zstd":
                 return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         return ErrorCode.NONE
@@ -287,18 +304,18 @@ class FetchReader:
     # Replication
 
     def _count_replicated(self, name: TopicPartition, size: int, follower: int) -> None:
-        meters = self._meters.topic(name.topic)
+        meters = self.meters.topic(name.topic)
         meters.replication_bytes_out += size
-        partition = self._replicas.find(name)
+        partition = self.replicas.find(name)
         if isinstance(partition, Partition) and follower in partition.adding:
             meters.reassignment_bytes_out += size
-        throttle = self._replicas.leader_throttle
+        throttle = self.replicas.leader_throttle
         if throttle.covers(*name):
             throttle.record(size, self._clock.steady_ms())
 
     def _is_throttled(self, reader: Reader, partition: Partition) -> bool:
         """Whether a throttle stops this follower now; in-sync followers are never stopped."""
-        throttle = self._replicas.leader_throttle
+        throttle = self.replicas.leader_throttle
         return (
             reader.is_follower
             and throttle.covers(*partition.name)

@@ -169,13 +169,16 @@ class SessionPartitions:
         return marked
 
 
+def _turn_of(cached: CachedPartition) -> int:
+    return cached.turn
+
+
 class FetchSession:
     """The partitions that one client fetches, and the epoch that its next request must have."""
 
     __slots__ = (
         "_index",
         "_marked",
-        "_terms",
         "_turn",
         "by_id",
         "created_ms",
@@ -185,6 +188,7 @@ class FetchSession:
         "last_fetch_ms",
         "last_used_ms",
         "partitions",
+        "terms",
     )
 
     def __init__(
@@ -203,7 +207,8 @@ class FetchSession:
         #: The partitions that the next fetch reads.
         self._marked: dict[CachedPartition, None] = {}
         self._turn = 0
-        self._terms: Hashable = request.terms
+        #: What decides about results besides the partitions; another object when it changes.
+        self.terms: Hashable = request.terms
 
     @property
     def value(self) -> tuple[bool, int, int]:
@@ -213,8 +218,12 @@ class FetchSession:
     @property
     def to_read(self) -> list[RequestedPartition]:
         """The partitions that may have something to say, in their order."""
-        marked = sorted(self._marked, key=lambda cached: cached.turn)
-        return [cached.requested for cached in marked]
+        return [cached.requested for cached in self.marked_with(())]
+
+    def marked_with(self, named: Iterable[CachedPartition]) -> list[CachedPartition]:
+        """What `to_read` is about, or would be if these were marked too."""
+        marked = self._marked.keys() | named if named else self._marked
+        return sorted(marked, key=_turn_of) if len(marked) > 1 else list(marked)
 
     def requested(self, name: TopicPartition) -> RequestedPartition | None:
         """The session's request for a partition; None if it has none."""
@@ -230,9 +239,9 @@ class FetchSession:
 
     def update(self, request: SessionRequest) -> None:
         """Apply what a request says about the partitions of the session."""
-        if request.terms != self._terms:
+        if request.terms != self.terms:
             # Partitions were found without news on other terms: read all of them again.
-            self._terms = request.terms
+            self.terms = request.terms
             for cached in self.partitions.values():
                 self.mark(cached)
         for requested in request.partitions:
@@ -268,12 +277,30 @@ class FetchSession:
         news: Fetched = []
         for requested, result in fetched:
             cached = self.partitions.get(requested.key)
-            if cached and self._conclude(cached, requested, result):
+            if cached and self.conclude(cached, requested, result):
                 news.append((requested, result))
-                if has_records(result):
-                    self._turn += 1
-                    cached.turn = self._turn
         return news
+
+    def conclude(
+        self,
+        cached: CachedPartition,
+        requested: RequestedPartition,
+        result: FetchPartitionResponse,
+    ) -> bool:
+        """Remember a result; return whether the response has to contain it."""
+        is_news = cached.remember(result)
+        was_watched = cached.watched is not None
+        self._index.add(self, cached)
+        # An event may have passed a partition whose name became known only while it was read.
+        if requested.is_settled and was_watched:
+            self._marked.pop(cached, None)
+            if requested.follower is not None:
+                requested.follower.join_session(self)
+                cached.follower = requested.follower
+        if is_news and has_records(result):
+            self._turn += 1
+            cached.turn = self._turn
+        return is_news
 
     def close(self) -> None:
         """Let go of all partitions. A response that is still due has none."""
@@ -292,24 +319,6 @@ class FetchSession:
         self.mark(cached)
         del self._marked[cached]
         self._index.remove(self, cached)
-
-    def _conclude(
-        self,
-        cached: CachedPartition,
-        requested: RequestedPartition,
-        result: FetchPartitionResponse,
-    ) -> bool:
-        """Remember a result; return whether the response has to contain it."""
-        is_news = cached.remember(result)
-        was_watched = cached.watched is not None
-        self._index.add(self, cached)
-        # An event may have passed a partition whose name became known only while it was read.
-        if requested.is_settled and was_watched:
-            self._marked.pop(cached, None)
-            if requested.follower is not None:
-                requested.follower.join_session(self)
-                cached.follower = requested.follower
-        return is_news
 
 
 class SessionResponse(NamedTuple):
@@ -341,11 +350,16 @@ class FetchContext:
         """The partitions to read now: of a session those that may have something to say."""
         return self.session.to_read if self.session else self._request.partitions
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the session, if there is one, has had no other request since."""
+        return self.session is None or self.session.epoch == self._epoch
+
     def response(self, fetched: Fetched, now_ms: int) -> tuple[SessionResponse, Fetched]:
         """The session part of the response, and the results that it contains."""
         session = self.session
         if session:
-            if session.epoch != self._epoch:
+            if not self.is_current:
                 # The client has sent another request of the session without waiting for this one.
                 return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION), []
             return SessionResponse(ErrorCode.NONE, session.id), session.response(fetched)
@@ -357,7 +371,7 @@ class FetchContext:
     def throttled_response(self) -> SessionResponse:
         """The session part of a response without partitions: the client asks for them again."""
         session = self.session
-        if session and session.epoch != self._epoch:
+        if not self.is_current:
             return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, NO_SESSION)
         return SessionResponse(ErrorCode.NONE, session.id if session else NO_SESSION)
 
@@ -395,11 +409,19 @@ class FetchSessions:
         if not session.partitions:
             self._remove(session.id)
             return FetchContext(self, request, None, now_ms)
+        self.use(session, now_ms)
+        return FetchContext(self, request, session, now_ms)
+
+    def has(self, session: FetchSession) -> bool:
+        """Whether a session has not been closed or evicted."""
+        return self._sessions.get(session.id) is session
+
+    def use(self, session: FetchSession, now_ms: int) -> None:
+        """Note the next request of a session."""
         session.epoch = session.epoch + 1 if session.epoch < _LAST_EPOCH else _FIRST_INCREMENTAL
         session.last_used_ms = session.last_fetch_ms = now_ms
         # The least recently used one is always the first.
         self._sessions[session.id] = self._sessions.pop(session.id)
-        return FetchContext(self, request, session, now_ms)
 
     def _remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)

@@ -146,16 +146,22 @@ class Dispatcher:
 
     def intercept(self, keys: Collection[int], serve: Interceptor) -> None:
         """Let `serve` decide about requests of these APIs; all others go to their handler."""
-        self._serving = {
-            key: (functools.partial(serve, handler) if key in keys else handler, meter)
+        intercepted = {
+            key: (functools.partial(serve, handler), meter)
             for key, (handler, meter) in self._handlers.items()
+            if key in keys
         }
+        self._serving = {**self._handlers, **intercepted} if intercepted else self._handlers
 
     def __call__(
         self, connection: ServerConnection, frame: memoryview
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Serve one request; raise a RemoteProtocolError if it cannot be decoded."""
         arrived = perf_counter_ns()
+        if connection.shortcut is not None and self._serving is self._handlers:
+            taken = connection.shortcut.take(frame, arrived)
+            if taken is not None:
+                return self._handle(*taken)
         if _is_large_request(frame) and frame[:2] != _PRODUCE:
             return self._serve_large(connection, frame, arrived)
         try:
@@ -191,7 +197,11 @@ class Dispatcher:
         if meter is self._fetches:
             is_follower = body.replica_id >= 0
             meter = self._follower_fetches if is_follower else self._consumer_fetches
-        call = Call(connection, header, body, frame, meter, arrived, begun)
+        return self._handle(Call(connection, header, body, frame, meter, arrived, begun), handler)
+
+    def _handle(
+        self, call: Call, handler: Handler
+    ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         try:
             result = handler(call)
             handled = perf_counter_ns()
@@ -311,6 +321,9 @@ def _failed(call: Call, handled: int) -> MeasuredResponse:
     name = APIS[call.header.api_key].name
     log.exception("%s of %s failed", name, call.connection.peer)
     try:
+        if call.connection.shortcut is not None:
+            # What serves a request by a shortcut has not decoded it.
+            call = call._replace(body=decode_request(call.frame).body)
         return _respond(call, _refusal(call, ErrorCode.UNKNOWN_SERVER_ERROR), handled)
     except CloseConnection:
         pass

@@ -27,6 +27,7 @@ from klamm.broker.handlers.dispatch import (
     in_slices,
     translated,
 )
+from klamm.broker.handlers.steady_fetch import PlainFetch, SteadyFetches
 from klamm.broker.log.results import Slice
 from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.replica_log import FetchPosition, Reader
@@ -76,6 +77,8 @@ class FetchHandlers:
         self._purgatories = purgatories
         self._metadata = metadata
         self._clock = clock
+        plain = PlainFetch(self._read_again, self._encode)
+        self._steady = SteadyFetches(sessions, purgatories, reader, clock, plain)
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         """The handlers by API key."""
@@ -92,6 +95,8 @@ class FetchHandlers:
         context = self._sessions.open(wanted, self._clock.steady_ms())
         if isinstance(context, ErrorCode):
             return _frame(call, FetchResponse([], context))
+        if params.reader.is_follower and context.session is not None:
+            self._steady.learn(call, params, wanted, context.session)
         purgatory = (
             self._purgatories.follower_fetches
             if params.reader.is_follower

@@ -31,7 +31,7 @@ from klamm.broker.log.names import CLEANED, DELETED, SWAP
 from klamm.broker.log.producers import NO_PRODUCER, ProducerStateManager, VerificationStateEntry
 from klamm.broker.log.replay import decode_marker, note_batch, rebuild_producers
 from klamm.broker.log.results import EMPTY_SLICE, AppendResult, Slice, TimestampedOffset
-from klamm.broker.log.segment import Segment, Segments, expired_segments
+from klamm.broker.log.segment import Found, Located, Segment, Segments, expired_segments
 from klamm.broker.log.settings import LogConfig
 from klamm.broker.log.validation import (
     AppendOrigin,
@@ -88,6 +88,8 @@ class Log:
         self._files = files
         self._segments = Segments(segments)
         self._active = self._segments.items[-1]
+        #: Where the batch is that this log, as a leader's, has appended last.
+        self._newest: Located | None = None
         self._on_roll = on_roll
         self._lock = threading.RLock()
         self._truncations = 0
@@ -182,13 +184,14 @@ class Log:
             try:
                 segment = self._roll_if_due(header, first, last, now_ms)
                 placed = encode_assigned(header, first, leader_epoch)
-                segment.append((placed, batch.data[ASSIGNED_SIZE:]), header.size)
+                position = segment.append((placed, batch.data[ASSIGNED_SIZE:]), header.size)
                 segment.extend(header.size, last, header.max_timestamp, config.index_interval_bytes)
                 self.epochs.assign(leader_epoch, first)
                 if has_producer:
                     note_batch(self.producers, segment, batch, first)
             except OSError as error:
                 raise self.directory.fail(error) from error
+            self._newest = Located(segment, Found(position, header.size, first), None)
             self.end_offset = last + 1
         return AppendResult(
             first, last, now_ms if config.stamps_on_append else -1, self.start_offset
@@ -316,7 +319,7 @@ class Log:
             return EMPTY_SLICE
 
         def look(segments: Segments) -> Slice:
-            located = segments.locate(offset)
+            located = self._locate(segments, offset)
             if located is None:
                 return EMPTY_SLICE
             segment, found, next_base = located
@@ -331,6 +334,17 @@ class Log:
             return Slice(segment.file, found.position, size) if size > 0 else EMPTY_SLICE
 
         return self._look_up(look)
+
+    def _locate(self, segments: Segments, offset: int) -> Located | None:
+        """The same as `segments.locate`: what followers and consumers mostly read is at hand."""
+        newest = self._newest
+        if (
+            newest is not None
+            and newest.found.base_offset == offset
+            and newest.segment is segments.items[-1]
+        ):
+            return newest
+        return segments.locate(offset)
 
     def bytes_between(self, start_offset: int, end_offset: int) -> int | None:
         """About how many bytes lie between two offsets; None if they are in different segments."""
@@ -448,6 +462,7 @@ class Log:
                 self.truncate_fully_and_start_at(offset, now_ms=now_ms)
                 return True
             self._truncations += 1
+            self._newest = None
             row = self._segments.floor(offset)
             kept, removed = self._segments.items[: row + 1], self._segments.items[row + 1 :]
             self._segments = Segments(kept)
@@ -468,6 +483,7 @@ class Log:
         """Drop everything; the next record will have `offset`."""
         with self._lock, self._storage():
             self._truncations += 1
+            self._newest = None
             removed = self._segments.items
             self._doom(removed, now_ms)
             self.epochs.clear()

@@ -406,6 +406,14 @@ class Segment:
         self._max_timestamp, self._max_timestamp_offset = largest, at
 
 
+class Located(NamedTuple):
+    """A batch with its segment, and where the next segment begins."""
+
+    segment: Segment
+    found: Found
+    next_base: int | None
+
+
 class Segments:
     """Segments in offset order, never changed in place, so that a reader sees one state."""
 
@@ -419,7 +427,7 @@ class Segments:
         """The row of the segment that `offset` falls into."""
         return max(0, bisect_right(self.bases, offset) - 1)
 
-    def locate(self, offset: int) -> tuple[Segment, Found, int | None] | None:
+    def locate(self, offset: int) -> Located | None:
         """The first batch that ends at or after `offset`, its segment, and where the next begins.
 
         Compaction may have left nothing from `offset` to the end of its segment.
@@ -430,7 +438,7 @@ class Segments:
             row += 1
             if found is not None:
                 next_base = self.bases[row] if row < len(self.bases) else None
-                return self.items[row - 1], found, next_base
+                return Located(self.items[row - 1], found, next_base)
         return None
 
     def from_offset(self, offset: int) -> tuple[Segment, ...]:

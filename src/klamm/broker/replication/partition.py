@@ -442,12 +442,16 @@ class Partition:
         than the position. If one byte is `enough`, as for nearly every fetch, sizes are not
         measured.
         """
+        log = self.log
+        if enough <= 1 and log and reader.is_follower and position.offset < log.end_offset:
+            # There is enough, or an error or a divergence: the fetch is completed in any case.
+            return 1
         view = self.view(reader, position)
-        if view.error or view.diverging or not self.log:
+        if view.error or view.diverging or not log:
             return None
         if view.readable_end <= position.offset:
             return 0
-        return self.log.bytes_between(position.offset, view.readable_end) if enough > 1 else 1
+        return log.bytes_between(position.offset, view.readable_end) if enough > 1 else 1
 
     def _readable_end(self, reader: Reader, log: ReplicaLog) -> int:
         if reader.is_follower:

@@ -34,7 +34,7 @@ _FIRST_WITH_LOG_START: Final = 5
 _FIRST_WITH_SESSIONS: Final = 7
 _FIRST_WITH_PREFERRED_REPLICA: Final = 11
 _FIRST_FLEXIBLE: Final = 12
-_FIRST_WITH_TOPIC_IDS: Final = 13
+FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_REPLICA_STATE: Final = 15
 _FIRST_WITH_ENDPOINTS: Final = 16
 
@@ -51,7 +51,7 @@ _SNAPSHOT_ID: Final = struct.Struct(">qix")
 _REQUEST_TOP: Final = struct.Struct(">iiibii")
 _REQUEST_TOP_WITH_REPLICA: Final = struct.Struct(">iiiibii")
 #: A partition of a request, and the number of its tags.
-_REQUESTED: Final = struct.Struct(">iiqiqiB")
+REQUESTED: Final = struct.Struct(">iiqiqiB")
 #: The tagged field with the state of the replica: how many tags there are, its tag and its size,
 #: the id and the epoch, and the number of tags in it.
 _REPLICA_STATE: Final = struct.Struct(">BBBiqB")
@@ -244,7 +244,7 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
         parts.append(encode_count(len(topic.partitions), is_flexible=True))
         for each in topic.partitions:
             parts.append(
-                _REQUESTED.pack(
+                REQUESTED.pack(
                     each.partition,
                     each.current_leader_epoch,
                     each.fetch_offset,
@@ -268,6 +268,13 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
     else:
         parts.append(b"\0")
     return framed(parts)
+
+
+def request_topics_at(header: RequestHeader) -> int:
+    """Where the topics of a flexible request begin; the session epoch is just before them."""
+    has_state = header.api_version >= _FIRST_WITH_REPLICA_STATE
+    top = _REQUEST_TOP if has_state else _REQUEST_TOP_WITH_REPLICA
+    return len(encode_request_header(header)) + top.size
 
 
 def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
@@ -311,8 +318,8 @@ def _decode_usual(view: memoryview, at: int, version: int) -> FetchRequest | Non
                 return None
             partitions = []
             for _ in range(count - 1):
-                *fields, tags = _REQUESTED.unpack_from(view, at)
-                at += _REQUESTED.size
+                *fields, tags = REQUESTED.unpack_from(view, at)
+                at += REQUESTED.size
                 if tags:
                     return None
                 partitions.append(FetchPartitionRequest(*fields))
@@ -355,7 +362,7 @@ def _decode_topic_key(
     view: memoryview, at: int, version: int
 ) -> tuple[str | None, UUID | None, int]:
     """The name or the id of a topic, and the position after it."""
-    if version >= _FIRST_WITH_TOPIC_IDS:
+    if version >= FIRST_WITH_TOPIC_IDS:
         return None, _topic_id(bytes(view[at : at + 16])), at + 16
     end = at + view[at]
     if not at < end < at + _SHORT:
@@ -424,7 +431,7 @@ def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> lis
     has_log_start = version >= _FIRST_WITH_LOG_START
     pack_fixed = (_PARTITION if has_log_start else _PARTITION_BEFORE_LOG_START).pack
     fixed_fields = 5 if has_log_start else 4
-    usual_middle = _encode_middle(None, -1, version)
+    usual_middle = _encode_usual_middle(version)
     usual_end = b"\0" if is_flexible else b""
     chunks: list[Chunk] = []
     size = 0
@@ -484,11 +491,16 @@ def _encode_top(response: FetchResponse, version: int) -> bytes:
 def _encode_topic_key(
     topic: FetchTopic | ForgottenTopic | FetchTopicResponse, version: int
 ) -> bytes:
-    if version >= _FIRST_WITH_TOPIC_IDS:
+    if version >= FIRST_WITH_TOPIC_IDS:
         return _NO_UUID if topic.topic_id is None else topic.topic_id.bytes
     if topic.name is None:
         raise LocalProtocolError(f"Fetch version {version} needs topic names")
     return encode_string(topic.name, version >= _FIRST_FLEXIBLE)
+
+
+@lru_cache
+def _encode_usual_middle(version: int) -> bytes:
+    return _encode_middle(None, -1, version)
 
 
 def _encode_middle(
@@ -529,7 +541,7 @@ def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchRespo
     topics = []
     for _ in range(cursor.count(item_size=3)):
         name, topic_id = None, None
-        if version >= _FIRST_WITH_TOPIC_IDS:
+        if version >= FIRST_WITH_TOPIC_IDS:
             topic_id = _topic_id(bytes(cursor.take(16)))
         else:
             name = cursor.string()

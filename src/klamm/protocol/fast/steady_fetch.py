@@ -1,0 +1,130 @@
+"""The fetches of a follower that keeps up: read and answered as the few bytes that change.
+
+One such fetch differs from the one before in its correlation id, in the epoch of its session and in
+the positions of the partitions that it names. `SteadyFetchFormat` knows all the rest of it, so that
+comparing bytes takes the place of decoding them.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.primitives import encode_uvarint
+from klamm.protocol.fast.fetch import (
+    FIRST_WITH_TOPIC_IDS,
+    REQUESTED,
+    Chunk,
+    FetchPartitionResponse,
+    FetchRequest,
+    Placeholder,
+    encode_fetch_request,
+    request_topics_at,
+)
+
+_INT32: Final = struct.Struct(">i")
+_SIZE_BYTES: Final = 4
+_CORRELATION_ID_AT: Final = 4
+_CORRELATION_ID_END: Final = 8
+_TOPIC_ID_BYTES: Final = 16
+#: Counts of one byte are below this.
+_SHORT: Final = 0x80
+#: A request of about 16 partitions.
+_REQUEST_BYTES_MAX: Final = 600
+
+#: A response with one partition, up to the size of its records: that of the frame, correlation id
+#: and tags, throttle time, error and session, one topic with its id, one partition with its index,
+#: error and three offsets, no aborted transactions, no preferred replica.
+_ONE_PARTITION: Final = struct.Struct(">iiBihiB16sBihqqqBi")
+#: No tags after the partition, the topic and the response.
+_ONE_PARTITION_END: Final = bytes(3)
+
+
+class SteadyFetchRequest(NamedTuple):
+    """What one request has of its own."""
+
+    correlation_id: int
+    session_epoch: int
+    #: Topic id, and the fields of `REQUESTED`.
+    partitions: list[tuple[bytes, tuple[int, ...]]]
+
+
+class SteadyFetchFormat:
+    """What the fetches of a session have in common, in bytes."""
+
+    __slots__ = ("_end", "_epoch_at", "_head", "_key", "_session_id")
+
+    def __init__(self, header: RequestHeader, request: FetchRequest) -> None:
+        """Take everything from one request, but its partitions."""
+        assert header.api_version >= FIRST_WITH_TOPIC_IDS
+        empty = request._replace(topics=(), forgotten_topics=())
+        frame = encode_fetch_request(header, empty)[_SIZE_BYTES:]
+        topics_at = request_topics_at(header)
+        self._key = frame[:_CORRELATION_ID_AT]
+        self._epoch_at = topics_at - _INT32.size
+        self._head = frame[_CORRELATION_ID_END : self._epoch_at]
+        self._end = frame[topics_at + 1 :]
+        self._session_id = request.session_id
+
+    def read(self, frame: bytes) -> SteadyFetchRequest | None:
+        """What is particular in a request; None if it differs in anything else."""
+        if not (
+            frame.startswith(self._key)
+            and frame.startswith(self._head, _CORRELATION_ID_END)
+            and frame.endswith(self._end)
+            and len(frame) <= _REQUEST_BYTES_MAX
+        ):
+            return None
+        at = self._epoch_at + _INT32.size
+        partitions = []
+        try:
+            (session_epoch,) = _INT32.unpack_from(frame, self._epoch_at)
+            topics = frame[at]
+            at += 1
+            for _ in range(topics - 1):
+                topic_id = frame[at : at + _TOPIC_ID_BYTES]
+                count = frame[at + _TOPIC_ID_BYTES]
+                at += _TOPIC_ID_BYTES + 1
+                for _ in range(count - 1):
+                    fields = REQUESTED.unpack_from(frame, at)
+                    at += REQUESTED.size
+                    if fields[-1]:  # tags
+                        return None
+                    partitions.append((topic_id, fields))
+                if not 0 < count < _SHORT or frame[at]:
+                    return None
+                at += 1
+        except (IndexError, struct.error):
+            return None
+        if not 0 < topics < _SHORT or at + len(self._end) != len(frame):
+            return None
+        (correlation_id,) = _INT32.unpack_from(frame, _CORRELATION_ID_AT)
+        return SteadyFetchRequest(correlation_id, session_epoch, partitions)
+
+    def response(
+        self,
+        correlation_id: int,
+        topic_id: bytes,
+        entry: FetchPartitionResponse,
+        records: Placeholder,
+    ) -> list[Chunk]:
+        """A response with the records of one partition."""
+        size = encode_uvarint(records.size + 1)
+        head = _ONE_PARTITION.pack(
+            _ONE_PARTITION.size - _SIZE_BYTES + len(size) + records.size + len(_ONE_PARTITION_END),
+            correlation_id,
+            0,
+            0,
+            0,
+            self._session_id,
+            2,
+            topic_id,
+            2,
+            entry.partition,
+            0,
+            entry.high_watermark,
+            entry.last_stable_offset,
+            entry.log_start_offset,
+            0,
+            -1,
+        )
+        return [head + size, records, _ONE_PARTITION_END]
