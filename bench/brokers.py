@@ -5,14 +5,19 @@
 
 Rows: produce with librdkafka, with Java, without a client; consume with each of them; singles, one
 record at a time; crowd, ten producers. Records have 1 KB, topics six partitions. Figures are the
-median of the rounds, with the least and the most. Clients, brokers and ZooKeeper share the cores,
-so only ratios carry over to another machine.
+median of the rounds, with the least and the most. A row that writes begins each turn with a full
+page cache, and all rows need 45 GB of disk. Clients, brokers and ZooKeeper share the cores, so only
+ratios carry over to another machine.
 """
 
 import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 from bench.side_by_side import load
-from bench.side_by_side.duel import Duel, duel
+from bench.side_by_side.duel import Duel, Figures, duel
+from bench.side_by_side.page_cache import PageCache
 
 #: Records of 1 KB that the consumers read.
 CONSUMED = 600_000
@@ -21,41 +26,64 @@ SINGLES = 500
 ROWS = ("produce", "java", "consume", "raw", "singles", "crowd")
 
 
-def measure(contest: Duel, rows: list[str], seconds: float) -> None:
+class Rows:
+    """Rows that write, each turn to a new topic."""
+
+    def __init__(self, contest: Duel, page_cache: PageCache) -> None:
+        self._contest = contest
+        self._page_cache = page_cache
+
+    def measure(
+        self, row: str, replication_factor: int, action: Callable[[str, str], Figures]
+    ) -> None:
+        """Run a row; the action gets the bootstrap servers and the topic.
+
+        Topics are deleted after the last turn, because a deletion leaves memory free that the
+        next turn would have to get back from the host.
+        """
+        topics: list[tuple[str, str]] = []
+
+        def turn(bootstrap: str) -> Figures:
+            topic = load.topic_of(bootstrap, replication_factor)
+            topics.append((bootstrap, topic))
+            return action(bootstrap, topic)
+
+        self._contest.measure(row, turn, self._page_cache.fill)
+        for bootstrap, topic in topics:
+            load.delete_topic(bootstrap, topic)
+
+
+def measure(contest: Duel, page_cache: PageCache, rows: list[str], seconds: float) -> None:
     """Warm up, and take all rows."""
     for bootstrap in contest.bootstrap.values():
         for replication_factor in (1, 3):
-            load.in_new_topic(
-                bootstrap,
-                replication_factor,
-                lambda topic, at=bootstrap: load.produce_for(at, topic, 3, "all"),
-            )
+            topic = load.topic_of(bootstrap, replication_factor)
+            load.produce_for(bootstrap, topic, 3, "all")
+            load.delete_topic(bootstrap, topic)
+    in_new_topics = Rows(contest, page_cache)
     if "produce" in rows:
         for replication_factor in (1, 3):
             for acks in ("1", "all"):
-                contest.measure(
+                in_new_topics.measure(
                     f"produce, RF {replication_factor}, acks={acks}",
-                    lambda at, factor=replication_factor, acks=acks: load.in_new_topic(
-                        at,
-                        factor,
-                        lambda topic: load.rate(*load.produce_for(at, topic, seconds, acks)),
+                    replication_factor,
+                    lambda at, topic, acks=acks: load.rate(
+                        *load.produce_for(at, topic, seconds, acks)
                     ),
                 )
     if "raw" in rows:
         for replication_factor in (1, 3):
-            contest.measure(
+            in_new_topics.measure(
                 f"produce without a client, RF {replication_factor}, acks=all",
-                lambda at, factor=replication_factor: load.in_new_topic(
-                    at, factor, lambda topic: load.raw_produce(at, topic, seconds)
-                ),
+                replication_factor,
+                lambda at, topic: load.raw_produce(at, topic, seconds),
             )
     if "java" in rows:
         for replication_factor in (1, 3):
-            contest.measure(
+            in_new_topics.measure(
                 f"produce, Java, RF {replication_factor}, acks=all",
-                lambda at, factor=replication_factor: load.in_new_topic(
-                    at, factor, lambda topic: load.java_produce(at, topic, JAVA_RECORDS, "all")
-                ),
+                replication_factor,
+                lambda at, topic: load.java_produce(at, topic, JAVA_RECORDS, "all"),
             )
     if "consume" in rows:
         filled = {at: load.fill(at, CONSUMED) for at in contest.bootstrap.values()}
@@ -67,16 +95,16 @@ def measure(contest: Duel, rows: list[str], seconds: float) -> None:
                 "consume without a client", lambda at: load.raw_consume(at, *filled[at])
             )
     if "singles" in rows:
-        contest.measure(
+        in_new_topics.measure(
             "one record at a time, RF 3, acks=all",
-            lambda at: load.in_new_topic(
-                at, 3, lambda topic: load.one_at_a_time(at, topic, SINGLES)
-            ),
+            3,
+            lambda at, topic: load.one_at_a_time(at, topic, SINGLES),
         )
     if "crowd" in rows:
-        contest.measure(
+        in_new_topics.measure(
             "ten producers beside 100 idle connections, RF 3, acks=all",
-            lambda at: load.in_new_topic(at, 3, lambda topic: load.crowd(at, topic, seconds)),
+            3,
+            lambda at, topic: load.crowd(at, topic, seconds),
         )
 
 
@@ -90,9 +118,13 @@ def main() -> None:
     for row in rows:
         if row not in ROWS:
             parser.error(f"there is no row {row}; there are: {', '.join(ROWS)}")
-    with duel(options.rounds, {"log.retention.check.interval.ms": 60_000}) as contest:
+    config = {"log.retention.check.interval.ms": 60_000}
+    with (
+        tempfile.TemporaryDirectory(prefix="klamm-bench-") as directory,
+        duel(options.rounds, config) as contest,
+    ):
         contest.note_memory("idle")
-        measure(contest, rows, options.seconds)
+        measure(contest, PageCache(Path(directory)), rows, options.seconds)
         contest.note_memory("after the load")
 
 

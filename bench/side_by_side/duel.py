@@ -63,8 +63,8 @@ class Duel:
             by_figure = self.found.setdefault(row, {}).setdefault(figure, {})
             by_figure.setdefault(implementation, []).append(round(value, 2))
 
-    def measure(self, row: str, action: Row) -> None:
-        """Run a row on both clusters in turns.
+    def measure(self, row: str, action: Row, prepare: Callable[[], None] = lambda: None) -> None:
+        """Run a row on both clusters in turns; `prepare` comes before each turn.
 
         The action gets the bootstrap servers. Processor time is a figure too, the brokers' and that
         of the client with its children: for a GB if the action says how many MB it moved, else the
@@ -73,6 +73,7 @@ class Duel:
         for number in range(self._rounds):
             for implementation in BOTH if number % 2 == 0 else reversed(BOTH):
                 os.sync()
+                prepare()
                 before, client_before = self.cpu_s(implementation), _own_cpu_s()
                 began = time.perf_counter()
                 figures = action(self.bootstrap[implementation])

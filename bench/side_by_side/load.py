@@ -17,8 +17,6 @@ import subprocess
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import TypeVar
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -29,8 +27,6 @@ from klamm.protocol.codec.frames import decode_response, encode_request
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.fetch import FetchResponse
 from klamm.protocol.records import Record, build_batch, iterate_batches
-
-T = TypeVar("T")
 
 KB = os.urandom(1024)
 PARTITIONS = 6
@@ -61,14 +57,10 @@ def topic_of(bootstrap: str, replication_factor: int) -> str:
     return topic
 
 
-def in_new_topic(bootstrap: str, replication_factor: int, action: Callable[[str], T]) -> T:
-    """Run an action with a topic of its own, and delete that: rows of gigabytes would fill a disk."""
-    topic = topic_of(bootstrap, replication_factor)
-    try:
-        return action(topic)
-    finally:
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.delete_topics([topic])[topic].result(40)
+def delete_topic(bootstrap: str, topic: str) -> None:
+    """Delete a topic: rows of gigabytes would fill a disk."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(40)
 
 
 def leaders_of(bootstrap: str, topic: str) -> dict[int, tuple[str, int]]:
