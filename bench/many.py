@@ -40,6 +40,7 @@ def timed(check, timeout=PATIENCE_S):
 
 def of(implementation, topics, partitions, consumers):
     found = {}
+    os.sync()  # The file system may still be busy with the files of the other cluster.
     with running(implementation, {"log.retention.check.interval.ms": 60000}) as cluster:
         names = [f"many-{n}" for n in range(topics)]
         pids = {i: n.proc.pid for i, n in cluster.nodes.items()}

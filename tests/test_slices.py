@@ -10,6 +10,7 @@ import pytest
 
 from klamm import slices
 from klamm.slices import (
+    Delayed,
     LargeBody,
     Steps,
     aside,
@@ -96,6 +97,45 @@ async def test_a_future_that_is_done_delays_nothing() -> None:
         return found
 
     assert run(steps()) == 3
+
+
+@in_loop
+async def test_steps_that_wait_for_futures_need_no_task() -> None:
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+
+    def steps() -> Steps[tuple[int, int]]:
+        return (yield first), (yield second)
+
+    delayed = run(steps())
+    assert isinstance(delayed, Delayed)
+    assert delayed.event is first
+    first.set_result(1)
+    delayed = delayed.respond()
+    assert isinstance(delayed, Delayed)
+    assert delayed.event is second
+    second.set_result(2)
+    assert delayed.respond() == (1, 2)
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+@in_loop
+async def test_steps_learn_that_a_future_has_failed(fails_first: bool) -> None:
+    event: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def steps() -> Steps[str]:
+        try:
+            yield event
+        except OSError as error:
+            return str(error)
+        return "nothing failed"
+
+    if fails_first:
+        event.set_exception(OSError("gone"))
+        assert run(steps()) == "gone"
+    else:
+        delayed = run(steps())
+        event.set_exception(OSError("gone"))
+        assert await delayed == "gone"
 
 
 @in_loop

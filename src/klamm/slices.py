@@ -2,14 +2,16 @@
 
 A handler of a request that may name very much is a generator: it yields after each item, and it
 yields an awaitable to be sent what comes of it. What is done within one slice is answered at once,
-like the response of any other handler; the rest becomes a coroutine. All such requests take turns,
-so that together they hold the event loop no longer than one of them does.
+like the response of any other handler; what waits for a future goes on when that is resolved
+(`Delayed`); the rest becomes a coroutine. All such requests take turns, so that together they hold
+the event loop no longer than one of them does.
 """
 
 import asyncio
 import functools
 import gc
 import inspect
+import logging
 import sys
 import threading
 import weakref
@@ -25,7 +27,9 @@ from collections.abc import (
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+
+log = logging.getLogger("klamm.slices")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,20 +66,62 @@ def prefer_event_loop() -> None:
     sys.setswitchinterval(_SWITCH_S)
 
 
+class Delayed(Generic[T]):
+    """A result that is made when an event has come.
+
+    It can be awaited like a coroutine, but needs no task: of every record that is produced with
+    acks=all, three requests are delayed, and in a rebalance nearly all.
+    """
+
+    __slots__ = ("event", "respond")
+
+    def __init__(
+        self, event: "asyncio.Future[Any]", respond: Callable[[], T | Awaitable[T]]
+    ) -> None:
+        self.event = event
+        self.respond = respond
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            yield from self.event
+        except Exception:
+            log.debug("an event has failed, which is for `respond` to find", exc_info=True)
+        result = self.respond()
+        if inspect.isawaitable(result):
+            return (yield from result.__await__())
+        return result
+
+
 def run(steps: Steps[Any]) -> Any:
-    """Take steps for the time of a slice; return the result, or a coroutine for the rest."""
+    """Take steps for the time of a slice; return the result, or what has to be awaited for it."""
+    return _take(steps, functools.partial(next, steps))
+
+
+def _take(steps: Steps[Any], step: Callable[[], Awaitable[Any] | None]) -> Any:
     until = perf_counter() + SLICE_S
     try:
-        wanted = next(steps)
+        wanted = step()
         while True:
-            if isinstance(wanted, asyncio.Future) and wanted.done():
-                wanted = steps.send(wanted.result())
+            if isinstance(wanted, asyncio.Future):
+                go_on = functools.partial(_send, steps, wanted)
+                if not wanted.done():
+                    return Delayed(wanted, functools.partial(_take, steps, go_on))
+                wanted = go_on()
             elif wanted is not None or perf_counter() > until:
                 return _go_on(steps, wanted)
             else:
                 wanted = next(steps)
     except StopIteration as end:
         return end.value
+
+
+def _send(steps: Steps[Any], event: "asyncio.Future[Any]") -> Awaitable[Any] | None:
+    """Send what came of an awaited future."""
+    try:
+        result = event.result()
+    except Exception as error:
+        return steps.throw(error)
+    return steps.send(result)
 
 
 async def finish(steps: Steps[T]) -> T:

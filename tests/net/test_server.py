@@ -16,8 +16,9 @@ from klamm.broker.security.quotas import QuotaWindow
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net import server as net_server
-from klamm.net.responses import Delayed, MeasuredResponse
+from klamm.net.responses import MeasuredResponse
 from klamm.net.server import OS_DEFAULT_BUFFER, CloseConnection, Server, ServerConnection
+from klamm.slices import Delayed
 from tests.support.waiting import until
 
 SIZE = 64 * 1024

@@ -320,6 +320,7 @@ class _Served(asyncio.Protocol):
         self.listener = listener
         self.peer = self.client_host = "?"
         self.principal = ANONYMOUS
+        self.shortcut: Any = None
         self._dispatch = dispatch
         self._transport: asyncio.Transport
         self._pending = b""

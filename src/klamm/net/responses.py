@@ -1,15 +1,11 @@
-"""Responses on their way from a handler to a connection: parts of frames, and what comes later."""
+"""Responses on their way from a handler to a connection: the parts of their frames."""
 
-import asyncio
 import errno
-import inspect
 import os
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
 
 from klamm.metrics.requests import RequestMeter, Unsent
-
-T = TypeVar("T")
 
 #: A response up to this size is sent in one piece: copying its ranges of files takes less time than
 #: a system call for each of them and for what is between them.
@@ -33,29 +29,6 @@ Part: TypeAlias = bytes | memoryview | FileRange
 Parts: TypeAlias = Sequence[Part] | None
 #: A response, the meter of its API, and the measurements to note there when it has been sent.
 MeasuredResponse: TypeAlias = tuple[Parts, RequestMeter, Unsent]
-
-
-class Delayed(Generic[T]):
-    """A response, or what a handler makes it from, that is made when an event has come.
-
-    It can be awaited like a coroutine, but needs no task: of every record that is produced with
-    acks=all, three requests are delayed.
-    """
-
-    __slots__ = ("event", "respond")
-
-    def __init__(
-        self, event: "asyncio.Future[None]", respond: Callable[[], T | Awaitable[T]]
-    ) -> None:
-        self.event = event
-        self.respond = respond
-
-    def __await__(self) -> Generator[Any, None, T]:
-        yield from self.event
-        response = self.respond()
-        if inspect.isawaitable(response):
-            return (yield from response.__await__())
-        return response
 
 
 def in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:

@@ -27,12 +27,8 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
-from klamm.net.responses import (
-    Delayed,
-    MeasuredResponse,
-    Part,
-    in_one_piece,
-)
+from klamm.net.responses import MeasuredResponse, Part, in_one_piece
+from klamm.slices import Delayed
 
 log = logging.getLogger("klamm.net.server")
 

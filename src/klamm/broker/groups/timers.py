@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class TimerKind(enum.Enum):
+class TimerKind(enum.IntEnum):
     """The kinds of deadlines."""
 
     SESSION = enum.auto()  # a member has been silent for too long

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeV
 from klamm.broker.security.authorizer import Access
 from klamm.errors import RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, RequestMeters
-from klamm.net.responses import Delayed, MeasuredResponse, Parts
+from klamm.net.responses import MeasuredResponse, Parts
 from klamm.net.server import CloseConnection, ServerConnection
 from klamm.protocol.apis import APIS, ApiKey
 from klamm.protocol.codec.failures import error_codes, failure
@@ -29,7 +29,7 @@ from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codec.large import dismantle
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.produce import ManyEntriesError
-from klamm.slices import LargeBody, Steps, aside, discard, run
+from klamm.slices import Delayed, LargeBody, Steps, aside, discard, run
 
 log = logging.getLogger("klamm.broker.requests")
 
@@ -206,8 +206,7 @@ class Dispatcher:
             result = handler(call)
             handled = perf_counter_ns()
             if isinstance(result, Delayed):
-                resume = functools.partial(self._resume, call, result.respond, handled)
-                return Delayed(result.event, resume)
+                return self._delay(call, result, handled)
             if isinstance(result, EncodedResponse | Mapping):
                 return _respond(call, result, handled)
             return self._await(call, result, handled)
@@ -217,13 +216,23 @@ class Dispatcher:
         except Exception:
             return _failed(call, perf_counter_ns())
 
+    def _delay(
+        self, call: Call, result: Delayed[Result], handled: int
+    ) -> Delayed[MeasuredResponse]:
+        resume = functools.partial(self._resume, call, result.respond, handled)
+        return Delayed(result.event, resume)
+
     def _resume(
         self, call: Call, respond: Callable[[], HandlerResult], handled: int
     ) -> MeasuredResponse | Awaitable[MeasuredResponse]:
         """Go on with a request that was delayed."""
         try:
             result = respond()
-            if isinstance(result, EncodedResponse):
+            if isinstance(result, Delayed):
+                return self._delay(call, result, handled)
+            if isinstance(result, EncodedResponse) or (
+                isinstance(result, Mapping) and not is_large(call, result)
+            ):
                 return _respond(call, result, handled)
             return self._await(call, result, handled)
         except (RemoteProtocolError, CloseConnection):

@@ -34,7 +34,7 @@ from klamm.broker.replication.replica_log import FetchPosition, Reader
 from klamm.broker.security.authorizer import Access
 from klamm.config.broker import BrokerConfig
 from klamm.names import TopicPartition
-from klamm.net.responses import Delayed, Part
+from klamm.net.responses import Part
 from klamm.protocol.acls import AclOperation
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
@@ -46,7 +46,7 @@ from klamm.protocol.fast.fetch import (
     NodeEndpoint,
     encode_fetch_response,
 )
-from klamm.slices import Steps, aside
+from klamm.slices import Delayed, Steps, aside
 
 _FIRST_FROM_ANY_REPLICA: Final = 11
 _FIRST_BY_ID: Final = 13

@@ -35,7 +35,6 @@ from klamm.broker.replication.manager import ReplicaManager
 from klamm.broker.replication.partition import Partition
 from klamm.broker.transactions.verifier import Errors, TransactionVerifier
 from klamm.names import ACKS_ALL, TopicPartition, is_internal
-from klamm.net.responses import Delayed
 from klamm.net.server import CloseConnection
 from klamm.protocol.acls import AclOperation, ResourceType
 from klamm.protocol.apis import ApiKey
@@ -50,7 +49,7 @@ from klamm.protocol.fast.produce import (
     encode_produce_response,
 )
 from klamm.protocol.records import HEADER_SIZE, Batch, decode_batch_header
-from klamm.slices import Steps, aside, discard, each
+from klamm.slices import Delayed, Steps, aside, discard, each
 
 #: The response about more partitions than this is encoded beside the event loop.
 _MANY: Final = 1000

@@ -34,11 +34,12 @@ from klamm.broker.log.results import Slice
 from klamm.broker.replication.partition import Partition, Role
 from klamm.broker.replication.replica_log import FetchPosition
 from klamm.names import TopicPartition
-from klamm.net.responses import Delayed, Part
+from klamm.net.responses import Part
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FIRST_WITH_TOPIC_IDS, FetchPartitionResponse
 from klamm.protocol.fast.steady_fetch import SteadyFetchFormat
+from klamm.slices import Delayed
 
 _NO_ERRORS: Final = (int(ErrorCode.NONE), int(ErrorCode.NONE))
 
