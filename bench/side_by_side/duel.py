@@ -32,16 +32,21 @@ Row = Callable[[str], Figures]
 
 
 @contextlib.contextmanager
-def running(implementation: str, config: Mapping[str, Any] | None = None) -> Iterator[Cluster]:
-    """Three brokers and their ZooKeeper."""
-    directory = Path(tempfile.mkdtemp(prefix="klamm-bench-"))
+def running(
+    implementation: str,
+    config: Mapping[str, Any] | None = None,
+    within: Path | None = None,
+) -> Iterator[Cluster]:
+    """Three brokers and their ZooKeeper; their files go when they end, or with `within`."""
+    directory = Path(tempfile.mkdtemp(prefix="klamm-bench-", dir=within))
     zookeeper = ZooKeeper(directory / "zookeeper")
     try:
         with Cluster(directory, zookeeper, implementation, (1, 2, 3), dict(config or {})) as found:
             yield found.start()
     finally:
         zookeeper.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+        if within is None:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class Duel:
