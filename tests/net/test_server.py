@@ -17,7 +17,13 @@ from klamm.config.endpoints import ListenerEndpoint
 from klamm.metrics.requests import RequestMeter
 from klamm.net import server as net_server
 from klamm.net.responses import MeasuredResponse
-from klamm.net.server import OS_DEFAULT_BUFFER, CloseConnection, Server, ServerConnection
+from klamm.net.server import (
+    OS_DEFAULT_BUFFER,
+    READ_AHEAD_BYTES,
+    CloseConnection,
+    Server,
+    ServerConnection,
+)
 from klamm.slices import Delayed
 from tests.support.waiting import until
 
@@ -193,7 +199,7 @@ class Gate:
 
 async def serving(gate: Gate) -> tuple[Server, int]:
     """A server in front of the gate, and its port."""
-    server = Server(gate, frame_bytes_max=1_000_000, idle_max_s=0, backlog=5)
+    server = Server(gate, frame_bytes_max=2 * READ_AHEAD_BYTES, idle_max_s=0, backlog=5)
     return server, await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
 
 
@@ -207,7 +213,7 @@ def test_requests_that_come_before_the_response_wait_and_are_served_in_order(run
         gate = Gate()
         server, port = await serving(gate)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        requests = [b"first", b"second", bytes(500_000), b"last"]
+        requests = [b"first", b"second", bytes(READ_AHEAD_BYTES + 1), b"last"]
         writer.write(framed(requests[0]))
         await until(lambda: len(gate.begun) == 1)
         for each in requests[1:]:
@@ -222,6 +228,79 @@ def test_requests_that_come_before_the_response_wait_and_are_served_in_order(run
         await server.close()
 
     runner(scenario())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_small_requests_are_read_ahead_while_one_waits(runner):
+    async def scenario() -> None:
+        gate = Gate()
+        server, port = await serving(gate)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        requests = [b"%04d" % n * 20 for n in range(5000)]
+        # Many packets, which take far more of a socket's buffer than they hold.
+        for each in requests:
+            writer.write(framed(each))
+            await writer.drain()
+        (connection,) = await found(server)
+        await until(lambda: len(connection._ahead) == len(requests) - 1)
+        assert not connection._is_paused
+        assert gate.begun == requests[:1]
+        gate.is_open.set()
+        for each in requests:
+            assert await asyncio.wait_for(reader.readexactly(4 + len(each)), 20) == framed(each)
+        assert connection._ahead_bytes == 0
+        writer.close()
+        await server.close()
+
+    runner(scenario())
+
+
+def test_others_have_a_turn_between_the_requests_of_one_client(monkeypatch):
+    monkeypatch.setattr(net_server, "SLICE_S", -1.0)
+    order: list[bytes] = []
+
+    def dispatch(connection: object, frame: memoryview) -> MeasuredResponse:
+        order.append(bytes(frame))
+        return echo(connection, frame)
+
+    async def scenario() -> None:
+        server = Server(dispatch, frame_bytes_max=1000, idle_max_s=0, backlog=5)
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        with (
+            socket.create_connection(("127.0.0.1", port)) as first,
+            socket.create_connection(("127.0.0.1", port)) as second,
+        ):
+            await until(lambda: len(server.connections) == 2)
+            first.sendall(framed(b"one") * 50)
+            second.sendall(framed(b"two"))
+            await until(lambda: len(order) == 51)
+        await server.close()
+
+    asyncio.run(scenario())
+    assert order.index(b"two") < 10
+
+
+def test_the_size_of_a_frame_is_judged_when_the_requests_before_it_are_done():
+    async def scenario(is_raised: bool) -> bytes:
+        gate = Gate()
+        server, port = await serving(gate)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        (connection,) = await found(server)
+        connection.frame_bytes_max = 10
+        writer.write(framed(b"login") + framed(b"a" * 20) + framed(b"b"))
+        await until(lambda: connection._is_paused)
+        if is_raised:
+            connection.frame_bytes_max = 20
+        gate.is_open.set()
+        if is_raised:
+            writer.write_eof()
+        received = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        await server.close()
+        return received
+
+    assert asyncio.run(scenario(True)) == framed(b"login") + framed(b"a" * 20) + framed(b"b")
+    assert asyncio.run(scenario(False)) == framed(b"login")
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])

@@ -207,6 +207,19 @@ class BrokerConfig:
         """User and password of this broker towards ZooKeeper; None without a login."""
         return zookeeper_login(self.layers)
 
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """The size of the receive buffer of clients' sockets; -1 leaves it to the operating system.
+
+        Kafka's default is not applied, because Linux drops packets within the window that it has
+        offered if a buffer of fixed size is full of small requests. While the window is closed it
+        also drops the client's acknowledgements: a large response that is being sent, which the
+        requests behind it wait for, goes on only when the timers of TCP expire, up to a minute
+        later.
+        """
+        name = "socket.receive.buffer.bytes"
+        return self.socket_receive_buffer_bytes if self.layers.is_set(name) else -1
+
     def listener_security(self, endpoint: ListenerEndpoint) -> ListenerSecurity:
         """How the listener at `endpoint` knows who connects."""
         return listener_security(self.layers, endpoint)

@@ -1,16 +1,17 @@
 """The server's connections: they read request frames and write response frames (FRM-1..3, 8).
 
-A connection serves one request at a time. What arrives meanwhile waits, and only then reading
-pauses: most clients send nothing before they have their response. A connection reads through the
-event loop's transport into a buffer that all connections share, unless a frame is too large for it,
-so that an idle connection needs little memory. It writes to the socket directly, so that the kernel
-can send ranges of files (`os.sendfile`) without a copy in Python. This module does not know what a
-frame means.
+A connection serves one request at a time. Requests that arrive meanwhile are read ahead, up to
+`READ_AHEAD_BYTES`: they wait here and not in the socket's buffer, which a client that sends many
+small requests fills with little. A connection reads through the event loop's transport into a
+buffer that all connections share, unless a frame is too large for it, so that an idle connection
+needs little memory. It writes to the socket directly, so that the kernel can send ranges of files
+(`os.sendfile`) without a copy in Python. This module does not know what a frame means.
 """
 
 import asyncio
 import errno
 import logging
+import math
 import os
 import resource
 import socket
@@ -28,7 +29,7 @@ from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
 from klamm.net.responses import MeasuredResponse, Part, in_one_piece
-from klamm.slices import Delayed
+from klamm.slices import SLICE_S, Delayed
 
 log = logging.getLogger("klamm.net.server")
 
@@ -45,6 +46,8 @@ SENDING_S: Final = 0.002
 #: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
 #: size.
 _FIRST_BYTES: Final = 64 * 1024
+#: How much of a client's next requests is read before the one in hand has its response.
+READ_AHEAD_BYTES: Final = 1 << 20
 #: Descriptors that connections leave to the log and to requests of the broker's own.
 _RESERVED_DESCRIPTORS: Final = 256
 
@@ -109,12 +112,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._size = 0  # of that frame, of which the buffer may be only a part
         self._proven = _FIRST_BYTES  # the size of the largest frame that came whole
-        self._pending = b""  # read, but not yet a whole frame, or behind the one in hand
+        self._begun = b""  # of the next frame, while the scratch can hold it
+        #: The frames behind the request in hand, and their size.
+        self._ahead: deque[memoryview] = deque()
+        self._ahead_bytes = 0
         #: The request in hand: a task, or the event that its response waits for.
         self._task: asyncio.Future[None] | None = None
         self._outbox: deque[Part] = deque()
         self._sent = 0  # of the first part in the outbox
         self._is_paused = False
+        self._is_muted = False  # paused until a time, whatever there is room for
         self._has_ended = False  # the client sends nothing more
         self._drained: asyncio.Future[None] | None = None
 
@@ -152,17 +159,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_active = time.monotonic()
         if self._frame is None:
             arrived = self._server.scratch[:nbytes]
-            if self.is_busy:
-                self._pending += arrived
-                self._pause()
-            else:
-                self._take(self._pending + arrived if self._pending else arrived)
+            self._cut(self._begun + arrived if self._begun else arrived)
             return
         self._filled += nbytes
         if self._filled == self._size:
             frame, self._frame = self._frame, None
             self._proven = max(self._proven, self._size)
-            self._handle(memoryview(frame))
+            self._take(memoryview(frame))
+            self._serve()
         elif self._filled == len(self._frame):
             self._frame = _enlarged(self._frame, self._size)
 
@@ -171,15 +175,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._has_ended = self.is_busy
         return self._has_ended
 
-    def _take(self, data: bytes | memoryview) -> None:
-        """Handle the frames in `data`; keep the incomplete rest in `_pending`."""
+    def _cut(self, data: bytes | memoryview) -> None:
+        """Take the frames in `data`, keep what has come of the next one, and serve what is due."""
         view = memoryview(data)
         at = 0
+        has_bad_size = False
         while len(view) - at >= _SIZE.size:
             (size,) = _SIZE.unpack_from(view, at)
-            if not 0 <= size <= self.frame_bytes_max:
-                self.refuse(f"a frame of {size} bytes")
-                return
+            has_bad_size = not 0 <= size <= self.frame_bytes_max
+            if has_bad_size:
+                break
             start = at + _SIZE.size
             end = start + size
             if end > len(view):
@@ -193,23 +198,42 @@ class ServerConnection(asyncio.BufferedProtocol):
             at = end
             # Copied, because other connections use the shared buffer while this request is
             # processed.
-            if not self._handle(memoryview(bytes(view[start:end]))):
-                break
-        self._pending = bytes(view[at:])
+            self._take(memoryview(bytes(view[start:end])))
+        self._begun = bytes(view[at:])
+        self._serve()
+        if has_bad_size:
+            if not self.is_busy:
+                self.refuse(f"a frame of {size} bytes")
+            else:
+                # Decided when the requests before it are done: a login raises the limit.
+                self._pause()
 
-    def _handle(self, frame: memoryview) -> bool:
-        """Start to process a request.
+    def _take(self, frame: memoryview) -> None:
+        self._ahead.append(frame)
+        self._ahead_bytes += len(frame)
 
-        Return whether its response is sent and the next may follow.
-        """
+    def _serve(self) -> None:
+        """Handle frames until a request has to wait, or others have to have a turn."""
+        until = time.perf_counter() + SLICE_S if len(self._ahead) > 1 else math.inf
+        while self._ahead and self._task is None:
+            frame = self._ahead.popleft()
+            self._ahead_bytes -= len(frame)
+            self._handle(frame)
+            if self._ahead and self._task is None and time.perf_counter() > until:
+                self._begin(self._give_turn())
+        if self._ahead_bytes > READ_AHEAD_BYTES:
+            self._pause()
+
+    def _handle(self, frame: memoryview) -> None:
+        """Start to process a request; unless it is done at once, the connection is busy then."""
         if self._is_closing:
-            return False
+            return
         try:
             response = self._dispatch(self, frame)
         except (RemoteProtocolError, CloseConnection) as error:
             self.refuse(str(error))
-            return False
-        return self._respond(response)
+            return
+        self._respond(response)
 
     def _respond(self, response: MeasuredResponse | Awaitable[MeasuredResponse]) -> bool:
         """Send a response, or begin to wait for it; return whether the next request may follow."""
@@ -249,6 +273,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if hold == CLOSE:
             self.close()
             return False
+        self._is_muted = True
         self._pause()
         self._begin(self._mute(hold))
         return False
@@ -267,6 +292,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     async def _mute(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+        self._is_muted = False
+        self._go_on()
+
+    async def _give_turn(self) -> None:
+        await asyncio.sleep(0)
         self._go_on()
 
     async def _await(self, response: Awaitable[MeasuredResponse]) -> None:
@@ -288,19 +318,18 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Handle the frames that were read behind the finished request, then resume reading."""
+        """Handle the frames that were read ahead, and read on where reading has paused."""
         self._task = None
         self.last_active = time.monotonic()
-        if self._is_closing:
+        self._serve()
+        if self._is_paused and self._begun and not self.is_busy:
+            self._cut(self._begun)
+        if self._is_closing or self._is_muted:
             return
-        if self._pending:
-            pending, self._pending = self._pending, b""
-            self._take(pending)
-            if self.is_busy or self._is_closing:
-                return
         if self._has_ended:
-            self.close()
-        elif self._is_paused:
+            if not self.is_busy:
+                self.close()
+        elif self._is_paused and self._ahead_bytes < READ_AHEAD_BYTES // 2:
             self._is_paused = False
             self._resume_reading()
 
@@ -448,6 +477,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._stop_waiting()
         self._let_socket_go()
         self._clear_outbox()
+        self._ahead.clear()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._task is not None and exc is None:

@@ -123,7 +123,7 @@ class Node:
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            receive_buffer_bytes=config.socket_receive_buffer_bytes,
+            receive_buffer_bytes=config.receive_buffer_bytes,
             quotas=self._broker.security.connections,
         )
         ports = {}
