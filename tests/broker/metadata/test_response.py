@@ -1,6 +1,7 @@
-"""Metadata responses about all topics, against those of the encoder for all messages."""
+"""Metadata responses, against those of the encoder for all messages."""
 
 import uuid
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from klamm.broker.metadata.cache import (
     ClusterSnapshot,
     MetadataUpdate,
 )
-from klamm.broker.metadata.response import Operations, encode_all_topics
+from klamm.broker.metadata.response import FoundTopic, MetadataEncoder
 from klamm.protocol.apis import ApiKey
+from klamm.protocol.codec.failures import error_codes
 from klamm.protocol.codec.frames import encode_response
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode as E
@@ -21,7 +23,7 @@ from klamm.protocol.fast.control_decode import TopicStates
 from klamm.protocol.fast.metadata_states import PartitionMetadata
 from tests.broker.metadata_states import states_of
 
-OPERATIONS = Operations(topic=0b1010, cluster=0b0110)
+TOPIC_OPERATIONS, CLUSTER_OPERATIONS = 0b1010, 0b0110
 CLUSTER_ID = "c" * 22
 
 
@@ -42,7 +44,16 @@ def shown_partition(snapshot, partition, version):
     }
 
 
-def expected(header, snapshot):
+def encoded(header, snapshot, unknown=()):
+    encoder = MetadataEncoder(header, snapshot, "OUT", CLUSTER_ID, CLUSTER_OPERATIONS)
+    for topic in snapshot.topics():
+        encoder.add(FoundTopic(topic.name, topic=topic), TOPIC_OPERATIONS)
+    for each in unknown:
+        encoder.add(each)
+    return encoder.frame(), encoder.errors
+
+
+def expected(header, snapshot, unknown=()):
     nodes = snapshot.nodes("OUT")
     values = {
         "brokers": [
@@ -61,13 +72,24 @@ def expected(header, snapshot):
                     shown_partition(snapshot, partition, header.api_version)
                     for partition in topic.partitions()
                 ],
-                "topic_authorized_operations": OPERATIONS.topic,
+                "topic_authorized_operations": TOPIC_OPERATIONS,
             }
             for topic in snapshot.topics()
+        ]
+        + [
+            {
+                "error_code": each.error,
+                "name": each.name,
+                "topic_id": each.topic_id,
+                "is_internal": each.name == "__consumer_offsets",
+                "partitions": [],
+                "topic_authorized_operations": -(1 << 31),
+            }
+            for each in unknown
         ],
-        "cluster_authorized_operations": OPERATIONS.cluster,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS,
     }
-    return encode_response(header, values)
+    return encode_response(header, values), Counter(error_codes(values))
 
 
 ids = st.integers(0, 4)
@@ -89,16 +111,29 @@ topics = st.builds(
         max_size=5,
     ).map(lambda partitions: states_of(*partitions)),
 )
+unknown_topics = st.builds(
+    FoundTopic,
+    st.sampled_from(["bills", "__consumer_offsets", ""]),
+    st.sampled_from([E.UNKNOWN_TOPIC_OR_PARTITION, E.TOPIC_AUTHORIZATION_FAILED]),
+    st.one_of(st.none(), st.uuids()),
+    st.none(),
+)
 updates = st.builds(MetadataUpdate, st.integers(-1, 4), st.lists(brokers), st.lists(topics))
 
 
 @pytest.mark.rule("META-1", "META-2", "META-3", "META-4")
-@given(updates, st.integers(0, 12))
-def test_the_bytes_are_those_of_the_general_encoder(update, version):
+@given(updates, st.lists(unknown_topics, max_size=3), st.integers(0, 12))
+def test_the_bytes_and_errors_are_those_of_the_general_encoder(update, unknown, version):
     snapshot = ClusterSnapshot().after(update).snapshot
     header = RequestHeader(ApiKey.METADATA, version, 7, "client")
-    frame = encode_all_topics(header, snapshot, "OUT", CLUSTER_ID, OPERATIONS)
-    assert frame == expected(header, snapshot)
+    assert encoded(header, snapshot, unknown) == expected(header, snapshot, unknown)
+
+
+def test_a_topic_that_is_asked_for_by_an_unknown_id_has_no_name():
+    snapshot = ClusterSnapshot()
+    header = RequestHeader(ApiKey.METADATA, 12, 7, "client")
+    unknown = [FoundTopic(None, E.UNKNOWN_TOPIC_ID, uuid.UUID(int=5))]
+    assert encoded(header, snapshot, unknown) == expected(header, snapshot, unknown)
 
 
 @pytest.mark.rule("META-4")
@@ -109,6 +144,7 @@ def test_a_leader_without_the_clients_listener_is_not_named(version, error):
     topic = TopicStates("orders", uuid.UUID(int=1).bytes, states)
     snapshot = ClusterSnapshot().after(MetadataUpdate(1, [broker], [topic])).snapshot
     header = RequestHeader(ApiKey.METADATA, version, 7, "client")
-    frame = encode_all_topics(header, snapshot, "OUT", CLUSTER_ID, OPERATIONS)
+    frame, errors = encoded(header, snapshot)
+    assert errors == {E.NONE: 1, error: 1}
     shown = error.to_bytes(2, "big") + bytes(4) + b"\xff" * 4
     assert shown in frame

@@ -23,26 +23,19 @@ from klamm.broker.handlers.dispatch import (
     translated,
 )
 from klamm.broker.identity import BrokerIdentity
-from klamm.broker.metadata.cache import (
-    ClusterSnapshot,
-    MetadataCache,
-    SnapshotChange,
-    TopicMetadata,
-)
-from klamm.broker.metadata.response import Operations, encode_all_topics
+from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache, SnapshotChange
+from klamm.broker.metadata.response import NOT_ASKED, FoundTopic, MetadataEncoder
 from klamm.broker.security.authorizer import Access
 from klamm.errors import SessionLostError
-from klamm.names import is_internal, is_legal
+from klamm.names import is_legal
 from klamm.protocol.acls import CLUSTER_NAME, AclOperation, ResourceType
 from klamm.protocol.apis import APIS, UNADVERTISED, ApiKey
 from klamm.protocol.codes import ErrorCode
-from klamm.protocol.fast.metadata_states import PartitionMetadata
-from klamm.slices import LargeBody, Steps, aside, each
+from klamm.slices import Steps, aside
 
 log = logging.getLogger("klamm.broker.metadata")
 
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-_NOT_ASKED: Final = -(1 << 31)
 #: Operations that an unrestricted client may do, one bit for each of Kafka's codes: READ 3,
 #: WRITE 4, CREATE 5, DELETE 6, ALTER 7, DESCRIBE 8, DESCRIBE_CONFIGS 10, ALTER_CONFIGS 11 on a
 #: topic; CREATE 5, ALTER 7, DESCRIBE 8, CLUSTER_ACTION 9, DESCRIBE_CONFIGS 10, ALTER_CONFIGS 11,
@@ -111,11 +104,10 @@ class ClusterHandlers:
         version = call.header.api_version
         wanted = body.topics
         if wanted is None or (version == 0 and not wanted):
-            if call.access is not None:
-                return aside(self._describe_allowed, call, snapshot, call.access)
-            if snapshot.partition_count > _MANY_PARTITIONS:
-                return self._encode_elsewhere(call, snapshot)
-            return self._encode_all(call, snapshot)
+            if call.access is not None or snapshot.partition_count > _MANY_PARTITIONS:
+                # Safe in another thread, because a snapshot does not change.
+                return aside(self._describe_all, call, snapshot)
+            return self._describe_all(call, snapshot)
         if 10 <= version < 12 and any(t.topic_id is not None or t.name is None for t in wanted):
             return self._refuse_ids(call, snapshot, wanted)
         may_create = self._auto_create is not None and getattr(
@@ -126,111 +118,60 @@ class ClusterHandlers:
     @in_slices
     def _refuse_ids(
         self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any]
-    ) -> Steps[Body]:
-        topics = yield from each(
-            lambda topic: _unknown_topic(topic.name or "", ErrorCode.INVALID_REQUEST), wanted
-        )
-        return self._metadata_body(call, snapshot, topics)
+    ) -> Steps[EncodedResponse]:
+        encoder = self._encoder(call, snapshot)
+        for topic in wanted:
+            encoder.add(FoundTopic(topic.name or "", ErrorCode.INVALID_REQUEST))
+            yield None
+        return EncodedResponse([encoder.frame()], encoder.errors)
 
     @in_slices
     def _describe_named(
         self, call: Call, snapshot: ClusterSnapshot, wanted: Sequence[Any], may_create: bool
-    ) -> Steps[Body]:
+    ) -> Steps[EncodedResponse]:
         """Describe topics, and create those that have to be created first."""
-        asks = getattr(call.body, "include_topic_authorized_operations", False)
-        responses: list[Body] = []
+        encoder = self._encoder(call, snapshot)
         for topic in (yield from translated(call, _distinct, wanted)):
             yield None
-            found = self._lookup(call, snapshot, topic)
+            found = _lookup(snapshot, topic)
             is_creatable = (
                 may_create
-                and found["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                and found["name"] is not None
+                and found.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                and found.name is not None
             )
             if call.access is not None:
                 denied = _denied(call.access, topic, found, creates=is_creatable)
                 if denied is not None:
-                    responses.append(denied)
+                    encoder.add(denied)
                     continue
             if is_creatable and self._auto_create is not None:
-                error: ErrorCode = yield self._auto_create(found["name"])
-                found = _unknown_topic(found["name"], error)
-            if found["error_code"] and found["name"] and asks:
-                # Who may describe a topic that is not there is told what else is allowed.
-                operations = _topic_operations(call, found["name"])
-                found = {**found, "topic_authorized_operations": operations}
-            responses.append(found)
-        return self._metadata_body(call, snapshot, responses)
+                error: ErrorCode = yield self._auto_create(str(found.name))
+                found = FoundTopic(found.name, error)
+            # Who may describe a topic that is not there is told what else is allowed, too.
+            encoder.add(found, _topic_operations(call, found.name))
+        return EncodedResponse([encoder.frame()], encoder.errors)
 
-    def _encode_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
-        asks_topic = getattr(call.body, "include_topic_authorized_operations", False)
-        asks_cluster = getattr(call.body, "include_cluster_authorized_operations", False)
-        operations = Operations(
-            TOPIC_OPERATIONS if asks_topic else _NOT_ASKED,
-            CLUSTER_OPERATIONS if asks_cluster else _NOT_ASKED,
-        )
-        listener, cluster_id = call.connection.listener, self._identity.cluster_id
-        frame = encode_all_topics(call.header, snapshot, listener, cluster_id, operations)
+    def _describe_all(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
+        """Describe every topic that the client may describe."""
+        encoder = self._encoder(call, snapshot)
+        access = call.access
+        may_describe = None if access is None else access.may_on_topic(AclOperation.DESCRIBE)
+        for topic in snapshot.topics():
+            if may_describe is None or may_describe(topic.name):
+                found = FoundTopic(topic.name, topic=topic)
+                encoder.add(found, _topic_operations(call, topic.name))
         # Counted as one error code, because the request names no topic.
-        return EncodedResponse([frame], [ErrorCode.NONE])
+        return EncodedResponse([encoder.frame()], [ErrorCode.NONE])
 
-    def _describe_allowed(self, call: Call, snapshot: ClusterSnapshot, access: Access) -> Body:
-        """Every topic that the client may describe."""
-        may_describe = access.may_on_topic(AclOperation.DESCRIBE)
-        topics = [
-            self._known(call, snapshot, topic)
-            for topic in snapshot.topics()
-            if may_describe(topic.name)
-        ]
-        return LargeBody(self._metadata_body(call, snapshot, topics))
-
-    async def _encode_elsewhere(self, call: Call, snapshot: ClusterSnapshot) -> EncodedResponse:
-        """Encode in another thread, which is safe because a snapshot does not change."""
-        return await aside(self._encode_all, call, snapshot)
-
-    def _metadata_body(self, call: Call, snapshot: ClusterSnapshot, topics: list[Body]) -> Body:
+    def _encoder(self, call: Call, snapshot: ClusterSnapshot) -> MetadataEncoder:
         asks = getattr(call.body, "include_cluster_authorized_operations", False)
-        return {
-            "brokers": [
-                {"node_id": node.id, "host": node.host, "port": node.port, "rack": node.rack}
-                for node in snapshot.nodes(call.connection.listener)
-            ],
-            "cluster_id": self._identity.cluster_id,
-            "controller_id": snapshot.controller_id,
-            "topics": topics,
-            "cluster_authorized_operations": _cluster_operations(call) if asks else _NOT_ASKED,
-        }
-
-    def _lookup(self, call: Call, snapshot: ClusterSnapshot, wanted: Any) -> Body:
-        topic_id: uuid.UUID | None = getattr(wanted, "topic_id", None)
-        name = wanted.name
-        if name is None or topic_id is not None:
-            name = None if topic_id is None else snapshot.topic_name(topic_id)
-            if name is None:
-                return _unknown_topic(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id)
-        topic = snapshot.topic(name)
-        if topic is not None:
-            return self._known(call, snapshot, topic)
-        legal = is_legal(name)
-        return _unknown_topic(
-            str(name),
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if legal else ErrorCode.INVALID_TOPIC_EXCEPTION,
+        return MetadataEncoder(
+            call.header,
+            snapshot,
+            call.connection.listener,
+            self._identity.cluster_id,
+            _cluster_operations(call) if asks else NOT_ASKED,
         )
-
-    def _known(self, call: Call, snapshot: ClusterSnapshot, topic: TopicMetadata) -> Body:
-        asks = getattr(call.body, "include_topic_authorized_operations", False)
-        return {
-            "error_code": ErrorCode.NONE,
-            "name": topic.name,
-            "topic_id": topic.topic_id,
-            "is_internal": is_internal(topic.name),
-            "partitions": [
-                _partition(call, snapshot, partition) for partition in topic.partitions()
-            ],
-            "topic_authorized_operations": (
-                _topic_operations(call, topic.name) if asks else _NOT_ASKED
-            ),
-        }
 
     # DescribeCluster
 
@@ -249,7 +190,7 @@ class ClusterHandlers:
                 {"broker_id": node.id, "host": node.host, "port": node.port, "rack": node.rack}
                 for node in snapshot.nodes(call.connection.listener)
             ],
-            "cluster_authorized_operations": _cluster_operations(call) if asks else _NOT_ASKED,
+            "cluster_authorized_operations": _cluster_operations(call) if asks else NOT_ASKED,
         }
         if endpoint_type != _BROKER_ENDPOINTS:
             known = endpoint_type == 2
@@ -265,7 +206,25 @@ def _distinct(wanted: Iterable[Any]) -> list[Any]:
     return list({(getattr(each, "topic_id", None), each.name): each for each in wanted}.values())
 
 
-def _topic_operations(call: Call, topic: str) -> int:
+def _lookup(snapshot: ClusterSnapshot, wanted: Any) -> FoundTopic:
+    """Find a topic that a request names by its name or by its id."""
+    topic_id: uuid.UUID | None = getattr(wanted, "topic_id", None)
+    name = wanted.name
+    if name is None or topic_id is not None:
+        name = None if topic_id is None else snapshot.topic_name(topic_id)
+        if name is None:
+            return FoundTopic(None, ErrorCode.UNKNOWN_TOPIC_ID, topic_id)
+    topic = snapshot.topic(name)
+    if topic is not None:
+        return FoundTopic(topic.name, topic=topic)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return FoundTopic(name, unknown if is_legal(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+
+def _topic_operations(call: Call, topic: str | None) -> int:
+    """What the client may do with a topic, if it has asked and the topic has a name."""
+    if not topic or not getattr(call.body, "include_topic_authorized_operations", False):
+        return NOT_ASKED
     if call.access is None:
         return TOPIC_OPERATIONS
     return call.access.operations(ResourceType.TOPIC, topic)
@@ -279,21 +238,19 @@ def _cluster_operations(call: Call) -> int:
     return call.access.operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _denied(access: Access, wanted: Any, found: Body, *, creates: bool) -> Body | None:
+def _denied(access: Access, wanted: Any, found: FoundTopic, *, creates: bool) -> FoundTopic | None:
     """The response for a topic that the client may not describe or create (SEC-9)."""
-    name = found["name"]
+    name, refusal = found.name, ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if name is None:
         return None  # an id that is not known: nothing is told
     if not access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name):
-        if getattr(wanted, "topic_id", None) is not None:
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return _unknown_topic(None, code, wanted.topic_id)
-        return _unknown_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        topic_id = getattr(wanted, "topic_id", None)
+        return FoundTopic(name if topic_id is None else None, refusal, topic_id)
     may_create = access.may_on_cluster(AclOperation.CREATE) or access.may(
         AclOperation.CREATE, ResourceType.TOPIC, name
     )
     if creates and not may_create:
-        return _unknown_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return FoundTopic(name, refusal)
     return None
 
 
@@ -303,37 +260,6 @@ def _version_range(key: int) -> Body:
         "api_key": int(key),
         "min_version": api.min_version,
         "max_version": api.max_version,
-    }
-
-
-def _partition(call: Call, snapshot: ClusterSnapshot, partition: PartitionMetadata) -> Body:
-    """One partition of the response; a leader that clients cannot reach is left out (META-4)."""
-    error, leader = ErrorCode.NONE, partition.leader
-    if not snapshot.is_alive(leader):
-        error, leader = ErrorCode.LEADER_NOT_AVAILABLE, -1
-    elif snapshot.node(leader, call.connection.listener) is None:
-        is_new = call.header.api_version >= 6
-        error = ErrorCode.LISTENER_NOT_FOUND if is_new else ErrorCode.LEADER_NOT_AVAILABLE
-        leader = -1
-    return {
-        "error_code": error,
-        "partition_index": partition.partition,
-        "leader_id": leader,
-        "leader_epoch": partition.leader_epoch,
-        "replica_nodes": partition.replicas,
-        "isr_nodes": partition.isr,
-        "offline_replicas": partition.offline_replicas,
-    }
-
-
-def _unknown_topic(name: str | None, code: ErrorCode, topic_id: uuid.UUID | None = None) -> Body:
-    return {
-        "error_code": code,
-        "name": name,
-        "topic_id": topic_id,
-        "is_internal": name is not None and is_internal(name),
-        "partitions": [],
-        "topic_authorized_operations": _NOT_ASKED,
     }
 
 

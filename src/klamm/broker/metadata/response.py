@@ -1,11 +1,13 @@
-"""Metadata responses about all topics, encoded from the packed states of the metadata cache.
+"""Metadata responses, encoded from the packed states of the metadata cache.
 
-Such a response has every partition of the cluster. Their fields are put together from the bytes in
-the cache without decoding the numbers.
+Such a response may have every partition of the cluster: clients ask for all topics, or name all
+that they use. The fields are put together from the bytes in the cache without decoding the numbers.
 """
 
 import struct
-from collections.abc import Iterable
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from klamm.broker.metadata.cache import BrokerNode, ClusterSnapshot, TopicMetadata
@@ -33,42 +35,88 @@ _LEADER: Final = slice(6, 10)
 _pack_error: Final = struct.Struct(">h").pack
 
 
-class Operations(NamedTuple):
-    """The authorized operations of the client, as Kafka's bit fields."""
-
-    topic: int
-    cluster: int
+#: Authorized operations that were not asked for.
+NOT_ASKED: Final = -(1 << 31)
 
 
-def encode_all_topics(
-    header: RequestHeader,
-    snapshot: ClusterSnapshot,
-    listener: str,
-    cluster_id: str,
-    operations: Operations,
-) -> bytes:
-    """The frame of a Metadata response about every topic (META-1..4)."""
-    version = header.api_version
-    is_flexible = version >= _FIRST_FLEXIBLE
-    nodes = snapshot.nodes(listener)
-    parts = [encode_response_header(header)]
-    if version >= _FIRST_WITH_THROTTLE:
-        parts.append(_NO_THROTTLE)
-    parts.append(encode_count(len(nodes), is_flexible))
-    parts += (_encode_node(node, version) for node in nodes)
-    if version >= _FIRST_WITH_CLUSTER_ID:
-        parts.append(encode_string(cluster_id, is_flexible))
-    if version >= _FIRST_WITH_RACKS:
-        parts.append(_pack_int32(snapshot.controller_id))
-    parts.append(encode_count(snapshot.topic_count, is_flexible))
-    leaders = _Leaders(snapshot, nodes, version)
-    for topic in snapshot.topics():
-        _encode_topic(topic, version, leaders, operations.topic, parts)
-    if _FIRST_WITH_OPERATIONS <= version <= _LAST_WITH_CLUSTER_OPERATIONS:
-        parts.append(_pack_int32(operations.cluster))
-    if is_flexible:
-        parts.append(b"\0")
-    return framed(parts)
+class FoundTopic(NamedTuple):
+    """What is known of a topic that a client has asked for, or the error for it."""
+
+    name: str | None
+    error: ErrorCode = ErrorCode.NONE
+    topic_id: uuid.UUID | None = None
+    #: Without an error: the topic in the cache.
+    topic: TopicMetadata | None = None
+
+
+class MetadataEncoder:
+    """Encodes one Metadata response, topic by topic (META-1..4)."""
+
+    def __init__(
+        self,
+        header: RequestHeader,
+        snapshot: ClusterSnapshot,
+        listener: str,
+        cluster_id: str,
+        cluster_operations: int = NOT_ASKED,
+    ) -> None:
+        """`cluster_operations` are those that the client may do, as Kafka's bit field."""
+        self._header = header
+        self._snapshot = snapshot
+        self._nodes = snapshot.nodes(listener)
+        self._cluster_id = cluster_id
+        self._cluster_operations = cluster_operations
+        self._is_flexible = header.api_version >= _FIRST_FLEXIBLE
+        self._leaders = _Leaders(snapshot, self._nodes, header.api_version)
+        self._topics: list[bytes] = []
+        self._topic_count = 0
+        #: How often the response has each error code.
+        self.errors: Counter[int] = Counter()
+
+    def add(self, found: FoundTopic, operations: int = NOT_ASKED) -> None:
+        """Add a topic, with the operations that the client may do with it."""
+        version, is_flexible = self._header.api_version, self._is_flexible
+        topic = found.topic
+        head = _pack_error(found.error) + encode_string(found.name, is_flexible)
+        if version >= _FIRST_WITH_TOPIC_IDS:
+            given = b"" if found.topic_id is None else found.topic_id.bytes
+            head += (given if topic is None else topic.id_bytes) or _NO_TOPIC_ID
+        if version >= _FIRST_WITH_RACKS:
+            head += b"\1" if found.name is not None and is_internal(found.name) else b"\0"
+        records: Sequence[bytes] = ()
+        if topic is not None:
+            records = self._leaders.shown(topic.response_records(), self.errors)
+        self.errors[found.error] += 1
+        self._topics.append(head + encode_count(len(records), is_flexible))
+        if is_flexible:
+            self._topics += records
+        else:
+            self._topics += (_before_flexible(record, version) for record in records)
+        if version >= _FIRST_WITH_OPERATIONS:
+            self._topics.append(_pack_int32(operations))
+        if is_flexible:
+            self._topics.append(b"\0")
+        self._topic_count += 1
+
+    def frame(self) -> bytes:
+        """The frame of the response."""
+        version, is_flexible = self._header.api_version, self._is_flexible
+        parts = [encode_response_header(self._header)]
+        if version >= _FIRST_WITH_THROTTLE:
+            parts.append(_NO_THROTTLE)
+        parts.append(encode_count(len(self._nodes), is_flexible))
+        parts += (_encode_node(node, version) for node in self._nodes)
+        if version >= _FIRST_WITH_CLUSTER_ID:
+            parts.append(encode_string(self._cluster_id, is_flexible))
+        if version >= _FIRST_WITH_RACKS:
+            parts.append(_pack_int32(self._snapshot.controller_id))
+        parts.append(encode_count(self._topic_count, is_flexible))
+        parts += self._topics
+        if _FIRST_WITH_OPERATIONS <= version <= _LAST_WITH_CLUSTER_OPERATIONS:
+            parts.append(_pack_int32(self._cluster_operations))
+        if is_flexible:
+            parts.append(b"\0")
+        return framed(parts)
 
 
 class _Leaders:
@@ -81,19 +129,22 @@ class _Leaders:
         self._snapshot = snapshot
         self._knows_listeners = version >= _FIRST_WITH_LISTENER_ERRORS
 
-    def shown(self, records: Iterable[bytes]) -> list[bytes]:
+    def shown(self, records: list[bytes], errors: Counter[int]) -> list[bytes]:
         """The records of a topic, with an error in place of a leader that cannot be reached."""
         reachable = self._reachable
-        return [
-            record if record[_LEADER] in reachable else self._leaderless(record)
-            for record in records
-        ]
+        lost = [at for at, record in enumerate(records) if record[_LEADER] not in reachable]
+        errors[ErrorCode.NONE] += len(records) - len(lost)
+        for at in lost:
+            error = self._error_of(records[at])
+            errors[error] += 1
+            records[at] = _with_leader_error(records[at], error)
+        return records
 
-    def _leaderless(self, record: bytes) -> bytes:
+    def _error_of(self, record: bytes) -> ErrorCode:
         is_alive = self._snapshot.is_alive(int.from_bytes(record[_LEADER], "big", signed=True))
         if is_alive and self._knows_listeners:
-            return _with_leader_error(record, ErrorCode.LISTENER_NOT_FOUND)
-        return _with_leader_error(record, ErrorCode.LEADER_NOT_AVAILABLE)
+            return ErrorCode.LISTENER_NOT_FOUND
+        return ErrorCode.LEADER_NOT_AVAILABLE
 
 
 def _encode_node(node: BrokerNode, version: int) -> bytes:
@@ -102,28 +153,6 @@ def _encode_node(node: BrokerNode, version: int) -> bytes:
     if version >= _FIRST_WITH_RACKS:
         encoded += encode_string(node.rack, is_flexible)
     return encoded + b"\0" if is_flexible else encoded
-
-
-def _encode_topic(
-    topic: TopicMetadata,
-    version: int,
-    leaders: _Leaders,
-    operations: int,
-    parts: list[bytes],
-) -> None:
-    is_flexible = version >= _FIRST_FLEXIBLE
-    head = _pack_error(ErrorCode.NONE) + encode_string(topic.name, is_flexible)
-    if version >= _FIRST_WITH_TOPIC_IDS:
-        head += topic.id_bytes or _NO_TOPIC_ID
-    if version >= _FIRST_WITH_RACKS:
-        head += b"\1" if is_internal(topic.name) else b"\0"
-    parts.append(head + encode_count(len(topic), is_flexible))
-    shown = leaders.shown(topic.response_records())
-    parts += shown if is_flexible else (_before_flexible(record, version) for record in shown)
-    if version >= _FIRST_WITH_OPERATIONS:
-        parts.append(_pack_int32(operations))
-    if is_flexible:
-        parts.append(b"\0")
 
 
 def _with_leader_error(record: bytes, error: int) -> bytes:
