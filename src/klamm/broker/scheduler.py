@@ -14,7 +14,7 @@ from klamm.broker.log.manager import LogManager
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.config.broker import BrokerConfig
 from klamm.metrics.meters import Timer
-from klamm.slices import collect_frozen
+from klamm.slices import collect_frozen, finish
 
 log = logging.getLogger("klamm.broker.scheduler")
 
@@ -135,7 +135,7 @@ class BrokerScheduler:
     async def _shrink_isrs(self) -> None:
         while True:
             await asyncio.sleep(self.config.replica_lag_time_max_ms / 2000)
-            self._replicas.shrink_isrs()
+            await finish(self._replicas.shrink_isrs())
 
     async def _enforce_retention(self) -> None:
         pause_ms = self.config.log_initial_task_delay_ms

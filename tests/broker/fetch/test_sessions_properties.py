@@ -245,7 +245,8 @@ class Broker:
 
     def pass_time(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
-        self.replicas.shrink_isrs()
+        for _ in self.replicas.shrink_isrs():
+            pass
 
     def expire(self) -> None:
         """Let the timeouts of all waiting fetches pass."""

@@ -38,6 +38,7 @@ from klamm.names import TopicPartition, counted
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.compression import DECOMPRESSED_BYTES_MAX
 from klamm.protocol.records import Batch
+from klamm.slices import Steps
 
 log = logging.getLogger("klamm.broker.replication.manager")
 
@@ -460,12 +461,17 @@ class ReplicaManager:
             self._meters.failed_isr_updates += 1
             log.info("%s: the controller refuses the ISR: %s", partition.name, result.error.name)
 
-    def shrink_isrs(self) -> None:
+    def shrink_isrs(self) -> Steps[None]:
         """Propose ISRs without the followers that have fallen behind (BISR-4)."""
         now_ms = self._clock.steady_ms()
-        for partition in self._partitions.values():
-            if partition.role is Role.LEADER and (proposal := partition.shrink(now_ms)):
+        for partition in list(self._partitions.values()):
+            if (
+                partition.role is Role.LEADER
+                and (proposal := partition.shrink(now_ms))
+                and self._partitions.get(partition.name) is partition
+            ):
                 self._propose(proposal)
+            yield None
 
     def _propose(self, proposal: AlterPartitionItem) -> None:
         log.info("%s: proposing the ISR %s", proposal.partition, proposal.isr)

@@ -24,6 +24,7 @@ from klamm.broker.metadata.cache import ClusterSnapshot, MetadataCache
 from klamm.broker.replication.manager import ReplicaManager
 from klamm.errors import MalformedZnodeError, SessionLostError
 from klamm.names import TopicPartition
+from klamm.slices import paced
 from klamm.zookeeper import znodes
 from klamm.zookeeper.store import NO_VERSION, NoNodeError, Store
 
@@ -97,7 +98,7 @@ class StrayReplicas:
         """The logs that ZooKeeper does not assign to this broker."""
         snapshot, broker = self._metadata.snapshot, self._identity.broker_id
         suspects: dict[str, list[Log]] = {}
-        for each in self._replicas.logs.logs():
+        async for each in paced(list(self._replicas.logs.logs())):
             if not _is_assigned(each, snapshot, broker):
                 suspects.setdefault(each.partition.topic, []).append(each)
         topics = iter(suspects.items())
@@ -118,7 +119,9 @@ class StrayReplicas:
 def _is_assigned(replica: Log, snapshot: ClusterSnapshot, broker: int) -> bool:
     """Whether the metadata says that this broker has this replica."""
     topic = snapshot.topic(replica.partition.topic)
-    if topic is None or (replica.topic_id and topic.topic_id not in (None, replica.topic_id)):
+    if topic is None:
+        return False
+    if replica.topic_id and topic.id_bytes not in (b"", replica.topic_id.bytes):
         return False
     partition = topic.partition(replica.partition.partition)
     return partition is not None and broker in partition.replicas
