@@ -14,6 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from klamm.broker.metadata.cache import (
+    BrokerEndpoint,
+    CachedBroker,
+    ClusterSnapshot,
+    MetadataUpdate,
+)
+from klamm.broker.metadata.response import FoundTopic, MetadataEncoder
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_request, decode_response, encode_response
 from klamm.protocol.codec.headers import RequestHeader
@@ -23,6 +30,7 @@ from klamm.protocol.fast.control import (
     encode_leader_and_isr,
     encode_update_metadata,
 )
+from klamm.protocol.fast.control_decode import TopicStates
 from klamm.protocol.fast.fetch import (
     FetchPartitionResponse,
     FetchResponse,
@@ -31,6 +39,7 @@ from klamm.protocol.fast.fetch import (
     encode_fetch_response,
 )
 from klamm.protocol.fast.metadata import decode_metadata_columns
+from klamm.protocol.fast.metadata_states import PartitionMetadata
 from klamm.protocol.fast.produce import (
     ProducePartitionResponse,
     ProduceResponse,
@@ -41,6 +50,7 @@ from klamm.protocol.fast.produce import (
 from klamm.protocol.records import Record, build_batch, has_valid_crc, records_data, scan_records
 from klamm.protocol.schema._kio import entity_reader, entity_writer
 from klamm.protocol.schema.lookup import message_schema
+from tests.broker.metadata_states import states_of
 from tests.support.messages import encode_struct
 
 TOPIC_ID = uuid.UUID(int=1)
@@ -159,28 +169,32 @@ def fetch(partitions: int) -> None:
     )
 
 
-def metadata(partitions: int) -> None:
-    version = 12
-    rows = [
-        {
-            "partition_index": p,
-            "leader_id": 1,
-            "leader_epoch": 3,
-            "replica_nodes": [1, 2, 3],
-            "isr_nodes": [1, 2, 3],
-        }
-        for p in range(partitions)
-    ]
-    values = {
-        "brokers": [],
-        "controller_id": 1,
-        "topics": [{"name": "t", "is_internal": False, "partitions": rows}],
-    }
-    schema = message_schema(ApiKey.METADATA, version, "response")
+def metadata(topics: int, partitions: int) -> None:
+    """The response to a client that names its topics, from what the broker keeps of them."""
+    header = RequestHeader(ApiKey.METADATA, 12, 1, None)
+    states = states_of(
+        *(PartitionMetadata(index, 1, 3, (1, 2, 3), (1, 2, 3)) for index in range(partitions))
+    )
+    broker = CachedBroker(1, {"PLAINTEXT": BrokerEndpoint("127.0.0.1", 9092)})
+    update = MetadataUpdate(
+        1,
+        [broker],
+        [TopicStates(f"t{n}", uuid.UUID(int=n + 1).bytes, states) for n in range(topics)],
+    )
+    snapshot = ClusterSnapshot().after(update).snapshot
+
+    def encode() -> bytes:
+        encoder = MetadataEncoder(header, snapshot, "PLAINTEXT", "cluster")
+        for topic in snapshot.topics():
+            encoder.add(FoundTopic(topic.name, topic=topic))
+        return encoder.frame()
+
+    values = decode_response(header, memoryview(encode())[4:])
+    write = entity_writer(type(values))
     line(
-        f"encode Metadata response, {partitions} partitions",
-        kio_writes(ApiKey.METADATA, version, values),
-        best_us(lambda: encode_struct(schema, values)),
+        f"encode Metadata response, {topics} topics of {partitions} partitions",
+        best_us(lambda: write(io.BytesIO(), values)),
+        best_us(encode),
     )
 
 
@@ -290,7 +304,7 @@ def main() -> None:
     for partitions in (1, 100):
         produce(partitions)
         fetch(partitions)
-    metadata(1000)
+    metadata(200, 100)
     metadata_columns(100_000)
     records(1000, 1000)
     records(10_000, 100)

@@ -365,8 +365,3 @@ class TestValuesTogether:
 
 def test_keys_with_effect_are_keys_that_exist():
     assert set(KEYS) >= KEYS_WITH_EFFECT
-
-
-def test_the_receive_buffer_of_clients_is_the_systems_unless_it_is_set():
-    assert config().receive_buffer_bytes == -1
-    assert config(socket_receive_buffer_bytes="102400").receive_buffer_bytes == 102400

@@ -242,13 +242,13 @@ def test_small_requests_are_read_ahead_while_one_waits(runner):
             writer.write(framed(each))
             await writer.drain()
         (connection,) = await found(server)
-        await until(lambda: len(connection._ahead) == len(requests) - 1)
+        await until(lambda: len(connection.incoming.whole) == len(requests) - 1)
         assert not connection._is_paused
         assert gate.begun == requests[:1]
         gate.is_open.set()
         for each in requests:
             assert await asyncio.wait_for(reader.readexactly(4 + len(each)), 20) == framed(each)
-        assert connection._ahead_bytes == 0
+        assert connection.incoming.size == 0
         writer.close()
         await server.close()
 
@@ -286,11 +286,11 @@ def test_the_size_of_a_frame_is_judged_when_the_requests_before_it_are_done():
         server, port = await serving(gate)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         (connection,) = await found(server)
-        connection.frame_bytes_max = 10
+        connection.incoming.size_max = 10
         writer.write(framed(b"login") + framed(b"a" * 20) + framed(b"b"))
         await until(lambda: connection._is_paused)
         if is_raised:
-            connection.frame_bytes_max = 20
+            connection.incoming.size_max = 20
         gate.is_open.set()
         if is_raised:
             writer.write_eof()

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from klamm.client import configs
+from klamm.client.admin import Admin
+from klamm.client.configs import ConfigResource
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.records import Record, build_batch
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.node.metrics_page import read_metrics
 from tests.support.cluster import RealCluster
-from tests.support.ports import free_port
 from tests.support.raw import Raw, batch, fetch_values, produce_values
 from tests.support.waiting import wait_until
 
@@ -35,10 +37,20 @@ class Observed(RealCluster):
     def __init__(self, zookeeper: ZooKeeperServer, directory: Path) -> None:
         super().__init__(zookeeper, directory, brokers=2)
         for broker in self.brokers.values():
-            broker.config["klamm.metrics.port"] = str(free_port())
+            broker.config["klamm.metrics.port"] = "0"
+        self.metrics_ports: dict[int, int] = {}
+
+    def metrics_port(self, broker: int) -> int:
+        """The port that a broker has taken, as it is described."""
+        if broker not in self.metrics_ports:
+            with Admin(f"127.0.0.1:{self[broker].port}") as admin:
+                described = configs.describe(admin, ConfigResource.broker(broker))
+            (port,) = [each.value for each in described if each.name == "klamm.metrics.port"]
+            self.metrics_ports[broker] = int(port or 0)
+        return self.metrics_ports[broker]
 
     def page(self, broker: int) -> dict[str, float]:
-        return read_metrics(int(self[broker].config["klamm.metrics.port"]))
+        return read_metrics(self.metrics_port(broker))
 
     def count(self, broker: int, name: str, **labels: object) -> float:
         """One sample; 0 as long as there is none."""
@@ -96,7 +108,7 @@ def test_a_page_shows_what_kafka_shows(observed: Observed, topic: str) -> None:
     # The candidate's are on the same page.
     active = "kafka_controller_KafkaController_ActiveControllerCount"
     assert {observed.count(each, active) for each in (1, 2)} == {0, 1}
-    port = observed[1].config["klamm.metrics.port"]
+    port = observed.metrics_port(1)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.config.broker import BrokerConfig
+from klamm.net.server import OS_DEFAULT_BUFFER
 from klamm.node import node as module
 from klamm.node.node import Node
 from klamm.zookeeper import znodes
@@ -85,3 +86,12 @@ def test_a_broker_that_loses_its_session_at_any_request_of_its_start_registers(
     assert asked > 10
     for at in range(1, asked):
         start(tmp_path / str(at), monkeypatch, lost_at=at)
+
+
+def test_the_receive_buffer_of_clients_is_the_systems_unless_it_is_set():
+    def of(**settings: str) -> int:
+        given = {"zookeeper.connect": "z:1", "broker.id": "1", **settings}
+        return module.receive_buffer_bytes(BrokerConfig.from_properties(given))
+
+    assert of() == OS_DEFAULT_BUFFER
+    assert of(**{"socket.receive.buffer.bytes": "102400"}) == 102400

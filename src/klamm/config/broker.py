@@ -193,6 +193,11 @@ class BrokerConfig:
         """The configuration once a node without an id has been given one."""
         return replace(self, broker_id=broker_id)
 
+    def with_metrics_port(self, port: int) -> BrokerConfig:
+        """The configuration once the metrics have a port, which takes the place of port 0."""
+        static = {**self.layers.static, "klamm.metrics.port": str(port)}
+        return replace(self, klamm_metrics_port=port, layers=replace(self.layers, static=static))
+
     def endpoint(self, name: str) -> ListenerEndpoint | None:
         """The listener of that name, where the broker accepts connections."""
         return next((endpoint for endpoint in self.listeners if endpoint.name == name), None)
@@ -206,19 +211,6 @@ class BrokerConfig:
     def zookeeper_login(self) -> tuple[str, str] | None:
         """User and password of this broker towards ZooKeeper; None without a login."""
         return zookeeper_login(self.layers)
-
-    @property
-    def receive_buffer_bytes(self) -> int:
-        """The size of the receive buffer of clients' sockets; -1 leaves it to the operating system.
-
-        Kafka's default is not applied, because Linux drops packets within the window that it has
-        offered if a buffer of fixed size is full of small requests. While the window is closed it
-        also drops the client's acknowledgements: a large response that is being sent, which the
-        requests behind it wait for, goes on only when the timers of TCP expire, up to a minute
-        later.
-        """
-        name = "socket.receive.buffer.bytes"
-        return self.socket_receive_buffer_bytes if self.layers.is_set(name) else -1
 
     def listener_security(self, endpoint: ListenerEndpoint) -> ListenerSecurity:
         """How the listener at `endpoint` knows who connects."""

@@ -134,7 +134,7 @@ class BrokerMetrics:
             for each in configs.describe(self._admin, ConfigResource.broker(broker))
         }
         port = settings.get("klamm.metrics.port")
-        if not port or port == "0":  # any free port, which nobody outside knows
+        if not port:
             return None
         live = {each.node_id: each.host for each in self._admin.metadata([]).brokers}
         host, given = live.get(broker), settings.get("klamm.metrics.host")

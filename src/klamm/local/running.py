@@ -44,6 +44,7 @@ _DEFAULTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "5",
 }
+_METRICS: Final = {"klamm.metrics.host": HOST, "klamm.metrics.port": "0"}
 
 
 class ConditionNotMetError(UnavailableError, TimeoutError):
@@ -260,7 +261,7 @@ class RunningCluster:
             "transaction.state.log.replication.factor": replication,
             "transaction.state.log.min.isr": str(min(_TRANSACTIONS_MIN_ISR, count)),
             **_DEFAULTS,
-            **(_metrics_settings() if self.options.metrics else {}),
+            **(_METRICS if self.options.metrics else {}),
             **({"broker.rack": rack} if rack is not None else {}),
             **self.options.config,
             **(config or {}),
@@ -325,10 +326,6 @@ class RunningCluster:
 
     def _open_admin(self, servers: str, **options: Any) -> Admin:
         return Admin(servers, client_id=CLUSTER_CLIENT_ID, security=self.admin_security, **options)
-
-
-def _metrics_settings() -> dict[str, str]:
-    return {"klamm.metrics.host": HOST, "klamm.metrics.port": str(free_ports(1)[0])}
 
 
 def wait_for(

@@ -2,10 +2,10 @@
 
 A connection serves one request at a time. Requests that arrive meanwhile are read ahead, up to
 `READ_AHEAD_BYTES`: they wait here and not in the socket's buffer, which a client that sends many
-small requests fills with little. A connection reads through the event loop's transport into a
-buffer that all connections share, unless a frame is too large for it, so that an idle connection
-needs little memory. It writes to the socket directly, so that the kernel can send ranges of files
-(`os.sendfile`) without a copy in Python. This module does not know what a frame means.
+small requests fills with little. A connection reads through the event loop's transport
+(`incoming.py` cuts the bytes into frames) and writes to the socket directly, so that the kernel can
+send ranges of files (`os.sendfile`) without a copy in Python. This module does not know what a
+frame means.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import os
 import resource
 import socket
 import ssl
-import struct
 import sys
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
+from klamm.net.incoming import SCRATCH_BYTES, IncomingFrames
 from klamm.net.responses import MeasuredResponse, Part, in_one_piece
 from klamm.slices import SLICE_S, Delayed
 
@@ -35,17 +35,12 @@ log = logging.getLogger("klamm.net.server")
 
 #: The principal of a client that has not said who it is.
 ANONYMOUS: Final = "User:ANONYMOUS"
-_SIZE: Final = struct.Struct(">i")
 #: A buffer size that leaves the choice to the operating system.
 OS_DEFAULT_BUFFER: Final = -1
-_SCRATCH_BYTES: Final = 256 * 1024
 _SENDFILE_MAX_BYTES: Final = 1 << 20
 #: How long the parts of one response are written before other connections have a turn: after each
 #: system call the event loop may have to wait for another thread.
 SENDING_S: Final = 0.002
-#: The first buffer of a large frame. It grows as bytes arrive, because a client can announce any
-#: size.
-_FIRST_BYTES: Final = 64 * 1024
 #: How much of a client's next requests is read before the one in hand has its response.
 READ_AHEAD_BYTES: Final = 1 << 20
 #: Descriptors that connections leave to the log and to requests of the broker's own.
@@ -90,7 +85,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def __init__(self, server: "Server", listener: Listener) -> None:
         self.listener = listener.name
-        self.frame_bytes_max = listener.frame_bytes_max
+        self.incoming = IncomingFrames(server.scratch, listener.frame_bytes_max)
         #: The state of an authentication, which `broker/security` keeps here.
         self.authentication: Any = None
         #: What may serve the next request if that is like the last one; `broker/handlers` knows.
@@ -108,14 +103,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._socket: socket.socket | None = None
         #: A copy of the descriptor, while a response waits for room in the socket's buffer.
         self._waiting_fd: int | None = None
-        self._frame: bytearray | None = None  # a frame under way that the scratch cannot hold
-        self._filled = 0
-        self._size = 0  # of that frame, of which the buffer may be only a part
-        self._proven = _FIRST_BYTES  # the size of the largest frame that came whole
-        self._begun = b""  # of the next frame, while the scratch can hold it
-        #: The frames behind the request in hand, and their size.
-        self._ahead: deque[memoryview] = deque()
-        self._ahead_bytes = 0
         #: The request in hand: a task, or the event that its response waits for.
         self._task: asyncio.Future[None] | None = None
         self._outbox: deque[Part] = deque()
@@ -151,77 +138,44 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._means.on_connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._frame is not None:
-            return memoryview(self._frame)[self._filled :]
-        return self._server.scratch
+        return self.incoming.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = time.monotonic()
-        if self._frame is None:
-            arrived = self._server.scratch[:nbytes]
-            self._cut(self._begun + arrived if self._begun else arrived)
-            return
-        self._filled += nbytes
-        if self._filled == self._size:
-            frame, self._frame = self._frame, None
-            self._proven = max(self._proven, self._size)
-            self._take(memoryview(frame))
-            self._serve()
-        elif self._filled == len(self._frame):
-            self._frame = _enlarged(self._frame, self._size)
+        self.incoming.on_read(nbytes)
+        self._serve()
 
     def eof_received(self) -> bool:
         """Serve what has been read before closing the connection; some clients still listen."""
         self._has_ended = self.is_busy
         return self._has_ended
 
-    def _cut(self, data: bytes | memoryview) -> None:
-        """Take the frames in `data`, keep what has come of the next one, and serve what is due."""
-        view = memoryview(data)
-        at = 0
-        has_bad_size = False
-        while len(view) - at >= _SIZE.size:
-            (size,) = _SIZE.unpack_from(view, at)
-            has_bad_size = not 0 <= size <= self.frame_bytes_max
-            if has_bad_size:
-                break
-            start = at + _SIZE.size
-            end = start + size
-            if end > len(view):
-                if size > _SCRATCH_BYTES // 2:
-                    self._size = size
-                    self._filled = len(view) - start
-                    self._frame = bytearray(min(size, max(self._proven, 2 * self._filled)))
-                    self._frame[: self._filled] = view[start:]
-                    at = len(view)
-                break
-            at = end
-            # Copied, because other connections use the shared buffer while this request is
-            # processed.
-            self._take(memoryview(bytes(view[start:end])))
-        self._begun = bytes(view[at:])
-        self._serve()
-        if has_bad_size:
-            if not self.is_busy:
-                self.refuse(f"a frame of {size} bytes")
-            else:
-                # Decided when the requests before it are done: a login raises the limit.
-                self._pause()
-
-    def _take(self, frame: memoryview) -> None:
-        self._ahead.append(frame)
-        self._ahead_bytes += len(frame)
-
     def _serve(self) -> None:
         """Handle frames until a request has to wait, or others have to have a turn."""
-        until = time.perf_counter() + SLICE_S if len(self._ahead) > 1 else math.inf
-        while self._ahead and self._task is None:
-            frame = self._ahead.popleft()
-            self._ahead_bytes -= len(frame)
-            self._handle(frame)
-            if self._ahead and self._task is None and time.perf_counter() > until:
+        incoming = self.incoming
+        until = time.perf_counter() + SLICE_S if len(incoming.whole) > 1 else math.inf
+        while incoming.whole and self._task is None:
+            self._handle(incoming.take())
+            if incoming.whole and self._task is None and time.perf_counter() > until:
                 self._begin(self._give_turn())
-        if self._ahead_bytes > READ_AHEAD_BYTES:
+        if incoming.bad_size is not None:
+            self._judge_size()
+        elif incoming.size > READ_AHEAD_BYTES:
+            self._pause()
+
+    def _judge_size(self) -> None:
+        """Refuse a frame that is too large, once all before it are done: a login raises the limit.
+
+        Nothing is read until then.
+        """
+        incoming = self.incoming
+        if not self.is_busy:
+            incoming.judge_again()
+            if incoming.bad_size is None:
+                self._serve()
+            else:
+                self.refuse(f"a frame of {incoming.bad_size} bytes")
+        else:
             self._pause()
 
     def _handle(self, frame: memoryview) -> None:
@@ -322,16 +276,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._task = None
         self.last_active = time.monotonic()
         self._serve()
-        if self._is_paused and self._begun and not self.is_busy:
-            self._cut(self._begun)
         if self._is_closing or self._is_muted:
             return
         if self._has_ended:
             if not self.is_busy:
                 self.close()
-        elif self._is_paused and self._ahead_bytes < READ_AHEAD_BYTES // 2:
+        elif self._is_paused and self._has_room:
             self._is_paused = False
             self._resume_reading()
+
+    @property
+    def _has_room(self) -> bool:
+        return self.incoming.size < READ_AHEAD_BYTES // 2 and self.incoming.bad_size is None
 
     def _pause(self) -> None:
         if not self._is_paused and not self._is_closing:
@@ -477,7 +433,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._stop_waiting()
         self._let_socket_go()
         self._clear_outbox()
-        self._ahead.clear()
+        self.incoming.whole.clear()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._task is not None and exc is None:
@@ -487,13 +443,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Forget the descriptor, which the transport is about to close."""
         if self._socket is not None:
             self._socket.detach()
-
-
-def _enlarged(buffer: bytearray, size_max: int) -> bytearray:
-    """A larger copy. The old buffer cannot be resized while the event loop refers to it."""
-    larger = bytearray(min(2 * len(buffer), size_max))
-    larger[: len(buffer)] = buffer
-    return larger
 
 
 class Acceptor(Protocol):
@@ -550,7 +499,7 @@ class Server:
         self._dispatch = dispatch
         self._frame_bytes_max = frame_bytes_max
         self.connections: set[ServerConnection] = set()
-        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.descriptor_max = (
             sys.maxsize if limit == resource.RLIM_INFINITY else limit - _RESERVED_DESCRIPTORS

@@ -6,6 +6,7 @@ docs/metrics.md lists them.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -34,26 +35,39 @@ _REQUEST_TIMEOUT_S: Final = 10
 class MetricsEndpoint:
     """An HTTP server for the metrics page, which is rendered for each request."""
 
-    def __init__(self, broker: BrokerServer, candidate: ControllerLink) -> None:
-        self._broker = broker
+    def __init__(self, candidate: ControllerLink) -> None:
         self._candidate = candidate
+        self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._broker: BrokerServer
 
-    async def listen(self, host: str | None, port: int) -> None:
-        """Serve on one address of the machine, or (None) on all."""
+    def open(self, host: str | None, port: int) -> int:
+        """Take a port on one address of the machine, or (None) on all; return its number.
+
+        Requests wait there until `serve` is called.
+        """
         try:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            self._socket = _bound(host, port)
         except OSError as error:
             where = "" if host is None else f" on klamm.metrics.host={host}"
             raise ConfigError(
                 f"klamm.metrics.port={port} cannot be opened{where}: {error}"
             ) from error
+        return int(self._socket.getsockname()[1])
+
+    async def serve(self, broker: BrokerServer) -> None:
+        """Serve the metrics of this broker, if a port is open."""
+        self._broker = broker
+        if self._socket is not None:
+            self._server = await asyncio.start_server(self._serve, sock=self._socket)
 
     async def close(self) -> None:
         """Stop serving."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        elif self._socket is not None:
+            self._socket.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -342,3 +356,14 @@ def _partition_values(partition: Partition) -> Iterator[tuple[str, float]]:
 
 def _logs(replicas: list[Partition]) -> Iterator[Log]:
     return (each.log for each in replicas if isinstance(each.log, Log))
+
+
+def _bound(host: str | None, port: int) -> socket.socket:
+    """A listening socket; without a host on all addresses, of both families if there are two."""
+    if host is None:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return socket.create_server((str(address[0]), port), family=family)

@@ -24,7 +24,7 @@ from klamm.broker.security.password_encoder import decode_settings
 from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import sift
 from klamm.errors import ConfigError, SessionLostError
-from klamm.net.server import Server
+from klamm.net.server import OS_DEFAULT_BUFFER, Server
 from klamm.node import registration
 from klamm.node.broker_server import BrokerServer
 from klamm.node.config_changes import ConfigChanges
@@ -71,7 +71,7 @@ class Node:
         self._identity: BrokerIdentity
         self._broker: BrokerServer
         self._server: Server
-        self._metrics: MetricsEndpoint
+        self._metrics = MetricsEndpoint(self._candidate)
         self._config_changes: ConfigChanges
         self._registration: znodes.BrokerRegistration
 
@@ -109,6 +109,10 @@ class Node:
         cluster_id = await self._in_session(registration.cluster_id, store)
         broker_id = await self._in_session(self._determine_broker_id, store)
         config = self.config = config.with_broker_id(broker_id)
+        if config.klamm_metrics_port is not None:
+            # Before anybody hears of this node, which ends if the port is taken.
+            port = self._metrics.open(config.klamm_metrics_host, config.klamm_metrics_port)
+            config = self.config = config.with_metrics_port(port)
         self._identity = BrokerIdentity(broker_id, cluster_id)
         self._candidate.configure(config.layers.static, broker_id, cluster_id)
         await self._in_session(self._load_dynamic_config)
@@ -123,7 +127,7 @@ class Node:
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            receive_buffer_bytes=config.receive_buffer_bytes,
+            receive_buffer_bytes=receive_buffer_bytes(config),
             quotas=self._broker.security.connections,
         )
         ports = {}
@@ -142,9 +146,7 @@ class Node:
         with contextlib.suppress(SessionLostError):
             await self._config_changes.process()
         self._broker.start()
-        self._metrics = MetricsEndpoint(self._broker, self._candidate)
-        if config.klamm_metrics_port is not None:
-            await self._metrics.listen(config.klamm_metrics_host, config.klamm_metrics_port)
+        await self._metrics.serve(self._broker)
 
     async def _in_session(
         self, step: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -337,11 +339,10 @@ class Node:
         if hasattr(self, "_broker"):
             if self.config.controlled_shutdown_enable and self._identity.broker_epoch >= 0:
                 await self._broker.leave_in_order()
-            if hasattr(self, "_metrics"):
-                await self._metrics.close()
             if hasattr(self, "_server"):
                 await self._server.close()
             await self._broker.close()
+        await self._metrics.close()
         if self._faults is not None:
             self._faults.close()
         await self._candidate.stop()
@@ -349,6 +350,19 @@ class Node:
             self._session.cancel()
         if hasattr(self, "_store"):
             await self._store.close()
+
+
+def receive_buffer_bytes(config: BrokerConfig) -> int:
+    """The size of the receive buffer of clients' sockets, if the operating system may not decide.
+
+    Kafka's default is not applied, because Linux drops packets within the window that it has
+    offered if a buffer of fixed size is full of small requests. While the window is closed, it also
+    drops the client's acknowledgements: a large response that is being sent, for which the requests
+    behind it wait, goes on only when timers of TCP expire, up to a minute later.
+    """
+    if config.layers.is_set("socket.receive.buffer.bytes"):
+        return config.socket_receive_buffer_bytes
+    return OS_DEFAULT_BUFFER
 
 
 def run(config: BrokerConfig, faults_fd: int | None = None) -> None:

@@ -277,7 +277,7 @@ def _note_progress(connection: ServerConnection, session: SaslSession) -> None:
         exchange: _Exchange = connection.authentication
         exchange.deadline.cancel()
         connection.principal = str(Principal(USER_TYPE, session.user or ""))
-        connection.frame_bytes_max = exchange.frame_bytes_max
+        connection.incoming.size_max = exchange.frame_bytes_max
 
 
 class SaslHandlers:
