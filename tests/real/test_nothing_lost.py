@@ -263,6 +263,11 @@ def test_a_follower_behind_the_log_start_begins_anew(breakable: RealCluster, top
     cluster[2].kill()
     cluster.wait_isr(topic, {1})
     cluster.produce(topic, [b"2", b"3", b"4"], acks="all")
+    # A deletion waits for every replica that the leader takes for alive.
+    wait_until(
+        lambda: (known := cluster.known_to(cluster[1])) and 2 not in known,
+        "the leader hears of the failure",
+    )
     with Raw(cluster[1].port) as raw:
         response = raw.ask(
             ApiKey.DELETE_RECORDS,

@@ -128,12 +128,13 @@ class RealCluster(Chroot):
         wait_until(lambda: self.controller_id() is not None, "a controller is elected")
         for each in running:
             wait_until(
-                lambda each=each: self._known_to(self[each]) >= running,
+                lambda each=each: self.known_to(self[each]) >= running,
                 f"broker {each} knows brokers {running}",
             )
 
     @staticmethod
-    def _known_to(broker: BrokerProcess) -> set[int]:
+    def known_to(broker: BrokerProcess) -> set[int]:
+        """The brokers that a broker knows to be alive; none before it knows the controller."""
         try:
             with Raw(broker.port) as raw:
                 metadata = raw.metadata()
