@@ -33,9 +33,10 @@ machine:
 	@tools/check-machine >/dev/null
 
 $(INSTALLED): requirements.lock pyproject.toml | machine
-	@$(BIN)/python -c '' 2>/dev/null || "$$(tools/check-machine)" -m venv --clear $(VENV)
+	@$(BIN)/python -c '' 2>/dev/null || \
+		"$$("$$(tools/check-machine)" tools/fastest_python.py)" -m venv --clear $(VENV)
 	@echo "Installing what requirements.lock pins into $(VENV) (once)." >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --require-hashes \
 		--requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--no-build-isolation --editable .
