@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import uuid
@@ -201,6 +202,33 @@ def test_a_deleted_log_frees_its_name_at_once_and_its_files_later(world):
     assert len(marked()) == 1
     manager.delete_expired_files(now_ms=NOW + 1000)
     assert marked() == []
+
+
+def open_files_of_logs(world: World) -> list[str]:
+    """The names of the files that this process has open in the directories of logs."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return [name for name in found if Path(name).parent.parent in world.paths]
+
+
+@pytest.mark.rule("STOP-3", "REC-7")
+def test_a_log_that_is_let_go_holds_no_files_open_whoever_refers_to_it(world):
+    manager = world.start()
+    deleted, stray, lost = (create(manager, partition=each) for each in (0, 1, 2))
+    for log in (deleted, stray, lost):
+        append(log, 5)
+        roll(log)
+        append(log, 5)
+    manager.delete(deleted.partition, now_ms=NOW)
+    manager.move_aside(stray.partition)
+    assert {Path(name).parent.name for name in open_files_of_logs(world)} == {"t-2"}
+    reader = lost.segments[-1].file
+    world.files.broken = lost.directory.path
+    with pytest.raises(StorageError):
+        append(lost)
+    assert open_files_of_logs(world) == [os.readlink(f"/proc/self/fd/{reader.fd}")]
 
 
 def test_work_on_a_log_that_is_deleted_meanwhile_harms_no_other(world):

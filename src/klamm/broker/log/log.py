@@ -630,6 +630,17 @@ class Log:
         """Note that the log is being deleted, so that later errors do not fail its directory."""
         gone = LogDirectory(self.path, lambda _: None, failure="the replica was deleted")
         self.directory = self.epochs.directory = gone
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close all files as soon as no reader has them; the directory is offline by now.
+
+        A deleted file takes its place on the disk for as long as it is open, and a failed disk
+        cannot be unmounted. This log may be part of a reference cycle, so nobody knows when the
+        garbage collector would close them.
+        """
+        for segment in (*self._segments.items, *(each for _, each in tuple(self._doomed))):
+            segment.close_files()
 
     @contextmanager
     def _storage(self) -> Iterator[None]:

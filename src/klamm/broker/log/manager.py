@@ -543,9 +543,10 @@ class LogManager:
     def _lose(self, directory: LogDirectory) -> None:
         """Part with the logs of a directory that has just gone offline."""
         disk = next(disk for disk in self._disks if disk.directory is directory)
-        for partition in list(disk.logs):
+        for partition, log in list(disk.logs.items()):
             self._lost.add(partition)
             self._remove(disk, partition)
+            log.close_files()
         self._on_failure(directory.path)
 
 

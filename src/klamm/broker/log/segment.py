@@ -265,6 +265,12 @@ class Segment:
         for index in (self.offset_index, self.time_index, self.aborted_index):
             index.rename(index.file.name.removesuffix(old) + new)
 
+    def close_files(self) -> None:
+        """Close the files; reads that have them open can continue."""
+        for file in (self._log, self.offset_index.file, self.time_index.file):
+            file.close()
+        self.aborted_index.file.close()
+
     def delete(self) -> None:
         """Remove the files; reads that have them open can continue."""
         self._log.delete()
