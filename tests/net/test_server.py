@@ -18,6 +18,7 @@ from klamm.metrics.requests import RequestMeter
 from klamm.net import server as net_server
 from klamm.net.responses import MeasuredResponse
 from klamm.net.server import (
+    BULK_REQUEST_BYTES,
     OS_DEFAULT_BUFFER,
     READ_AHEAD_BYTES,
     CloseConnection,
@@ -65,6 +66,38 @@ def test_accepted_sockets_have_buffers_of_the_configured_size(runner):
 def test_a_size_of_minus_one_leaves_the_choice_to_the_operating_system():
     chosen = asyncio.run(buffers_of_an_accepted_socket(OS_DEFAULT_BUFFER, OS_DEFAULT_BUFFER))
     assert chosen != (2 * SIZE, SIZE)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_the_receive_buffer_is_bounded_when_a_client_sends_a_large_request(runner):
+    async def sizes_after(bulk_bytes: int, *requests: bytes) -> list[int]:
+        server = Server(
+            echo,
+            frame_bytes_max=10 * BULK_REQUEST_BYTES,
+            idle_max_s=0,
+            backlog=5,
+            bulk_receive_buffer_bytes=bulk_bytes,
+        )
+        port = await server.listen(ListenerEndpoint("PLAINTEXT", "127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sizes = []
+        async with asyncio.timeout(10):
+            for request in requests:
+                writer.write(framed(request))
+                await reader.readexactly(4 + len(request))
+                (connection,) = server.connections
+                assert connection._socket is not None
+                sizes.append(connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        writer.close()
+        await server.close()
+        return sizes
+
+    small, large = bytes(BULK_REQUEST_BYTES), bytes(BULK_REQUEST_BYTES + 1)
+    first, bounded, still = runner(sizes_after(SIZE, small, large, small))
+    assert (bounded, still) == (2 * SIZE, 2 * SIZE)
+    assert first != 2 * SIZE
+    (unbounded,) = runner(sizes_after(OS_DEFAULT_BUFFER, large))
+    assert unbounded != 2 * SIZE
 
 
 def descriptors() -> int:

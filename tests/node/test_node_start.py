@@ -88,10 +88,11 @@ def test_a_broker_that_loses_its_session_at_any_request_of_its_start_registers(
         start(tmp_path / str(at), monkeypatch, lost_at=at)
 
 
-def test_the_receive_buffer_of_clients_is_the_systems_unless_it_is_set():
-    def of(**settings: str) -> int:
+def test_the_receive_buffer_of_clients_is_the_systems_until_they_send_in_bulk_unless_it_is_set():
+    def of(**settings: str) -> tuple[int, int]:
         given = {"zookeeper.connect": "z:1", "broker.id": "1", **settings}
-        return module.receive_buffer_bytes(BrokerConfig.from_properties(given))
+        return module.receive_buffers(BrokerConfig.from_properties(given))
 
-    assert of() == OS_DEFAULT_BUFFER
-    assert of(**{"socket.receive.buffer.bytes": "102400"}) == 102400
+    assert of() == (OS_DEFAULT_BUFFER, 256 << 10)
+    assert of(**{"socket.receive.buffer.bytes": "102400"}) == (102400, OS_DEFAULT_BUFFER)
+    assert of(**{"socket.receive.buffer.bytes": "-1"}) == (OS_DEFAULT_BUFFER, OS_DEFAULT_BUFFER)

@@ -43,6 +43,8 @@ _SENDFILE_MAX_BYTES: Final = 1 << 20
 SENDING_S: Final = 0.002
 #: How much of a client's next requests is read before the one in hand has its response.
 READ_AHEAD_BYTES: Final = 1 << 20
+#: A client that has sent a request above this size sends in bulk.
+BULK_REQUEST_BYTES: Final = 128 << 10
 #: Descriptors that connections leave to the log and to requests of the broker's own.
 _RESERVED_DESCRIPTORS: Final = 256
 
@@ -110,6 +112,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._is_muted = False  # paused until a time, whatever there is room for
         self._has_ended = False  # the client sends nothing more
+        self._is_bulk = False  # the client has sent a large request
         self._drained: asyncio.Future[None] | None = None
 
     # Reading
@@ -182,6 +185,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Start to process a request; unless it is done at once, the connection is busy then."""
         if self._is_closing:
             return
+        if len(frame) > BULK_REQUEST_BYTES and not self._is_bulk:
+            self._is_bulk = True
+            self._server.bound_receive_buffer(self._socket)
         try:
             response = self._dispatch(self, frame)
         except (RemoteProtocolError, CloseConnection) as error:
@@ -492,8 +498,10 @@ class Server:
         backlog: int,
         send_buffer_bytes: int = OS_DEFAULT_BUFFER,
         receive_buffer_bytes: int = OS_DEFAULT_BUFFER,
+        bulk_receive_buffer_bytes: int = OS_DEFAULT_BUFFER,
         quotas: ConnectionAdmission | None = None,
     ) -> None:
+        """A receive buffer has the bulk size from the first large request of its client on."""
         self._quotas = quotas
         self._waiting: deque[ServerConnection] = deque()
         self._dispatch = dispatch
@@ -510,6 +518,7 @@ class Server:
             socket.SO_SNDBUF: send_buffer_bytes,
             socket.SO_RCVBUF: receive_buffer_bytes,
         }
+        self._bulk_receive_buffer_bytes = bulk_receive_buffer_bytes
         self._servers: list[asyncio.Server | Acceptor] = []
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -542,6 +551,11 @@ class Server:
         if self._sweep is None and self._idle_max_s > 0:
             self._close_idle()
         return int(server.sockets[0].getsockname()[1])
+
+    def bound_receive_buffer(self, of: socket.socket | None) -> None:
+        """A client sends large requests: let no more of them wait in the kernel than configured."""
+        if of is not None and self._bulk_receive_buffer_bytes != OS_DEFAULT_BUFFER:
+            of.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._bulk_receive_buffer_bytes)
 
     def on_connected(self, connection: ServerConnection) -> None:
         """Decide whether a new connection is served at once, later, or not at all (SEC-19)."""

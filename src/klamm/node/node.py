@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 #: How long a step of the start waits for the new session after it has lost its own.
 _RETRY_PAUSE_S: Final = 0.1
+#: How much of a client's large requests waits in the kernel; Linux doubles it for its bookkeeping.
+_BULK_RECEIVE_BUFFER_BYTES: Final = 256 << 10
 
 
 class Node:
@@ -121,13 +123,15 @@ class Node:
         meters = self._broker.meters.requests
         dispatcher = Dispatcher(self._broker.handlers(), meters)
         await self._inject_faults(dispatcher)
+        receive_bytes, bulk_receive_bytes = receive_buffers(config)
         self._server = Server(
             dispatcher,
             frame_bytes_max=config.socket_request_max_bytes,
             idle_max_s=config.connections_max_idle_ms / 1000,
             backlog=config.socket_listen_backlog_size,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            receive_buffer_bytes=receive_buffer_bytes(config),
+            receive_buffer_bytes=receive_bytes,
+            bulk_receive_buffer_bytes=bulk_receive_bytes,
             quotas=self._broker.security.connections,
         )
         ports = {}
@@ -352,17 +356,20 @@ class Node:
             await self._store.close()
 
 
-def receive_buffer_bytes(config: BrokerConfig) -> int:
-    """The size of the receive buffer of clients' sockets, if the operating system may not decide.
+def receive_buffers(config: BrokerConfig) -> tuple[int, int]:
+    """The sizes of the receive buffer of clients' sockets: at first, and after large requests.
 
     Kafka's default is not applied, because Linux drops packets within the window that it has
     offered if a buffer of fixed size is full of small requests. While the window is closed, it also
     drops the client's acknowledgements: a large response that is being sent, for which the requests
     behind it wait, goes on only when timers of TCP expire, up to a minute later.
+
+    Large requests fill a buffer of fixed size without that. Left to itself, Linux lets up to 32 MB
+    of them wait in the kernel: by the time they are read, no processor's cache has them.
     """
     if config.layers.is_set("socket.receive.buffer.bytes"):
-        return config.socket_receive_buffer_bytes
-    return OS_DEFAULT_BUFFER
+        return config.socket_receive_buffer_bytes, OS_DEFAULT_BUFFER
+    return OS_DEFAULT_BUFFER, _BULK_RECEIVE_BUFFER_BYTES
 
 
 def run(config: BrokerConfig, faults_fd: int | None = None) -> None:
