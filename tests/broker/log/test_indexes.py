@@ -29,6 +29,7 @@ def offset_index(tmp_path, entries=()) -> OffsetIndex:
 @pytest.mark.rule("LOG-16")
 def test_offset_entries_are_relative_to_the_segment(tmp_path):
     index = offset_index(tmp_path, [(1005, 4097), (1030, 9000)])
+    index.write()
     content = index.path.read_bytes()
     assert list(struct.iter_unpack(">ii", content)) == [(5, 4097), (30, 9000)]
 
@@ -39,6 +40,7 @@ def test_time_entries_are_a_timestamp_and_a_relative_offset(tmp_path):
     index.open_for_append()
     for timestamp, offset in [(-1, 1000), (50, 1003), (50, 1010), (49, 1012), (60, 1020)]:
         index.append_if_larger(timestamp, offset)
+    index.write()
     assert list(struct.iter_unpack(">qi", index.path.read_bytes())) == [(50, 3), (60, 20)]
 
 
@@ -56,6 +58,36 @@ def test_the_floor_is_found_in_memory_and_on_disk(tmp_path_factory, steps, data)
     assert index.floor(probe) == expected
     assert opened(OffsetIndex, index.path).floor(probe) == expected
     assert [entry.key for entry in index] == keys
+
+
+def test_entries_are_written_by_the_dozen_and_when_the_index_is_sealed(tmp_path):
+    index = offset_index(tmp_path, [(BASE + i, i) for i in range(1, 32)])
+    sizes = [index.path.stat().st_size]
+    index.append(BASE + 32, 32)
+    sizes.append(index.path.stat().st_size)
+    index.append(BASE + 33, 33)
+    sizes.append(index.path.stat().st_size)
+    index.seal()
+    assert [*sizes, index.path.stat().st_size] == [0, 32 * 8, 32 * 8, 33 * 8]
+
+
+def test_a_deleted_index_is_not_written_again(tmp_path):
+    index = offset_index(tmp_path, [(1005, 4097)])
+    index.delete()
+    assert not index.path.exists()
+
+
+@given(st.integers(0, 130), st.integers(0, 14_000))
+def test_the_first_entry_with_a_value_is_found_in_memory_and_on_disk(
+    tmp_path_factory, count, value
+):
+    entries = [IndexEntry(BASE + i, 100 * i) for i in range(1, count + 1)]
+    index = offset_index(tmp_path_factory.mktemp("index"), entries)
+    expected = next((entry for entry in entries if entry.value >= value), None)
+    assert index.first_with_value(value) == expected
+    assert list(index) == entries
+    index.seal()
+    assert index.first_with_value(value) == expected
 
 
 def test_an_entry_in_memory_takes_little_more_than_its_two_numbers(tmp_path):

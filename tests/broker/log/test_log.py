@@ -541,6 +541,20 @@ def test_only_flushing_moves_the_recovery_point(home):
     assert log.recovery_point == 10
 
 
+@pytest.mark.rule("LOG-16")
+def test_a_flush_makes_the_indexes_durable_up_to_the_last_batch(home):
+    home.config = LogConfig(index_interval_bytes=0)
+    log = home.open()
+    for _ in range(5):
+        log.append_as_leader(batch_of(1), leader_epoch=0, now_ms=NOW)
+    (segment,) = log.segments
+    assert segment.offset_index.entries == 4
+    assert segment.offset_index.path.stat().st_size == 0
+    log.flush()
+    assert segment.offset_index.path.stat().st_size == 4 * 8
+    assert segment.time_index.path.stat().st_size == 12 * segment.time_index.entries
+
+
 def test_a_flush_that_a_truncation_overtook_does_not_count(home):
     log = home.open()
     append(log, count=10)

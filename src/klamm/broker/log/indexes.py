@@ -9,6 +9,10 @@ Only the newest entries of a segment that is being written stay in memory. Older
 binary search in the file, which the page cache makes cheap. A file is open from its first new entry
 on until the segment is sealed, so that many segments cost neither memory nor file descriptors.
 
+New entries are written some dozens at a time, and before the file is synced or sealed. A crash may
+take those that were not written: a start after a crash builds the indexes of all segments anew that
+have not been synced.
+
 One thread at a time may append or cut; any thread may look something up meanwhile.
 """
 
@@ -27,7 +31,8 @@ from klamm.broker.log.files import Files, LogFile, OpenFile
 
 #: What a search reads in one piece, in entries.
 _BLOCK: Final = 512
-#: How many of the newest entries an index that is being written remembers, at least.
+#: How many of the newest entries an index that is being written remembers, at least. They are
+#: written when there are as many new ones.
 _REMEMBERED: Final = 32
 
 
@@ -44,17 +49,19 @@ class _Recent:
     A value is appended before its key, so that another thread finds a value for every key.
     """
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("first", "keys", "values")
 
-    def __init__(self, entries: Iterable[IndexEntry] = ()) -> None:
+    def __init__(self, first: int = 0, entries: Iterable[IndexEntry] = ()) -> None:
+        #: How many older entries there are. All of them are in the file.
+        self.first = first
         self.keys = array("q")
         self.values = array("q")
         for entry in entries:
-            self.append(entry)
+            self.append(*entry)
 
-    def append(self, entry: IndexEntry) -> None:
-        self.values.append(entry.value)
-        self.keys.append(entry.key)
+    def append(self, key: int, value: int) -> None:
+        self.values.append(value)
+        self.keys.append(key)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -64,7 +71,7 @@ class _Recent:
 
     def newest(self, count: int) -> _Recent:
         """A copy of the last entries."""
-        copy = _Recent()
+        copy = _Recent(self.first + len(self) - count)
         copy.keys, copy.values = self.keys[-count:], self.values[-count:]
         return copy
 
@@ -85,6 +92,7 @@ class _Index:
         "_recent",
         "_takes_entries",
         "_value_base",
+        "_written",
         "entries",
         "file",
         "is_aligned",
@@ -106,6 +114,8 @@ class _Index:
         self.is_missing = size is None
         self.is_aligned = (size or 0) % self._form.size == 0
         self.entries = (size or 0) // self._form.size
+        #: How many of them are in the file; the others are in memory.
+        self._written = self.entries
 
     @property
     def path(self) -> Path:
@@ -117,7 +127,7 @@ class _Index:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file has no bytes, or does not exist."""
+        """Whether the file has no bytes, or does not exist, and nothing is to be written."""
         return not self.entries and self.is_aligned
 
     def is_full(self, max_bytes: int) -> bool:
@@ -129,15 +139,17 @@ class _Index:
         if self.is_missing:
             self.file.create()
             self.is_missing = False
+        self.write()
         start = max(0, self.entries - _REMEMBERED)
         self._recent = _Recent(
-            self._read(self.file.opened(), start, self.entries) if self.entries else ()
+            start, self._read(self.file.opened(), start, self.entries) if self.entries else ()
         )
         self._takes_entries = True
 
     def build_anew(self) -> None:
         """Forget all entries and collect new ones in memory; `seal` brings them into the file."""
-        self.entries, self.is_aligned = 0, True
+        self.entries = self._written = 0
+        self.is_aligned = True
         self._recent, self._collected, self._takes_entries = _Recent(), bytearray(), True
 
     def _write_collected(self, collected: bytearray) -> None:
@@ -154,13 +166,31 @@ class _Index:
             self._files.ftruncate(file.fd, 0)
         if kept < len(collected):
             self._files.write_all(file.fd, [memoryview(collected)[kept:]], kept)
+        self._written = self.entries
         self.is_missing = False
 
-    def seal(self) -> None:
-        """Close the file and free the memory; entries can still be looked up."""
+    def write(self) -> None:
+        """Bring new entries into the file."""
         if self._collected is not None:
             self._write_collected(self._collected)
             self._collected = None
+        elif self._written < self.entries:
+            recent, form = self._recent, self._form
+            new = range(self._written - recent.first, len(recent))
+            key_base, value_base = self._key_base, self._value_base
+            packed = b"".join(
+                form.pack(recent.keys[row] - key_base, recent.values[row] - value_base)
+                for row in new
+            )
+            self._files.write_all(self.file.opened().fd, [packed], self._written * form.size)
+            self._written = self.entries
+
+    def seal(self) -> None:
+        """Write new entries, close the file and free the memory; entries can still be looked up."""
+        self.write()
+        self._close()
+
+    def _close(self) -> None:
         self._recent, self._takes_entries = _NO_ENTRIES, False
         self.file.close()
 
@@ -176,7 +206,8 @@ class _Index:
         recent = self._recent
         if recent and recent.keys[0] <= key:
             return recent[bisect_right(recent.keys, key) - 1]
-        return self._search(key) if self.entries else None
+        rows = self._rows_before(recent)
+        return self._search(key, rows) if rows else None
 
     def first_with_value(self, value: int) -> IndexEntry | None:
         """The first entry whose value is not below `value`."""
@@ -185,30 +216,34 @@ class _Index:
             rows = len(recent)
             row = bisect_left(recent.values, value, hi=rows)
             return recent[row] if row < rows else None
-        low, high = 0, self.entries
-        if not high:
-            return None
-        file = self._opened()
-        while low < high:
-            middle = (low + high) // 2
-            if self._read(file, middle, middle + 1)[0].value < value:
-                low = middle + 1
-            else:
-                high = middle
-        return self._read(file, low, low + 1)[0] if low < self.entries else None
+        low = 0
+        high = rows = self._rows_before(recent)
+        if rows:
+            file = self._opened()
+            while low < high:
+                middle = (low + high) // 2
+                if self._read(file, middle, middle + 1)[0].value < value:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < rows:
+                return self._read(file, low, low + 1)[0]
+        return recent[0] if recent else None
 
     def cut(self, rows: int) -> None:
         """Keep the first `rows` entries only."""
+        self.write()
         if rows != self.entries or not self.is_aligned:
             file = self._opened()
             self._files.ftruncate(file.fd, rows * self._form.size)
-        self.entries = rows
+        self.entries = self._written = rows
         self.is_aligned = True
         if self._takes_entries:
             self.open_for_append()
 
     def cut_where(self, is_beyond: Callable[[IndexEntry], bool]) -> None:
         """Drop the entries at the end for which `is_beyond` holds."""
+        self.write()
         low, high = 0, self.entries
         if low < high:
             file = self._opened()
@@ -222,6 +257,7 @@ class _Index:
             self.cut(low)
 
     def sync(self) -> None:
+        """Make the file durable; `write` brings the newest entries into it."""
         self.file.sync()
 
     def rename(self, name: str) -> None:
@@ -230,32 +266,37 @@ class _Index:
         self.file.name = name
 
     def delete(self) -> None:
-        self.seal()
+        self._collected = None
+        self._close()
         self.file.delete()
 
     def __iter__(self) -> Iterator[IndexEntry]:
-        return iter(self._read(self._opened(), 0, self.entries) if self.entries else ())
-
-    def _append(self, entry: IndexEntry) -> None:
-        assert self._takes_entries, "a sealed index takes no entries"
-        packed = self._form.pack(entry.key - self._key_base, entry.value - self._value_base)
-        if self._collected is not None:
-            self._collected += packed
-        else:
-            file, position = self.file.opened(), self.entries * self._form.size
-            if self._files.pwritev(file.fd, (packed,), position) != self._form.size:
-                self._files.write_all(file.fd, (packed,), position)
-        self.entries += 1
         recent = self._recent
-        recent.append(entry)
+        rows = self._rows_before(recent)
+        older = self._read(self._opened(), 0, rows) if rows else ()
+        return iter([*older, *map(IndexEntry, recent.keys, recent.values)])
+
+    def _append(self, key: int, value: int) -> None:
+        assert self._takes_entries, "a sealed index takes no entries"
+        recent = self._recent
+        recent.append(key, value)
+        self.entries += 1
+        if self._collected is not None:
+            self._collected += self._form.pack(key - self._key_base, value - self._value_base)
+        elif self.entries - self._written >= _REMEMBERED:
+            self.write()
         if len(recent) >= 2 * _REMEMBERED:
             # New columns, because another thread may be searching the old ones.
             self._recent = recent.newest(_REMEMBERED)
 
-    def _search(self, key: int) -> IndexEntry | None:
+    def _rows_before(self, recent: _Recent) -> int:
+        """How many entries are to be looked for in the file."""
+        return recent.first if recent else self.entries
+
+    def _search(self, key: int, rows: int) -> IndexEntry | None:
         file, form = self._opened(), self._form
         relative = key - self._key_base
-        low, high = 0, self.entries
+        low, high = 0, rows
         while high - low > _BLOCK:
             middle = (low + high) // 2
             if form.unpack(os.pread(file.fd, form.size, middle * form.size))[0] <= relative:
@@ -301,7 +342,7 @@ class OffsetIndex(_Index):
         super().__init__(name, files, size, key_base=base_offset, value_base=0)
 
     def append(self, last_offset: int, position: int) -> None:
-        self._append(IndexEntry(last_offset, position))
+        self._append(last_offset, position)
 
     def is_sane(self, log_size: int) -> bool:
         """Whether the entries can belong to a log of that size, after cutting unused zeros."""
@@ -328,7 +369,7 @@ class TimeIndex(_Index):
         """Timestamps strictly increase, so one that was seen before adds nothing."""
         last = self.last()
         if timestamp > (last.key if last else -1):
-            self._append(IndexEntry(timestamp, offset))
+            self._append(timestamp, offset)
 
     def is_sane(self) -> bool:
         """Whether the entries can be a time index at all, after cutting unused zeros."""

@@ -581,7 +581,7 @@ class Log:
 
     def flush(self, up_to: int | None = None) -> None:
         """Sync what lies below `up_to`, all if not given, and move the recovery point there."""
-        with self._lock:
+        with self._lock, self._storage():
             target = self.end_offset if up_to is None else up_to
             if target <= self.recovery_point:
                 return
@@ -590,6 +590,8 @@ class Log:
                 for segment in self._segments.from_offset(self.recovery_point)
                 if segment.base_offset < target
             ]
+            for segment in unflushed:
+                segment.write_indexes()
             truncations = self._truncations
         began = time.perf_counter()
         with self._storage():

@@ -251,8 +251,13 @@ class Segment:
         self.seal()
         return file_size - self.size
 
+    def write_indexes(self) -> None:
+        """Bring the newest entries of the indexes into their files; `sync` makes them durable."""
+        self.offset_index.write()
+        self.time_index.write()
+
     def sync(self) -> None:
-        """Make the content durable. Slow: it waits for the disk."""
+        """Make what has been written durable. Slow: it waits for the disk."""
         file = self.file
         self._files.fsync(file.fd)
         self.offset_index.sync()
