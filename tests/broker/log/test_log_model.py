@@ -126,6 +126,9 @@ class LogMachine(RuleBasedStateMachine):
             start_offset=self.start,
             high_watermark=high_watermark,
         )
+        # A start deletes segments that end before the log's start.
+        self.first = self.log.segments[0].base_offset
+        self.batches = [batch for batch in self.batches if batch.base >= self.first]
         # Nothing but batches and the names of segments tells where the log ended.
         last = self.batches[-1].last + 1 if self.batches else 0
         self.end = max(last, self.log.segments[-1].base_offset)

@@ -1,10 +1,9 @@
 """The handler of Produce (section 6.7)."""
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from klamm.broker.delayed.operations import DelayedProduce
 from klamm.broker.fetch.reader import leader_hint
@@ -75,9 +74,11 @@ _UNKNOWN_FOR_NOW: Final = frozenset(
     }
 )
 
-Required = dict[TopicPartition, int]
+#: The records of a request by partition, as they were sent.
+Sent: TypeAlias = dict[TopicPartition, memoryview | None]
 #: The records of a partition: as sent, already validated, or already refused.
 Records: TypeAlias = memoryview | Batch | AppendError | None
+Required: TypeAlias = dict[TopicPartition, int]
 
 
 class VerifiedBatches(NamedTuple):
@@ -115,29 +116,27 @@ class ProduceHandlers:
     @in_slices
     def _produce(self, call: Call) -> Steps[Result | Awaitable[Result]]:
         # Of several entries for a partition, Kafka takes the last.
-        sent: dict[TopicPartition, Records] = {}
-        has_garbage = has_transactional = False
+        sent: Sent = {}
         for topic in call.body.topics:
             for index, records in topic.partitions:
                 sent[TopicPartition(topic.name, index)] = records
                 yield None
-        for records in cast("Collection[memoryview | None]", sent.values()):
-            has_garbage = has_garbage or is_garbage(records)
+        has_transactional = False
+        for records in sent.values():
+            if is_garbage(records):
+                return self._refuse_all(call, sent, ErrorCode.CORRUPT_MESSAGE)
             has_transactional = has_transactional or is_transactional(records)
             yield None
-        if has_garbage:
-            return self._refuse_all(call, sent, ErrorCode.CORRUPT_MESSAGE)
-        if not has_transactional:
-            return self._validate_and_append(call, sent, NOT_VERIFIED)
-        verified = self._verify(call, sent)
-        if isinstance(verified, ErrorCode):
-            return self._refuse_all(call, sent, verified)
-        if isinstance(verified, VerifiedBatches):
-            return self._validate_and_append(call, sent, verified)
-        return self._append_when_verified(call, sent, verified)
+        verified = NOT_VERIFIED
+        if has_transactional:
+            result = self._verify(call, sent)
+            if isinstance(result, ErrorCode):
+                return self._refuse_all(call, sent, result)
+            verified = result if isinstance(result, VerifiedBatches) else (yield result)
+        return (yield from self._validate_and_append(call, sent, verified))
 
     def _verify(
-        self, call: Call, sent: Mapping[TopicPartition, Records]
+        self, call: Call, sent: Sent
     ) -> VerifiedBatches | ErrorCode | Awaitable[VerifiedBatches]:
         """Ask the coordinator about batches that begin a transaction on their partition (TXN-12).
 
@@ -149,7 +148,7 @@ class ProduceHandlers:
         headers = {
             name: decode_batch_header(records)
             for name, records in sent.items()
-            if isinstance(records, memoryview) and is_transactional(records)
+            if records is not None and is_transactional(records)
         }
         producers = {(each.producer_id, each.producer_epoch) for each in headers.values()}
         if len(producers) > 1:
@@ -169,29 +168,22 @@ class ProduceHandlers:
             return VerifiedBatches(entries, errors)
         return _verified_later(entries, errors)
 
-    async def _append_when_verified(
-        self,
-        call: Call,
-        sent: dict[TopicPartition, Records],
-        verified: Awaitable[VerifiedBatches],
-    ) -> Result:
-        result = self._validate_and_append(call, sent, await verified)
-        return await result if inspect.isawaitable(result) else result
-
     def _validate_and_append(
-        self, call: Call, sent: dict[TopicPartition, Records], verified: VerifiedBatches
-    ) -> Result | Awaitable[Result]:
-        if take_long(cast("Collection[memoryview | None]", sent.values())):
-            return self._validate_aside(call, sent, verified)
+        self, call: Call, sent: Sent, verified: VerifiedBatches
+    ) -> Steps[Result | Awaitable[Result]]:
+        if take_long(sent.values()):
+            return (yield from self._validate_aside(call, sent, verified))
+        validated: dict[TopicPartition, Records] = {}
         for name, records in sent.items():
-            if not isinstance(records, memoryview) or len(records) < HEADER_SIZE:
-                continue
-            if is_compressed(records):
+            if records is not None and len(records) >= HEADER_SIZE and is_compressed(records):
                 try:
-                    sent[name] = self._validate(call, name, records, DECOMPRESSED_ON_LOOP_BYTES)
+                    validated[name] = self._validate(
+                        call, name, records, DECOMPRESSED_ON_LOOP_BYTES
+                    )
                 except TakesLongError:
-                    return self._validate_aside(call, sent, verified)
-        return self._append_all(call, sent, verified)
+                    return (yield from self._validate_aside(call, sent, verified))
+        sound = {**sent, **validated} if validated else sent
+        return (yield from self._append_all(call, sound, verified))
 
     def _refuse_all(
         self, call: Call, sent: Iterable[TopicPartition], error: ErrorCode
@@ -202,24 +194,25 @@ class ProduceHandlers:
             self._check_unacknowledged(topics)
         return self._respond(call, topics)
 
-    async def _validate_aside(
-        self, call: Call, sent: Mapping[TopicPartition, Records], verified: VerifiedBatches
-    ) -> Result:
-        """Serve other clients while another thread validates; one such request at a time."""
+    def _validate_aside(
+        self, call: Call, sent: Sent, verified: VerifiedBatches
+    ) -> Steps[Result | Awaitable[Result]]:
+        """Serve other clients while another thread validates."""
+        validated = yield self._validate_all(call, sent)
+        discard(dismantle, sent)
+        return (yield from self._append_all(call, validated, verified))
+
+    async def _validate_all(self, call: Call, sent: Sent) -> dict[TopicPartition, Records]:
+        """Validate in another thread; one such request at a time."""
 
         def validate() -> dict[TopicPartition, Records]:
             return {
-                name: self._validate(call, name, records)
-                if isinstance(records, memoryview)
-                else records
+                name: None if records is None else self._validate(call, name, records)
                 for name, records in sent.items()
             }
 
         async with self._validating:
-            validated = await aside(validate)
-        discard(dismantle, sent)
-        result = self._append_all(call, validated, verified)
-        return await result if inspect.isawaitable(result) else result
+            return await aside(validate)
 
     def _validate(
         self,
@@ -236,7 +229,6 @@ class ProduceHandlers:
         except AppendError as failure:
             return failure.again()
 
-    @in_slices
     def _append_all(
         self, call: Call, sent: Mapping[TopicPartition, Records], verified: VerifiedBatches
     ) -> Steps[Result | Awaitable[Result]]:

@@ -86,9 +86,10 @@ class ReplicatedBatch(NamedTuple):
 
 
 def check_produced(records: Buffer | None, produce_version: int) -> None:
-    """Raise an AppendError unless a produce request has one readable batch for the partition."""
-    if is_garbage(records):
-        raise AppendError(ErrorCode.CORRUPT_MESSAGE, "What was sent is no record batch")
+    """Raise an AppendError unless a produce request has one readable batch for the partition.
+
+    The records have passed `is_garbage`, by which the whole request is judged.
+    """
     if records is None or len(records) < HEADER_SIZE:
         raise AppendError(
             ErrorCode.INVALID_RECORD,

@@ -29,6 +29,10 @@ _LEADER: Final = struct.Struct(">iix")
 #: topics, and the length of the name; then how many partitions, and the first.
 _ONE_TOP: Final = struct.Struct(">BhiBB")
 _ONE_PARTITION: Final = struct.Struct(">Bi")
+#: Of a response about one partition without an error: its size, correlation id and header tags, how
+#: many topics, and the length of the name; then how many partitions, and the first, to the end.
+_ONE_TOP_RESULT: Final = struct.Struct(">iixBB")
+_ONE_RESULT: Final = struct.Struct(">BihqqqBxxxix")
 _RESULT: Final = struct.Struct(">ihqqq")
 _RESULT_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
 
@@ -163,6 +167,10 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
     """Encode a response, size included."""
     version = header.api_version
     is_flexible = version >= _FIRST_FLEXIBLE
+    if is_flexible and len(response.topics) == 1:
+        encoded = _encode_one(header.correlation_id, response)
+        if encoded is not None:
+            return encoded
     layout = _RESULT if version >= _FIRST_WITH_LOG_START else _RESULT_BEFORE_LOG_START
     fixed = layout.pack
     fixed_fields = 5 if layout is _RESULT else 4
@@ -182,6 +190,25 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
     elif is_flexible:
         parts.append(b"\0")
     return framed(parts)
+
+
+def _encode_one(correlation_id: int, response: ProduceResponse) -> bytes | None:
+    """Encode a response about one partition without an error; None for any other."""
+    (topic,) = response.topics
+    if len(topic.partitions) != 1 or topic.partitions[0].error_code or response.node_endpoints:
+        return None
+    partition = topic.partitions[0]
+    name = topic.name.encode()
+    if len(name) + 1 >= _SHORT:
+        return None
+    size = _ONE_TOP_RESULT.size + len(name) + _ONE_RESULT.size - _INT32.size
+    return b"".join(
+        (
+            _ONE_TOP_RESULT.pack(size, correlation_id, 2, len(name) + 1),
+            name,
+            _ONE_RESULT.pack(2, *partition[:5], 1, response.throttle_time_ms),
+        )
+    )
 
 
 @lru_cache
