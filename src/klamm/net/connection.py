@@ -214,6 +214,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._kept = memoryview(b"")
         self._filled = 0
         self._response: asyncio.Future[memoryview] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def send(
         self, parts: Sequence[bytes | memoryview], timeout_s: float
@@ -222,13 +223,13 @@ class _Wire(asyncio.BufferedProtocol):
         assert self._transport is not None, "connected before anything is sent"
         loop = asyncio.get_running_loop()
         self._response = response = loop.create_future()
-        timer = loop.call_later(timeout_s, self._expire, response)
-        response.add_done_callback(lambda _: timer.cancel())
+        self._timer = loop.call_later(timeout_s, self._expire, response)
         self._transport.writelines(parts)
         return response
 
     def close(self) -> None:
         self.is_closed = True
+        self._cancel_timer()
         if self._transport is not None:
             self._transport.abort()
 
@@ -256,10 +257,16 @@ class _Wire(asyncio.BufferedProtocol):
             self._frame[: self._filled] = self._scratch[_SIZE.size : _SIZE.size + self._filled]
         if self._filled == len(self._frame):
             frame, self._frame, self._filled = self._frame, None, 0
+            self._cancel_timer()
             if self._response is not None and not self._response.done():
                 self._response.set_result(frame)
             else:
                 self._fail(ConnectionError("a response without a request"))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _buffer_of(self, size: int) -> memoryview:
         if len(self._kept) >= size:

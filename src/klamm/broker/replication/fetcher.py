@@ -233,6 +233,8 @@ class ReplicaFetcher:
 
     def next_list_offsets(self) -> ListOffsetsQuery | None:
         """The next ListOffsets request; None if no partition is out of range."""
+        if not self._asking:
+            return None
         for phase, timestamp in (
             (_Phase.ASKING_LATEST, LATEST),
             (_Phase.ASKING_EARLIEST, EARLIEST),

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -39,6 +40,7 @@ from klamm.net.connection import ClientConnection
 from klamm.net.secure import SecureClient
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.frames import decode_response
+from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.fast.fetch import (
     FetchPartitionRequest,
     FetchRequest,
@@ -47,6 +49,7 @@ from klamm.protocol.fast.fetch import (
     ForgottenTopic,
     encode_fetch_request,
 )
+from klamm.protocol.fast.steady_fetch import SteadyFetchFormat
 
 log = logging.getLogger("klamm.broker.replication.fetcher_manager")
 
@@ -223,6 +226,9 @@ class _Loop:
             context.secure,
             reuses_buffer=True,
         )
+        #: What the fetches of a session have in common, and what that depends on.
+        self._format: SteadyFetchFormat | None = None
+        self._terms: tuple[int, int] | None = None
         self._task = asyncio.create_task(self._run(), name=f"fetcher of broker {leader}")
 
     @property
@@ -263,8 +269,7 @@ class _Loop:
             await self._pause()
             return
         self.fetches.mark()
-        version = _FETCH_BY_ID if request.by_id else _FETCH_BY_NAME
-        response = await self._fetch(version, self._fetch_request(request))
+        response = await self._fetch(request)
         self._on_effects(self, self.fetcher.on_response(response, self._clock.steady_ms()))
 
     async def _pause(self) -> None:
@@ -285,17 +290,28 @@ class _Loop:
             raise UnavailableError(f"broker {self.leader} is not known to be alive")
         return node.host, node.port
 
-    async def _fetch(self, version: int, request: FetchRequest) -> FetchResponse:
+    async def _fetch(self, request: FetchRequestData) -> FetchResponse:
         response: FetchResponse = await self._connection.exchange(
             *self._leader_address(),
             ApiKey.FETCH,
-            version,
-            lambda header: [encode_fetch_request(header, request)],
+            _FETCH_BY_ID if request.by_id else _FETCH_BY_NAME,
+            partial(self._encode, request),
             decode_response,
         )
         return response
 
-    def _fetch_request(self, request: FetchRequestData) -> FetchRequest:
+    def _encode(self, request: FetchRequestData, header: RequestHeader) -> list[bytes]:
+        topics = _fetch_topics(request.partitions, self._context.config.replica_fetch_max_bytes)
+        terms = request.session_id, self._context.identity.broker_epoch
+        if self._format is not None and terms == self._terms and not request.forgotten:
+            epoch = request.session_epoch
+            return [self._format.request(header.correlation_id, epoch, topics)]
+        plain = self._fetch_request(request, topics)
+        if request.by_id and not request.is_full:
+            self._format, self._terms = SteadyFetchFormat(header, plain), terms
+        return [encode_fetch_request(header, plain)]
+
+    def _fetch_request(self, request: FetchRequestData, topics: list[FetchTopic]) -> FetchRequest:
         config, identity = self._context.config, self._context.identity
         return FetchRequest(
             identity.broker_id,
@@ -306,7 +322,7 @@ class _Loop:
             _READ_UNCOMMITTED,
             request.session_id,
             request.session_epoch,
-            _fetch_topics(request.partitions, config.replica_fetch_max_bytes),
+            topics,
             _forgotten_topics(request.forgotten),
             "",
         )

@@ -12,6 +12,8 @@ _HEAD: Final = struct.Struct(">hhi")
 _USUAL_HEAD: Final = struct.Struct(">hhih")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
+#: The header of a response as nearly all are: without tags.
+_NO_TAGS: Final = struct.Struct(">ix")
 
 
 #: The version of the header by key and version of a request that is decoded.
@@ -91,7 +93,10 @@ def encode_request_header(header: RequestHeader) -> bytes:
 def decode_response_header(header: RequestHeader, view: memoryview) -> int:
     """Find the position of the body in a response; raises if it responds to another request."""
     key, version, awaited, _ = header
-    cursor = Cursor(view, 0, response_header_version(key, version) == 1)
+    is_flexible = response_header_version(key, version) == 1
+    if is_flexible and view[: _NO_TAGS.size] == _NO_TAGS.pack(awaited):
+        return _NO_TAGS.size
+    cursor = Cursor(view, 0, is_flexible)
     (correlation_id,) = cursor.unpack(_INT32)
     if correlation_id != awaited:
         raise RemoteProtocolError(f"response {correlation_id} came where {awaited} was awaited")

@@ -27,7 +27,13 @@ from klamm.protocol.codec.headers import (
     framed,
 )
 from klamm.protocol.codec.large import read_large
-from klamm.protocol.codec.primitives import Cursor, encode_count, encode_string, encode_tagged
+from klamm.protocol.codec.primitives import (
+    Cursor,
+    decode_uvarint,
+    encode_count,
+    encode_string,
+    encode_tagged,
+)
 from klamm.protocol.schema.lookup import message_reader, message_schema
 
 _FIRST_WITH_LOG_START: Final = 5
@@ -56,6 +62,12 @@ REQUESTED: Final = struct.Struct(">iiqiqiB")
 #: the id and the epoch, and the number of tags in it.
 _REPLICA_STATE: Final = struct.Struct(">BBBiqB")
 _REPLICA_STATE_HEAD: Final = (1, 1, 13)
+#: The body of a response about one partition, up to its records: throttle time, error and session,
+#: one topic with its id, one partition with its index, error and three offsets, the number of
+#: aborted transactions, the preferred replica.
+ONE_PARTITION: Final = struct.Struct(">ihiB16sBihqqqBi")
+#: No tags after the partition, the topic and the response.
+ONE_PARTITION_END: Final = bytes(3)
 #: A request of about 16 partitions; kio reads larger ones faster.
 _SHORT_REQUEST_BYTES: Final = 600
 #: Lengths of one byte are below this.
@@ -240,21 +252,7 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
         parts.append(_REQUEST_TOP_WITH_REPLICA.pack(request.replica_id, *request[2:8]))
     parts.append(encode_count(len(request.topics), is_flexible=True))
     for topic in request.topics:
-        parts.append(_encode_topic_key(topic, version))
-        parts.append(encode_count(len(topic.partitions), is_flexible=True))
-        for each in topic.partitions:
-            parts.append(
-                REQUESTED.pack(
-                    each.partition,
-                    each.current_leader_epoch,
-                    each.fetch_offset,
-                    each.last_fetched_epoch,
-                    each.log_start_offset,
-                    each.partition_max_bytes,
-                    0,
-                )
-            )
-        parts.append(b"\0")
+        parts += encode_requested(topic, version)
     parts.append(encode_count(len(request.forgotten_topics), is_flexible=True))
     for forgotten in request.forgotten_topics:
         parts.append(_encode_topic_key(forgotten, version))
@@ -268,6 +266,27 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
     else:
         parts.append(b"\0")
     return framed(parts)
+
+
+def encode_requested(topic: FetchTopic, version: int) -> list[bytes]:
+    """The parts of a request of a flexible version that are about one topic."""
+    return [
+        _encode_topic_key(topic, version),
+        encode_count(len(topic.partitions), is_flexible=True),
+        *(
+            REQUESTED.pack(
+                each.partition,
+                each.current_leader_epoch,
+                each.fetch_offset,
+                each.last_fetched_epoch,
+                each.log_start_offset,
+                each.partition_max_bytes,
+                0,
+            )
+            for each in topic.partitions
+        ),
+        b"\0",
+    ]
 
 
 def request_topics_at(header: RequestHeader) -> int:
@@ -532,6 +551,10 @@ def _encode_end(diverging: EpochEndOffset | None, leader: LeaderHint | None, ver
 
 def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchResponse:
     """Decode the body of a response; record data is not copied from the frame."""
+    if version >= FIRST_WITH_TOPIC_IDS:
+        response = _decode_one(view, at)
+        if response is not None:
+            return response
     cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
     error_code = session_id = 0
     if version >= _FIRST_WITH_SESSIONS:
@@ -550,6 +573,28 @@ def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchRespo
         topics.append(FetchTopicResponse(name, topic_id, partitions))
     # Endpoints are for consumers only: a follower gets its leader from the controller.
     return FetchResponse(topics, error_code, session_id, throttle_time_ms)
+
+
+def _decode_one(view: memoryview, at: int) -> FetchResponse | None:
+    """Decode a response with records of one partition and nothing rare; None for any other."""
+    try:
+        fields = ONE_PARTITION.unpack_from(view, at)
+        throttle_time_ms, error_code, session_id, topics, topic_id, partitions = fields[:6]
+        partition, error, high_watermark, last_stable, log_start, aborted, preferred = fields[6:]
+        if topics != 2 or partitions != 2 or aborted:
+            return None
+        size, start = decode_uvarint(view, at + ONE_PARTITION.size)
+        end = start + size - 1
+        if size < 1 or view[end : end + len(ONE_PARTITION_END)] != ONE_PARTITION_END:
+            return None
+    except (struct.error, RemoteProtocolError):
+        return None
+    records = view[start:end]
+    found = FetchPartitionResponse(
+        partition, error, high_watermark, last_stable, log_start, records, None, preferred
+    )
+    topic = FetchTopicResponse(None, _topic_id(topic_id), [found])
+    return FetchResponse([topic], error_code, session_id, throttle_time_ms)
 
 
 def _decode_partition(cursor: Cursor, version: int) -> FetchPartitionResponse:

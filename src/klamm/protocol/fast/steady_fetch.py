@@ -1,23 +1,29 @@
-"""The fetches of a follower that keeps up: read and answered as the few bytes that change.
+"""The fetches of a follower that keeps up: the few bytes that change from one to the next.
 
 One such fetch differs from the one before in its correlation id, in the epoch of its session and in
 the positions of the partitions that it names. `SteadyFetchFormat` knows all the rest of it, so that
-comparing bytes takes the place of decoding them.
+comparing bytes takes the place of decoding them at the leader, and copying them that of encoding
+at the follower.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from klamm.protocol.codec.headers import RequestHeader
+from klamm.protocol.codec.headers import RequestHeader, framed
 from klamm.protocol.codec.primitives import encode_uvarint
 from klamm.protocol.fast.fetch import (
     FIRST_WITH_TOPIC_IDS,
+    ONE_PARTITION,
+    ONE_PARTITION_END,
     REQUESTED,
     Chunk,
     FetchPartitionResponse,
     FetchRequest,
+    FetchTopic,
     Placeholder,
     encode_fetch_request,
+    encode_requested,
     request_topics_at,
 )
 
@@ -31,12 +37,8 @@ _SHORT: Final = 0x80
 #: A request of about 16 partitions.
 _REQUEST_BYTES_MAX: Final = 600
 
-#: A response with one partition, up to the size of its records: that of the frame, correlation id
-#: and tags, throttle time, error and session, one topic with its id, one partition with its index,
-#: error and three offsets, no aborted transactions, no preferred replica.
-_ONE_PARTITION: Final = struct.Struct(">iiBihiB16sBihqqqBi")
-#: No tags after the partition, the topic and the response.
-_ONE_PARTITION_END: Final = bytes(3)
+#: A response up to its body: the size of the frame, correlation id and no tags.
+_RESPONSE_HEAD: Final = struct.Struct(">iix")
 
 
 class SteadyFetchRequest(NamedTuple):
@@ -64,6 +66,22 @@ class SteadyFetchFormat:
         self._head = frame[_CORRELATION_ID_END : self._epoch_at]
         self._end = frame[topics_at + 1 :]
         self._session_id = request.session_id
+
+    def request(
+        self, correlation_id: int, session_epoch: int, topics: Sequence[FetchTopic]
+    ) -> bytes:
+        """A request that forgets nothing, size included."""
+        parts = [
+            self._key,
+            _INT32.pack(correlation_id),
+            self._head,
+            _INT32.pack(session_epoch),
+            encode_uvarint(len(topics) + 1),
+        ]
+        for topic in topics:
+            parts += encode_requested(topic, FIRST_WITH_TOPIC_IDS)
+        parts.append(self._end)
+        return framed(parts)
 
     def read(self, frame: bytes) -> SteadyFetchRequest | None:
         """What is particular in a request; None if it differs in anything else."""
@@ -109,10 +127,11 @@ class SteadyFetchFormat:
     ) -> list[Chunk]:
         """A response with the records of one partition."""
         size = encode_uvarint(records.size + 1)
-        head = _ONE_PARTITION.pack(
-            _ONE_PARTITION.size - _SIZE_BYTES + len(size) + records.size + len(_ONE_PARTITION_END),
-            correlation_id,
-            0,
+        records_at = _RESPONSE_HEAD.size + ONE_PARTITION.size + len(size)
+        head = _RESPONSE_HEAD.pack(
+            records_at + records.size + len(ONE_PARTITION_END) - _SIZE_BYTES, correlation_id
+        )
+        body = ONE_PARTITION.pack(
             0,
             0,
             self._session_id,
@@ -127,4 +146,4 @@ class SteadyFetchFormat:
             0,
             -1,
         )
-        return [head + size, records, _ONE_PARTITION_END]
+        return [b"".join((head, body, size)), records, ONE_PARTITION_END]
