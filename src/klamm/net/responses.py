@@ -25,6 +25,8 @@ class FileRange(Protocol):
 
 
 Part: TypeAlias = bytes | memoryview | FileRange
+#: For `isinstance`: the parts that are not ranges of files.
+BYTES: Final = (bytes, memoryview)
 #: The parts of one response frame; None if there is no response.
 Parts: TypeAlias = Sequence[Part] | None
 #: A response, the meter of its API, and the measurements to note there when it has been sent.
@@ -35,14 +37,14 @@ def in_one_piece(parts: Sequence[Part]) -> Sequence[Part]:
     """The parts of a response, joined if they are small."""
     size = 0
     for part in parts:
-        size += len(part) if isinstance(part, bytes | memoryview) else part.size
+        size += len(part) if isinstance(part, BYTES) else part.size
         if size > _ONE_PIECE_BYTES:
             return parts
     piece = b"".join(
-        part
-        if isinstance(part, bytes | memoryview)
-        else os.pread(part.fileno(), part.size, part.position)
-        for part in parts
+        [
+            part if isinstance(part, BYTES) else os.pread(part.fileno(), part.size, part.position)
+            for part in parts
+        ]
     )
     if len(piece) < size:
         raise OSError(errno.EIO, "a file is shorter than it was")

@@ -28,7 +28,7 @@ from klamm.config.endpoints import ListenerEndpoint
 from klamm.errors import ConfigError, RemoteProtocolError
 from klamm.metrics.requests import RequestMeter, Unsent
 from klamm.net.incoming import SCRATCH_BYTES, IncomingFrames
-from klamm.net.responses import MeasuredResponse, Part, in_one_piece
+from klamm.net.responses import BYTES, MeasuredResponse, Part, in_one_piece
 from klamm.slices import SLICE_S, Delayed
 
 log = logging.getLogger("klamm.net.server")
@@ -333,7 +333,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         while self._outbox:
             part = self._outbox[0]
             try:
-                if isinstance(part, bytes | memoryview):
+                if isinstance(part, BYTES):
                     size = len(part)
                     # MSG_MORE: the head of a response should not take a packet of its own.
                     more = socket.MSG_MORE if len(self._outbox) > 1 else 0

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from klamm.net.responses import FileRange
+from klamm.net.responses import BYTES, FileRange
 from klamm.net.server import SENDING_S, Listener, Server, ServerConnection
 
 log = logging.getLogger("klamm.net.server")
@@ -142,7 +142,7 @@ class TlsConnection(ServerConnection):
         while self._outbox and not self._is_lost:
             part = self._outbox[0]
             try:
-                if isinstance(part, bytes | memoryview):
+                if isinstance(part, BYTES):
                     size = len(part)
                     self._sent += self._tls.send(memoryview(part)[self._sent :] if size else part)
                 else:

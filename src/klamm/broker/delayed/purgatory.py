@@ -114,6 +114,13 @@ class DelayedOperationPurgatory:
             if operation.is_watched and operation.try_complete(name) and self.remove(operation)
         ]
 
+    def complete(self, name: TopicPartition, session: FetchSession | None = None) -> None:
+        """Check the operations of a partition, and end those that are complete."""
+        self.checks += 1
+        if self._by_key:
+            for operation in self.check(name, session):
+                _finish(operation)
+
     def expire(self, now_ms: int) -> list[DelayedOperation]:
         """Remove and return the operations whose deadline has passed, earliest first."""
         expired: list[DelayedOperation] = []
@@ -206,30 +213,30 @@ class Purgatories:
 
     def on_append(self, name: TopicPartition) -> None:
         """The log of a leader has grown."""
-        self._check(name, self.follower_fetches)
+        self.follower_fetches.complete(name)
         for session in self._sessions.mark(name, for_followers=True):
-            self._check(name, self.follower_fetches, session)
+            self.follower_fetches.complete(name, session)
 
     def on_high_watermark(self, name: TopicPartition) -> None:
         """The high watermark has risen, or the ISR has changed."""
-        self._check(name, self.consumer_fetches)
-        self._check(name, self.produces)
-        self._check(name, self.delete_records)
+        self.consumer_fetches.complete(name)
+        self.produces.complete(name)
+        self.delete_records.complete(name)
         for session in self._sessions.mark(name):
-            self._check(name, self.consumer_fetches, session)
+            self.consumer_fetches.complete(name, session)
 
     def on_low_watermark(self, name: TopicPartition) -> None:
         """A replica has raised its log start offset."""
-        self._check(name, self.delete_records)
+        self.delete_records.complete(name)
         self._sessions.mark(name)
 
     def on_leadership_change(self, name: TopicPartition) -> None:
         """The partition has another leader or leader epoch, or is gone."""
         for purgatory in self._all:
-            self._check(name, purgatory)
+            purgatory.complete(name)
         for session in self._sessions.mark(name):
-            self._check(name, self.follower_fetches, session)
-            self._check(name, self.consumer_fetches, session)
+            self.follower_fetches.complete(name, session)
+            self.consumer_fetches.complete(name, session)
 
     def on_settings_change(self, name: TopicPartition) -> None:
         """A setting of the topic has changed that may decide about fetches."""
@@ -251,17 +258,6 @@ class Purgatories:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    @staticmethod
-    def _check(
-        name: TopicPartition,
-        purgatory: DelayedOperationPurgatory,
-        session: FetchSession | None = None,
-    ) -> None:
-        purgatory.checks += 1
-        if len(purgatory):
-            for operation in purgatory.check(name, session):
-                _finish(operation)
 
     def _start_timer(self, deadline_ms: int) -> None:
         if self._timer is not None:

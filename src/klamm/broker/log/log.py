@@ -283,9 +283,9 @@ class Log:
 
     def _jitter_ms(self, segment: Segment) -> int:
         """A share of the age limit, different for each segment, so that not all roll together."""
-        jitter_ms = min(self.config.segment_jitter_ms, self.config.max_segment_ms)
-        if not jitter_ms:
+        if not self.config.segment_jitter_ms:
             return 0
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.max_segment_ms)
         return zlib.crc32(f"{self.partition} {segment.base_offset}".encode()) % jitter_ms
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
