@@ -109,12 +109,12 @@ def produce_for(bootstrap: str, topic: str, seconds: float, acks: str) -> tuple[
     return acked, time.perf_counter() - began
 
 
-def fill(bootstrap: str, records: int) -> tuple[str, int]:
-    """Produce at least this number of records to a new topic; return it and their number."""
+def fill(bootstrap: str, records: int) -> str:
+    """Produce at least this number of records to a new topic, and return it."""
     topic, done = topic_of(bootstrap, 1), 0
     while done < records:
         done += produce_for(bootstrap, topic, 2, "all")[0]
-    return topic, done
+    return topic
 
 
 def consume(bootstrap: str, topic: str, wanted: int) -> Figures:
@@ -300,8 +300,8 @@ def raw_produce(bootstrap: str, topic: str, seconds: float) -> Figures:
 
 
 def raw_consume(bootstrap: str, topic: str, wanted: int) -> Figures:
-    """Fetch all records with librdkafka's limits, from a thread for each broker."""
-    ends = _end_offsets(bootstrap, topic)
+    """Fetch records with librdkafka's limits, from a thread for each broker."""
+    ends = dict.fromkeys(range(PARTITIONS), wanted // PARTITIONS)
 
     def work(address: tuple[str, int], indexes: list[int]) -> None:
         connection, offsets = RawConnection(address), dict.fromkeys(indexes, 0)
@@ -347,16 +347,6 @@ def _fetch_body(topic: str, indexes: list[int], offsets: dict[int, int]) -> dict
         "forgotten_topics_data": [],
         "rack_id": "",
     }
-
-
-def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name("load")})
-    found = {
-        index: consumer.get_watermark_offsets(TopicPartition(topic, index), 10)[1]
-        for index in range(PARTITIONS)
-    }
-    consumer.close()
-    return found
 
 
 def _one_thread_each(bootstrap: str, topic: str, work) -> float:

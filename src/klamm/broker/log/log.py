@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,14 +278,9 @@ class Log:
         ):
             return True
         age_ms = segment.age_ms(header.max_timestamp, now_ms)
-        return age_ms > config.max_segment_ms - self._jitter_ms(segment)
-
-    def _jitter_ms(self, segment: Segment) -> int:
-        """A share of the age limit, different for each segment, so that not all roll together."""
-        if not self.config.segment_jitter_ms:
-            return 0
-        jitter_ms = min(self.config.segment_jitter_ms, self.config.max_segment_ms)
-        return zlib.crc32(f"{self.partition} {segment.base_offset}".encode()) % jitter_ms
+        return age_ms > config.max_segment_ms - config.jitter_ms(
+            self.partition, segment.base_offset
+        )
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
         self._active.seal()

@@ -6,10 +6,12 @@ topic's overrides, or else the broker's settings.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from klamm.names import TopicPartition
 from klamm.protocol.compression import (
     GZIP_LEVEL_DEFAULT,
     LZ4_LEVEL_DEFAULT,
@@ -79,6 +81,13 @@ class LogConfig:
         if self.compacts and self.max_compaction_lag_ms > 0:
             return min(self.max_compaction_lag_ms, self.segment_ms)
         return self.segment_ms
+
+    def jitter_ms(self, partition: TopicPartition, base_offset: int) -> int:
+        """A share of the age limit, different for each segment, so that not all roll together."""
+        if not self.segment_jitter_ms:
+            return 0
+        limit_ms = min(self.segment_jitter_ms, self.max_segment_ms)
+        return zlib.crc32(f"{partition} {base_offset}".encode()) % limit_ms if limit_ms else 0
 
     @property
     def stamps_on_append(self) -> bool:
