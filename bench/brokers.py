@@ -19,7 +19,7 @@ from bench.side_by_side import load
 from bench.side_by_side.duel import Duel, Figures, duel
 from bench.side_by_side.page_cache import PageCache
 
-#: Records of 1 KB that the consumers read, of either cluster: the first tenths of a second are slow.
+#: Records of 1 KB that consumers read, of either cluster: the first tenths of a second are slow.
 CONSUMED = 1_200_000
 JAVA_RECORDS = 100_000
 SINGLES = 500
