@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tools.fetch_kafka import libs
 
@@ -35,7 +34,6 @@ def run(implementation: str, options: list[str]) -> dict[str, float]:
 
 def main() -> None:
     options = sys.argv[1:] or ["--topics", "100"]
-    os.environ.setdefault("KLAMM", str(Path(sys.executable).parent / "klamm"))
     klamm_only = "--klamm-only" in options
     options = [option for option in options if option != "--klamm-only"]
     klamm = run("klamm", options)

@@ -120,7 +120,6 @@ class one_broker:
     def __enter__(self):
         self._folder = tempfile.TemporaryDirectory(prefix="klamm-bench-")
         self._zookeeper = ZooKeeper(f"{self._folder.name}/zookeeper")
-        os.environ.setdefault("KLAMM", f"{sys.executable} -m klamm")
         self._node = Node("klamm", 1, f"{self._folder.name}/1", self._zookeeper.address).start()
         return self._node.address
 

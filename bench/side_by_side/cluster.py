@@ -2,7 +2,7 @@
 
 An implementation is a command that runs one broker in the foreground from a Kafka `server.properties` file:
   kafka   java -cp $KAFKA_LIBS/* kafka.Kafka FILE
-  klamm   $KLAMM broker FILE          (default: `klamm` on the PATH)
+  klamm   $KLAMM broker FILE          (default: the klamm of this Python)
 Both get the same files, the same signals and the same ZooKeeper.
 """
 
@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -131,7 +132,12 @@ def command(implementation, properties, directory):
             "kafka.Kafka",
             str(properties),
         ]
-    return [*os.environ.get("KLAMM", "klamm").split(), "broker", str(properties)]
+    return klamm_broker(properties)
+
+
+def klamm_broker(properties):
+    klamm = os.environ.get("KLAMM", f"{sys.executable} -m klamm")
+    return [*klamm.split(), "broker", str(properties)]
 
 
 class Node:

@@ -29,7 +29,7 @@ import time
 import uuid
 from pathlib import Path
 
-from bench.side_by_side.cluster import LOG4J, ZooKeeper, cpu_s, rss_mb, wait_port
+from bench.side_by_side.cluster import LOG4J, ZooKeeper, cpu_s, klamm_broker, rss_mb, wait_port
 from bench.side_by_side.zkraw import (
     ZkRaw,
     check,
@@ -178,7 +178,7 @@ def node_command(implementation, properties, directory, heap):
             "kafka.Kafka",
             str(properties),
         ]
-    return [*os.environ.get("KLAMM", "klamm").split(), "broker", str(properties)]
+    return klamm_broker(properties)
 
 
 def main():

@@ -22,8 +22,6 @@ from tools.fetch_kafka import libs
 
 #: A JVM as in production, not one for short tests.
 os.environ.setdefault("KAFKA_JVM", "-Xms1g -Xmx1g -XX:+UseG1GC")
-#: The klamm of this checkout, unless another is named.
-os.environ.setdefault("KLAMM", str(Path(sys.executable).parent / "klamm"))
 
 BOTH = ("kafka", "klamm")
 #: What a row measures: figures by their name, unit included.
