@@ -465,6 +465,13 @@ def test_followers_that_keep_up_are_served_by_the_shortcut():
     assert compare([*start, *turns, *several, ("take_turn",), ("take_turn",)]) >= len(appends)
 
 
+def test_a_follower_that_reads_committed_records_has_the_response_of_any_other():
+    """No follower does, but the protocol allows it: each result has a list of transactions."""
+    start = [("go_on",), ("go_on",), ("settle_proposals", True), ("go_on",)]
+    turns = [step for _ in range(8) for step in (("append", 0, 1), ("take_turn",))]
+    compare([*start, ("transact", 0), ("change_isolation", 0), *turns])
+
+
 def compare(history: list[Any]) -> int:
     """Let two brokers live through a history; return how many requests took the shortcut."""
     taken = 0

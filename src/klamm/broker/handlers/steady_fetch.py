@@ -13,7 +13,7 @@ The results are those of `FetchHandlers`, byte by byte; a test compares the two.
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from klamm.broker.clock import Clock
 from klamm.broker.delayed.purgatory import Purgatories
@@ -38,10 +38,8 @@ from klamm.net.responses import Part
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FIRST_WITH_TOPIC_IDS, FetchPartitionResponse
-from klamm.protocol.fast.steady_fetch import SteadyFetchFormat
+from klamm.protocol.fast.steady_fetch import RESULTS_MAX, SteadyFetchFormat
 from klamm.slices import Delayed
-
-_NO_ERRORS: Final = (int(ErrorCode.NONE), int(ErrorCode.NONE))
 
 
 class _Replica(NamedTuple):
@@ -102,6 +100,7 @@ class SteadyFetches:
             call.access is None
             and call.header.api_version >= FIRST_WITH_TOPIC_IDS
             and params.min_bytes == 1
+            and not params.reader.read_committed
             and call.body.max_wait_ms > 0
         ):
             call.connection.shortcut = SteadyFetch(self, call, params, request, session)
@@ -315,12 +314,14 @@ class SteadyFetch:
             if session.conclude(cached, cached.requested, entry)
         ]
         self._parts.reader.count(self._params, shown)
-        if len(shown) == 1:
-            requested, entry = shown[0]
-            if isinstance(entry.records, Slice) and requested.topic_id is not None:
-                chunks = self._format.response(
-                    call.header.correlation_id, requested.topic_id.bytes, entry, entry.records
-                )
-                return EncodedResponse(cast(list[Part], chunks), _NO_ERRORS)
+        topic_id = shown[0][0].topic_id if 0 < len(shown) <= RESULTS_MAX else None
+        if topic_id is not None and all(each.topic_id == topic_id for each, _ in shown):
+            entries = [
+                (entry, entry.records if isinstance(entry.records, Slice) else None)
+                for _, entry in shown
+            ]
+            correlation_id = call.header.correlation_id
+            chunks = self._format.response(correlation_id, topic_id.bytes, entries)
+            return EncodedResponse(cast(list[Part], chunks), [ErrorCode.NONE] * (len(shown) + 1))
         begin = SessionResponse(ErrorCode.NONE, session.id)
         return self._parts.plain.encode(call, begin, shown)

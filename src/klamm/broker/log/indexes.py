@@ -182,7 +182,8 @@ class _Index:
                 form.pack(recent.keys[row] - key_base, recent.values[row] - value_base)
                 for row in new
             )
-            self._files.write_all(self.file.opened().fd, [packed], self._written * form.size)
+            file = self.file.opened()
+            self._files.write_all(file.fd, [packed], self._written * form.size)
             self._written = self.entries
 
     def seal(self) -> None:

@@ -62,12 +62,14 @@ REQUESTED: Final = struct.Struct(">iiqiqiB")
 #: the id and the epoch, and the number of tags in it.
 _REPLICA_STATE: Final = struct.Struct(">BBBiqB")
 _REPLICA_STATE_HEAD: Final = (1, 1, 13)
-#: The body of a response about one partition, up to its records: throttle time, error and session,
-#: one topic with its id, one partition with its index, error and three offsets, the number of
-#: aborted transactions, the preferred replica.
-ONE_PARTITION: Final = struct.Struct(">ihiB16sBihqqqBi")
-#: No tags after the partition, the topic and the response.
-ONE_PARTITION_END: Final = bytes(3)
+#: The body of a response about one topic, up to its partitions: throttle time, error and session,
+#: the number of topics, the id of the topic, and the number of its partitions.
+ONE_TOPIC: Final = struct.Struct(">ihiB16sB")
+#: A partition of it, up to its records: index, error and three offsets, the number of aborted
+#: transactions, the preferred replica.
+RESULT: Final = struct.Struct(">ihqqqBi")
+#: No tags after the topic and the response.
+ONE_TOPIC_END: Final = bytes(2)
 #: A request of about 16 partitions; kio reads larger ones faster.
 _SHORT_REQUEST_BYTES: Final = 600
 #: Lengths of one byte are below this.
@@ -552,7 +554,7 @@ def _encode_end(diverging: EpochEndOffset | None, leader: LeaderHint | None, ver
 def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchResponse:
     """Decode the body of a response; record data is not copied from the frame."""
     if version >= FIRST_WITH_TOPIC_IDS:
-        response = _decode_one(view, at)
+        response = _decode_one_topic(view, at)
         if response is not None:
             return response
     cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
@@ -575,25 +577,41 @@ def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchRespo
     return FetchResponse(topics, error_code, session_id, throttle_time_ms)
 
 
-def _decode_one(view: memoryview, at: int) -> FetchResponse | None:
-    """Decode a response with records of one partition and nothing rare; None for any other."""
+def _decode_one_topic(view: memoryview, at: int) -> FetchResponse | None:
+    """Decode a response about partitions of one topic, without what is rare; None for any other."""
+    found = []
     try:
-        fields = ONE_PARTITION.unpack_from(view, at)
-        throttle_time_ms, error_code, session_id, topics, topic_id, partitions = fields[:6]
-        partition, error, high_watermark, last_stable, log_start, aborted, preferred = fields[6:]
-        if topics != 2 or partitions != 2 or aborted:
+        fields = ONE_TOPIC.unpack_from(view, at)
+        throttle_time_ms, error_code, session_id, topics, topic_id, partitions = fields
+        at += ONE_TOPIC.size
+        if topics != 2 or not 0 < partitions < _SHORT:
             return None
-        size, start = decode_uvarint(view, at + ONE_PARTITION.size)
-        end = start + size - 1
-        if size < 1 or view[end : end + len(ONE_PARTITION_END)] != ONE_PARTITION_END:
-            return None
-    except (struct.error, RemoteProtocolError):
+        for _ in range(partitions - 1):
+            result = RESULT.unpack_from(view, at)
+            partition, error, high_watermark, last_stable, log_start, aborted, preferred = result
+            size, start = decode_uvarint(view, at + RESULT.size)
+            end = start + size - 1
+            if aborted or size < 1 or view[end]:
+                return None
+            records = view[start:end]
+            found.append(
+                FetchPartitionResponse(
+                    partition,
+                    error,
+                    high_watermark,
+                    last_stable,
+                    log_start,
+                    records,
+                    None,
+                    preferred,
+                )
+            )
+            at = end + 1
+    except (IndexError, struct.error, RemoteProtocolError):
         return None
-    records = view[start:end]
-    found = FetchPartitionResponse(
-        partition, error, high_watermark, last_stable, log_start, records, None, preferred
-    )
-    topic = FetchTopicResponse(None, _topic_id(topic_id), [found])
+    if view[at : at + len(ONE_TOPIC_END)] != ONE_TOPIC_END:
+        return None
+    topic = FetchTopicResponse(None, _topic_id(topic_id), found)
     return FetchResponse([topic], error_code, session_id, throttle_time_ms)
 
 

@@ -25,14 +25,15 @@ from klamm.protocol.fast.fetch import LeaderHint, NodeEndpoint, encode_endpoints
 _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 _INT32: Final = struct.Struct(">i")
 _LEADER: Final = struct.Struct(">iix")
-#: Of a request for one partition: whether there is a transactional id, acks and timeout, how many
-#: topics, and the length of the name; then how many partitions, and the first.
-_ONE_TOP: Final = struct.Struct(">BhiBB")
-_ONE_PARTITION: Final = struct.Struct(">Bi")
-#: Of a response about one partition without an error: its size, correlation id and header tags, how
-#: many topics, and the length of the name; then how many partitions, and the first, to the end.
-_ONE_TOP_RESULT: Final = struct.Struct(">iixBB")
-_ONE_RESULT: Final = struct.Struct(">BihqqqBxxxix")
+#: A request for one topic, up to its name: whether there is a transactional id, acks and timeout,
+#: how many topics, and the length of the name.
+_ONE_TOPIC: Final = struct.Struct(">BhiBB")
+#: A response about one topic, up to its name: its size, correlation id and no tags, how many
+#: topics, and the length of the name. Then come how many partitions, each partition without an
+#: error, and the end: no tags of the topic, the throttle time, no tags of the response.
+_ONE_TOPIC_RESULT: Final = struct.Struct(">iixBB")
+_PARTITION_RESULT: Final = struct.Struct(">ihqqqBxx")
+_ONE_TOPIC_RESULT_END: Final = struct.Struct(">xix")
 _RESULT: Final = struct.Struct(">ihqqq")
 _RESULT_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
 
@@ -115,30 +116,38 @@ def decode_produce_request(view: memoryview, at: int, version: int) -> ProduceRe
 
 def decode_short_produce_request(view: memoryview, at: int, version: int) -> ProduceRequest:
     """The same, but raise a ManyEntriesError where decoding would take long."""
-    request = _decode_one(view, at) if version >= _FIRST_FLEXIBLE else None
+    request = _decode_one_topic(view, at) if version >= _FIRST_FLEXIBLE else None
     return request or _decode(view, at, version, _FEW_ENTRIES)
 
 
-def _decode_one(view: memoryview, at: int) -> ProduceRequest | None:
-    """Read a request with records for one partition, which small ones have; None for any other.
+def _decode_one_topic(view: memoryview, at: int) -> ProduceRequest | None:
+    """Read a request for a few partitions of one topic, as most are; None for any other.
 
     It is read up to its tags: whatever comes after them is ignored in other requests too.
     """
+    partitions = []
     try:
-        is_transactional, acks, timeout_ms, topics, name_size = _ONE_TOP.unpack_from(view, at)
-        name_end = at + _ONE_TOP.size + name_size - 1
-        partitions, partition = _ONE_PARTITION.unpack_from(view, name_end)
-        if is_transactional or topics != 2 or not 1 < name_size < _SHORT or partitions != 2:
+        is_transactional, acks, timeout_ms, topics, name_size = _ONE_TOPIC.unpack_from(view, at)
+        name_at = at + _ONE_TOPIC.size
+        at = name_at + name_size - 1
+        count = view[at]
+        if is_transactional or topics != 2 or not 1 < name_size < _SHORT or not 1 < count < _SHORT:
             return None
-        size, start = decode_uvarint(view, name_end + _ONE_PARTITION.size)
-        end = start + size - 1
-        if size < 1 or view[end] or view[end + 1] or view[end + 2]:
+        name = str(view[name_at:at], "utf-8", "replace")
+        at += 1
+        for _ in range(count - 1):
+            (partition,) = _INT32.unpack_from(view, at)
+            size, start = decode_uvarint(view, at + _INT32.size)
+            end = start + size - 1
+            if size < 1 or view[end]:
+                return None
+            partitions.append(ProducePartition(partition, view[start:end]))
+            at = end + 1
+        if view[at] or view[at + 1]:
             return None
     except (IndexError, struct.error, RemoteProtocolError):
         return None
-    name = str(view[at + _ONE_TOP.size : name_end], "utf-8", "replace")
-    records = ProducePartition(partition, view[start:end])
-    return ProduceRequest(None, acks, timeout_ms, [ProduceTopic(name, [records])])
+    return ProduceRequest(None, acks, timeout_ms, [ProduceTopic(name, partitions)])
 
 
 def _decode(view: memoryview, at: int, version: int, entries_max: int) -> ProduceRequest:
@@ -168,7 +177,7 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
     version = header.api_version
     is_flexible = version >= _FIRST_FLEXIBLE
     if is_flexible and len(response.topics) == 1:
-        encoded = _encode_one(header.correlation_id, response)
+        encoded = _encode_one_topic(header.correlation_id, response)
         if encoded is not None:
             return encoded
     layout = _RESULT if version >= _FIRST_WITH_LOG_START else _RESULT_BEFORE_LOG_START
@@ -192,23 +201,25 @@ def encode_produce_response(header: RequestHeader, response: ProduceResponse) ->
     return framed(parts)
 
 
-def _encode_one(correlation_id: int, response: ProduceResponse) -> bytes | None:
-    """Encode a response about one partition without an error; None for any other."""
+def _encode_one_topic(correlation_id: int, response: ProduceResponse) -> bytes | None:
+    """Encode a response about one topic without an error; None for any other."""
     (topic,) = response.topics
-    if len(topic.partitions) != 1 or topic.partitions[0].error_code or response.node_endpoints:
+    name, count = topic.name.encode(), len(topic.partitions)
+    if max(count, len(name)) + 1 >= _SHORT or response.node_endpoints:
         return None
-    partition = topic.partitions[0]
-    name = topic.name.encode()
-    if len(name) + 1 >= _SHORT:
-        return None
-    size = _ONE_TOP_RESULT.size + len(name) + _ONE_RESULT.size - _INT32.size
-    return b"".join(
-        (
-            _ONE_TOP_RESULT.pack(size, correlation_id, 2, len(name) + 1),
-            name,
-            _ONE_RESULT.pack(2, *partition[:5], 1, response.throttle_time_ms),
-        )
-    )
+    size = _ONE_TOPIC_RESULT.size + len(name) + 1 + count * _PARTITION_RESULT.size
+    size += _ONE_TOPIC_RESULT_END.size - _INT32.size
+    parts = [
+        _ONE_TOPIC_RESULT.pack(size, correlation_id, 2, len(name) + 1),
+        name,
+        encode_count(count, is_flexible=True),
+    ]
+    for partition in topic.partitions:
+        if partition.error_code:
+            return None
+        parts.append(_PARTITION_RESULT.pack(*partition[:5], 1))
+    parts.append(_ONE_TOPIC_RESULT_END.pack(response.throttle_time_ms))
+    return b"".join(parts)
 
 
 @lru_cache

@@ -14,9 +14,10 @@ from klamm.protocol.codec.headers import RequestHeader, framed
 from klamm.protocol.codec.primitives import encode_uvarint
 from klamm.protocol.fast.fetch import (
     FIRST_WITH_TOPIC_IDS,
-    ONE_PARTITION,
-    ONE_PARTITION_END,
+    ONE_TOPIC,
+    ONE_TOPIC_END,
     REQUESTED,
+    RESULT,
     Chunk,
     FetchPartitionResponse,
     FetchRequest,
@@ -34,6 +35,8 @@ _CORRELATION_ID_END: Final = 8
 _TOPIC_ID_BYTES: Final = 16
 #: Counts of one byte are below this.
 _SHORT: Final = 0x80
+#: About this many partitions of a topic at most is a response packed.
+RESULTS_MAX: Final = _SHORT - 2
 #: A request of about 16 partitions.
 _REQUEST_BYTES_MAX: Final = 600
 
@@ -122,28 +125,25 @@ class SteadyFetchFormat:
         self,
         correlation_id: int,
         topic_id: bytes,
-        entry: FetchPartitionResponse,
-        records: Placeholder,
+        entries: Sequence[tuple[FetchPartitionResponse, Placeholder | None]],
     ) -> list[Chunk]:
-        """A response with the records of one partition."""
-        size = encode_uvarint(records.size + 1)
-        records_at = _RESPONSE_HEAD.size + ONE_PARTITION.size + len(size)
-        head = _RESPONSE_HEAD.pack(
-            records_at + records.size + len(ONE_PARTITION_END) - _SIZE_BYTES, correlation_id
-        )
-        body = ONE_PARTITION.pack(
-            0,
-            0,
-            self._session_id,
-            2,
-            topic_id,
-            2,
-            entry.partition,
-            0,
-            entry.high_watermark,
-            entry.last_stable_offset,
-            entry.log_start_offset,
-            0,
-            -1,
-        )
-        return [b"".join((head, body, size)), records, ONE_PARTITION_END]
+        """A response with results of one topic, which are no errors, and their records."""
+        chunks: list[Chunk] = []
+        pending = ONE_TOPIC.pack(0, 0, self._session_id, 2, topic_id, len(entries) + 1)
+        size = _RESPONSE_HEAD.size - _SIZE_BYTES
+        for entry, records in entries:
+            partition, error, high_watermark, last_stable, log_start = entry[:5]
+            pending += RESULT.pack(
+                partition, error, high_watermark, last_stable, log_start, 0, -1
+            ) + encode_uvarint(1 if records is None else records.size + 1)
+            if records is not None:
+                chunks += (pending, records)
+                size += len(pending) + records.size
+                pending = b""
+            pending += b"\0"
+        chunks.append(pending + ONE_TOPIC_END)
+        size += len(pending) + len(ONE_TOPIC_END)
+        first = chunks[0]
+        assert isinstance(first, bytes), "records come after what is known about them"
+        chunks[0] = _RESPONSE_HEAD.pack(size, correlation_id) + first
+        return chunks
