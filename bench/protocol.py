@@ -36,8 +36,8 @@ from klamm.protocol.fast.fetch import (
     FetchResponse,
     FetchTopicResponse,
     decode_fetch_request,
-    encode_fetch_response,
 )
+from klamm.protocol.fast.fetch_response import encode_fetch_response
 from klamm.protocol.fast.metadata import decode_metadata_columns
 from klamm.protocol.fast.metadata_states import PartitionMetadata
 from klamm.protocol.fast.produce import (

@@ -102,15 +102,17 @@ def _take(steps: Steps[Any], step: Callable[[], Awaitable[Any] | None]) -> Any:
     try:
         wanted = step()
         while True:
-            if isinstance(wanted, asyncio.Future):
+            if wanted is None:
+                if perf_counter() > until:
+                    return _go_on(steps, None)
+                wanted = next(steps)
+            elif isinstance(wanted, asyncio.Future):
                 go_on = functools.partial(_send, steps, wanted)
                 if not wanted.done():
                     return Delayed(wanted, functools.partial(_take, steps, go_on))
                 wanted = go_on()
-            elif wanted is not None or perf_counter() > until:
-                return _go_on(steps, wanted)
             else:
-                wanted = next(steps)
+                return _go_on(steps, wanted)
     except StopIteration as end:
         return end.value
 

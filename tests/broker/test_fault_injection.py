@@ -25,7 +25,7 @@ from klamm.protocol.codec.frames import (
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode
 from klamm.protocol.fast.fetch import FetchPartitionResponse, FetchResponse, FetchTopicResponse
-from klamm.protocol.fast.fetch import encode_fetch_response as encode_fetch
+from klamm.protocol.fast.fetch_response import encode_fetch_response as encode_fetch
 from klamm.protocol.schema.lookup import message_schema
 from tests.support.messages import values
 

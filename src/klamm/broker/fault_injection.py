@@ -40,8 +40,8 @@ from klamm.protocol.fast.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopicResponse,
-    encode_fetch_response,
 )
+from klamm.protocol.fast.fetch_response import encode_fetch_response
 
 #: The client id of the requests with which a local cluster looks after itself.
 CLUSTER_CLIENT_ID: Final = "klamm-cluster"

@@ -43,13 +43,8 @@ from klamm.names import TopicPartition
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.headers import RequestHeader
 from klamm.protocol.codes import ErrorCode as E
-from klamm.protocol.fast.fetch import (
-    FetchRequest,
-    FetchTopic,
-    ForgottenTopic,
-    decode_fetch_response,
-    encode_fetch_request,
-)
+from klamm.protocol.fast.fetch import FetchRequest, FetchTopic, ForgottenTopic, encode_fetch_request
+from klamm.protocol.fast.fetch_response import decode_fetch_response
 from klamm.protocol.records import Record, build_batch, iterate_batches
 from klamm.zookeeper.memory import MemoryZooKeeper
 from tests.broker.log.making import NOW, UnsyncedFiles, batch_of

@@ -13,7 +13,8 @@ from klamm.protocol.codec.frames import (
     encode_response,
 )
 from klamm.protocol.codec.headers import RequestHeader, decode_request_header
-from klamm.protocol.fast.fetch import FetchResponse, encode_fetch_response
+from klamm.protocol.fast.fetch import FetchResponse
+from klamm.protocol.fast.fetch_response import encode_fetch_response
 from tests.support.recorded_exchanges import EXCHANGES, Exchange, kio_bytes, values_of
 
 OF_THEIR_OWN_FORM = (

@@ -26,11 +26,10 @@ from klamm.protocol.fast.fetch import (
     NodeEndpoint,
     SnapshotId,
     decode_fetch_request,
-    decode_fetch_response,
     decode_large_fetch_request,
     encode_fetch_request,
-    encode_fetch_response,
 )
+from klamm.protocol.fast.fetch_response import decode_fetch_response, encode_fetch_response
 from klamm.protocol.schema._kio import entity_reader
 from klamm.protocol.schema.lookup import message_schema
 from tests.support.messages import encode_struct

@@ -44,8 +44,8 @@ from klamm.protocol.fast.fetch import (
     FetchResponse,
     FetchTopicResponse,
     NodeEndpoint,
-    encode_fetch_response,
 )
+from klamm.protocol.fast.fetch_response import encode_fetch_response
 from klamm.slices import Delayed, Steps, aside
 
 _FIRST_FROM_ANY_REPLICA: Final = 11

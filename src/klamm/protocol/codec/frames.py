@@ -23,11 +23,8 @@ from klamm.protocol.codec.headers import (
 )
 from klamm.protocol.codec.large import read_large
 from klamm.protocol.fast.control_decode import decode_leader_and_isr, decode_update_metadata
-from klamm.protocol.fast.fetch import (
-    decode_fetch_request,
-    decode_fetch_response,
-    decode_large_fetch_request,
-)
+from klamm.protocol.fast.fetch import decode_fetch_request, decode_large_fetch_request
+from klamm.protocol.fast.fetch_response import decode_fetch_response
 from klamm.protocol.fast.produce import decode_produce_request, decode_short_produce_request
 from klamm.protocol.schema._kio import InvalidUnicode
 from klamm.protocol.schema.declare import Kind

@@ -1,14 +1,12 @@
-"""Fetch requests and responses, in a form that does not depend on the version.
+"""Fetch: its messages in a form that does not depend on the version, and its requests as bytes.
 
 Requests of the flexible versions are read by hand if they are as nearly all are: few partitions and
 no unknown tags. Others are read by kio, whose native reader is faster for many partitions; only the
-fields that moved between versions are brought to one place. Responses are encoded and decoded here,
-because record data must not be copied: a broker sends it from the file between the encoded parts,
-and a follower appends it from the frame.
+fields that moved between versions are brought to one place. `fetch_response.py` has the responses.
 
-Measured (`python -m bench protocol`): a response of 100 partitions is encoded in 50 microseconds,
-by kio in 570; a request of 100 partitions is decoded in 26, by kio alone, in one form for each
-version, in 20. A request of one partition takes 3 microseconds by hand, and 8 with kio.
+Measured (`python -m bench protocol`): a request of 100 partitions is decoded in 26 microseconds, by
+kio alone, in one form for each version, in 20. A request of one partition takes 3 by hand, and 8
+with kio.
 """
 
 import struct
@@ -18,40 +16,27 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from klamm.errors import LocalProtocolError, RemoteProtocolError
+from klamm.errors import LocalProtocolError
 from klamm.protocol.apis import ApiKey
 from klamm.protocol.codec.headers import (
     RequestHeader,
     encode_request_header,
-    encode_response_header,
     framed,
 )
 from klamm.protocol.codec.large import read_large
 from klamm.protocol.codec.primitives import (
-    Cursor,
-    decode_uvarint,
     encode_count,
     encode_string,
     encode_tagged,
 )
 from klamm.protocol.schema.lookup import message_reader, message_schema
 
-_FIRST_WITH_LOG_START: Final = 5
-_FIRST_WITH_SESSIONS: Final = 7
-_FIRST_WITH_PREFERRED_REPLICA: Final = 11
-_FIRST_FLEXIBLE: Final = 12
+FIRST_WITH_SESSIONS: Final = 7
+FIRST_FLEXIBLE: Final = 12
 FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_REPLICA_STATE: Final = 15
-_FIRST_WITH_ENDPOINTS: Final = 16
 
 _INT32: Final = struct.Struct(">i")
-_THROTTLE_ERROR_SESSION: Final = struct.Struct(">ihi")
-_PARTITION: Final = struct.Struct(">ihqqq")
-_PARTITION_BEFORE_LOG_START: Final = struct.Struct(">ihqq")
-_ABORTED: Final = struct.Struct(">qq")
-_EPOCH_END: Final = struct.Struct(">iqx")
-_LEADER: Final = struct.Struct(">iix")
-_SNAPSHOT_ID: Final = struct.Struct(">qix")
 
 #: A request up to its topics; before version 15 it begins with the id of the replica.
 _REQUEST_TOP: Final = struct.Struct(">iiibii")
@@ -62,22 +47,10 @@ REQUESTED: Final = struct.Struct(">iiqiqiB")
 #: the id and the epoch, and the number of tags in it.
 _REPLICA_STATE: Final = struct.Struct(">BBBiqB")
 _REPLICA_STATE_HEAD: Final = (1, 1, 13)
-#: The body of a response about one topic, up to its partitions: throttle time, error and session,
-#: the number of topics, the id of the topic, and the number of its partitions.
-ONE_TOPIC: Final = struct.Struct(">ihiB16sB")
-#: A partition of it, up to its records: index, error and three offsets, the number of aborted
-#: transactions, the preferred replica.
-RESULT: Final = struct.Struct(">ihqqqBi")
-#: No tags after the topic and the response.
-ONE_TOPIC_END: Final = bytes(2)
 #: A request of about 16 partitions; kio reads larger ones faster.
 _SHORT_REQUEST_BYTES: Final = 600
 #: Lengths of one byte are below this.
 _SHORT: Final = 0x80
-
-_DIVERGING_EPOCH_TAG: Final = 0
-_CURRENT_LEADER_TAG: Final = 1
-_SNAPSHOT_TAG: Final = 2
 
 _NO_UUID: Final = bytes(16)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -244,7 +217,7 @@ class FetchResponse(NamedTuple):
 def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
     """Encode a request of a flexible version, size included."""
     version = header.api_version
-    if version < _FIRST_FLEXIBLE:
+    if version < FIRST_FLEXIBLE:
         raise LocalProtocolError(f"Fetch version {version} is not sent")
     has_state = version >= _FIRST_WITH_REPLICA_STATE
     parts = [encode_request_header(header)]
@@ -257,7 +230,7 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
         parts += encode_requested(topic, version)
     parts.append(encode_count(len(request.forgotten_topics), is_flexible=True))
     for forgotten in request.forgotten_topics:
-        parts.append(_encode_topic_key(forgotten, version))
+        parts.append(encode_topic_key(forgotten, version))
         parts.append(encode_count(len(forgotten.partitions), is_flexible=True))
         parts.append(struct.pack(f">{len(forgotten.partitions)}ix", *forgotten.partitions))
     parts.append(encode_string(request.rack_id, is_flexible=True))
@@ -273,7 +246,7 @@ def encode_fetch_request(header: RequestHeader, request: FetchRequest) -> bytes:
 def encode_requested(topic: FetchTopic, version: int) -> list[bytes]:
     """The parts of a request of a flexible version that are about one topic."""
     return [
-        _encode_topic_key(topic, version),
+        encode_topic_key(topic, version),
         encode_count(len(topic.partitions), is_flexible=True),
         *(
             REQUESTED.pack(
@@ -300,7 +273,7 @@ def request_topics_at(header: RequestHeader) -> int:
 
 def decode_fetch_request(view: memoryview, at: int, version: int) -> FetchRequest:
     """Read a body, by hand or with kio, into the form that handlers know."""
-    if version >= _FIRST_FLEXIBLE and len(view) - at <= _SHORT_REQUEST_BYTES:
+    if version >= FIRST_FLEXIBLE and len(view) - at <= _SHORT_REQUEST_BYTES:
         request = _decode_usual(view, at, version)
         if request is not None:
             return request
@@ -384,7 +357,7 @@ def _decode_topic_key(
 ) -> tuple[str | None, UUID | None, int]:
     """The name or the id of a topic, and the position after it."""
     if version >= FIRST_WITH_TOPIC_IDS:
-        return None, _topic_id(bytes(view[at : at + 16])), at + 16
+        return None, topic_id_of(bytes(view[at : at + 16])), at + 16
     end = at + view[at]
     if not at < end < at + _SHORT:
         raise _UnusualError
@@ -392,13 +365,13 @@ def _decode_topic_key(
 
 
 @lru_cache(_REMEMBERED_IDS)
-def _topic_id(raw: bytes) -> UUID | None:
+def topic_id_of(raw: bytes) -> UUID | None:
     """A topic id; None if it is zero. Making one takes longer than all else about a partition."""
     return None if raw == _NO_UUID else UUID(bytes=raw)
 
 
 def _fetch_request(body: Any, version: int) -> FetchRequest:
-    has_sessions = version >= _FIRST_WITH_SESSIONS
+    has_sessions = version >= FIRST_WITH_SESSIONS
     replica: Any = getattr(body, "replica_state", body)
     return FetchRequest(
         replica_id=replica.replica_id,
@@ -426,7 +399,7 @@ def _topic_key(topic: Any) -> tuple[str | None, UUID | None]:
 
 
 def _partitions(partitions: Sequence[Any], version: int) -> Sequence[FetchPartition]:
-    if version >= _FIRST_FLEXIBLE:
+    if version >= FIRST_FLEXIBLE:
         return partitions
     return [
         FetchPartitionRequest(
@@ -441,221 +414,11 @@ def _partitions(partitions: Sequence[Any], version: int) -> Sequence[FetchPartit
     ]
 
 
-def encode_fetch_response(header: RequestHeader, response: FetchResponse) -> list[Chunk]:
-    """Encode a response as chunks, the first beginning with the frame's size.
-
-    Record data that is bytes goes into the chunks; anything else is put between them as it is, and
-    its `size` is counted.
-    """
-    version = header.api_version
-    is_flexible = version >= _FIRST_FLEXIBLE
-    has_log_start = version >= _FIRST_WITH_LOG_START
-    pack_fixed = (_PARTITION if has_log_start else _PARTITION_BEFORE_LOG_START).pack
-    fixed_fields = 5 if has_log_start else 4
-    usual_middle = _encode_usual_middle(version)
-    usual_end = b"\0" if is_flexible else b""
-    chunks: list[Chunk] = []
-    size = 0
-    pending: list[bytes | memoryview] = [encode_response_header(header)]
-    pending.append(_encode_top(response, version))
-    for topic in response.topics:
-        pending.append(_encode_topic_key(topic, version))
-        pending.append(encode_count(len(topic.partitions), is_flexible))
-        for partition in topic.partitions:
-            records, aborted, preferred, diverging, leader = partition[5:10]
-            pending.append(pack_fixed(*partition[:fixed_fields]))
-            pending.append(
-                usual_middle
-                if aborted is None and preferred == -1
-                else _encode_middle(aborted, preferred, version)
-            )
-            if records is None:
-                pending.append(encode_count(-1, is_flexible))
-            elif isinstance(records, bytes | memoryview):
-                pending.append(encode_count(len(records), is_flexible))
-                pending.append(records)
-            else:
-                pending.append(encode_count(records.size, is_flexible))
-                chunk = b"".join(pending)
-                size += len(chunk) + records.size
-                chunks += (chunk, records)
-                pending = []
-            pending.append(
-                usual_end
-                if diverging is None and leader is None
-                else _encode_end(diverging, leader, version)
-            )
-        pending.append(usual_end)
-    has_endpoints = version >= _FIRST_WITH_ENDPOINTS and response.node_endpoints
-    pending.append(encode_endpoints(response.node_endpoints) if has_endpoints else usual_end)
-    last = b"".join(pending)
-    prefix = _INT32.pack(size + len(last))
-    if not chunks:
-        return [prefix + last]
-    first = chunks[0]
-    assert isinstance(first, bytes)
-    chunks[0] = prefix + first
-    # An old version may end with the record data.
-    return [*chunks, last] if last else chunks
-
-
-def _encode_top(response: FetchResponse, version: int) -> bytes:
-    count = encode_count(len(response.topics), version >= _FIRST_FLEXIBLE)
-    if version < _FIRST_WITH_SESSIONS:
-        return _INT32.pack(response.throttle_time_ms) + count
-    top = _THROTTLE_ERROR_SESSION.pack(
-        response.throttle_time_ms, response.error_code, response.session_id
-    )
-    return top + count
-
-
-def _encode_topic_key(
+def encode_topic_key(
     topic: FetchTopic | ForgottenTopic | FetchTopicResponse, version: int
 ) -> bytes:
     if version >= FIRST_WITH_TOPIC_IDS:
         return _NO_UUID if topic.topic_id is None else topic.topic_id.bytes
     if topic.name is None:
         raise LocalProtocolError(f"Fetch version {version} needs topic names")
-    return encode_string(topic.name, version >= _FIRST_FLEXIBLE)
-
-
-@lru_cache
-def _encode_usual_middle(version: int) -> bytes:
-    return _encode_middle(None, -1, version)
-
-
-def _encode_middle(
-    aborted: Sequence[AbortedTransaction] | None, preferred_read_replica: int, version: int
-) -> bytes:
-    """What stands between a partition's offsets and its records."""
-    is_flexible = version >= _FIRST_FLEXIBLE
-    parts = [encode_count(-1 if aborted is None else len(aborted), is_flexible)]
-    for each in aborted or ():
-        parts.append(_ABORTED.pack(*each))
-        if is_flexible:
-            parts.append(b"\0")
-    if version >= _FIRST_WITH_PREFERRED_REPLICA:
-        parts.append(_INT32.pack(preferred_read_replica))
-    return b"".join(parts)
-
-
-def _encode_end(diverging: EpochEndOffset | None, leader: LeaderHint | None, version: int) -> bytes:
-    """What follows a partition's records."""
-    if version < _FIRST_FLEXIBLE:
-        return b""
-    tagged = []
-    if diverging is not None:
-        tagged.append((_DIVERGING_EPOCH_TAG, _EPOCH_END.pack(*diverging)))
-    if leader is not None:
-        tagged.append((_CURRENT_LEADER_TAG, _LEADER.pack(*leader)))
-    return encode_tagged(tagged)
-
-
-def decode_fetch_response(view: memoryview, at: int, version: int) -> FetchResponse:
-    """Decode the body of a response; record data is not copied from the frame."""
-    if version >= FIRST_WITH_TOPIC_IDS:
-        response = _decode_one_topic(view, at)
-        if response is not None:
-            return response
-    cursor = Cursor(view, at, version >= _FIRST_FLEXIBLE)
-    error_code = session_id = 0
-    if version >= _FIRST_WITH_SESSIONS:
-        throttle_time_ms, error_code, session_id = cursor.unpack(_THROTTLE_ERROR_SESSION)
-    else:
-        (throttle_time_ms,) = cursor.unpack(_INT32)
-    topics = []
-    for _ in range(cursor.count(item_size=3)):
-        name, topic_id = None, None
-        if version >= FIRST_WITH_TOPIC_IDS:
-            topic_id = _topic_id(bytes(cursor.take(16)))
-        else:
-            name = cursor.string()
-        partitions = [_decode_partition(cursor, version) for _ in range(cursor.count(item_size=27))]
-        cursor.tags()
-        topics.append(FetchTopicResponse(name, topic_id, partitions))
-    # Endpoints are for consumers only: a follower gets its leader from the controller.
-    return FetchResponse(topics, error_code, session_id, throttle_time_ms)
-
-
-def _decode_one_topic(view: memoryview, at: int) -> FetchResponse | None:
-    """Decode a response about partitions of one topic, without what is rare; None for any other."""
-    found = []
-    try:
-        fields = ONE_TOPIC.unpack_from(view, at)
-        throttle_time_ms, error_code, session_id, topics, topic_id, partitions = fields
-        at += ONE_TOPIC.size
-        if topics != 2 or not 0 < partitions < _SHORT:
-            return None
-        for _ in range(partitions - 1):
-            result = RESULT.unpack_from(view, at)
-            partition, error, high_watermark, last_stable, log_start, aborted, preferred = result
-            size, start = decode_uvarint(view, at + RESULT.size)
-            end = start + size - 1
-            if aborted or size < 1 or view[end]:
-                return None
-            records = view[start:end]
-            found.append(
-                FetchPartitionResponse(
-                    partition,
-                    error,
-                    high_watermark,
-                    last_stable,
-                    log_start,
-                    records,
-                    None,
-                    preferred,
-                )
-            )
-            at = end + 1
-    except (IndexError, struct.error, RemoteProtocolError):
-        return None
-    if view[at : at + len(ONE_TOPIC_END)] != ONE_TOPIC_END:
-        return None
-    topic = FetchTopicResponse(None, _topic_id(topic_id), found)
-    return FetchResponse([topic], error_code, session_id, throttle_time_ms)
-
-
-def _decode_partition(cursor: Cursor, version: int) -> FetchPartitionResponse:
-    log_start_offset = preferred_read_replica = -1
-    if version >= _FIRST_WITH_LOG_START:
-        partition, error_code, high_watermark, last_stable, log_start_offset = cursor.unpack(
-            _PARTITION
-        )
-    else:
-        partition, error_code, high_watermark, last_stable = cursor.unpack(
-            _PARTITION_BEFORE_LOG_START
-        )
-    aborted = _decode_aborted(cursor)
-    if version >= _FIRST_WITH_PREFERRED_REPLICA:
-        (preferred_read_replica,) = cursor.unpack(_INT32)
-    records = cursor.nullable_bytes()
-    tags = cursor.tags()
-    diverging = tags.get(_DIVERGING_EPOCH_TAG)
-    leader = tags.get(_CURRENT_LEADER_TAG)
-    snapshot = tags.get(_SNAPSHOT_TAG)
-    return FetchPartitionResponse(
-        partition,
-        error_code,
-        high_watermark,
-        last_stable,
-        log_start_offset,
-        records,
-        aborted,
-        preferred_read_replica,
-        EpochEndOffset(*Cursor(diverging, 0, True).unpack(_EPOCH_END)) if diverging else None,
-        LeaderHint(*Cursor(leader, 0, True).unpack(_LEADER)) if leader else None,
-        SnapshotId(*Cursor(snapshot, 0, True).unpack(_SNAPSHOT_ID)) if snapshot else None,
-    )
-
-
-def _decode_aborted(cursor: Cursor) -> list[AbortedTransaction] | None:
-    count = cursor.length()
-    if count == -1:
-        return None
-    if count < 0:
-        raise RemoteProtocolError("a negative number of aborted transactions is announced")
-    aborted = []
-    for _ in range(count):  # each takes bytes, so a forged count ends with the frame
-        aborted.append(AbortedTransaction(*cursor.unpack(_ABORTED)))
-        cursor.tags()
-    return aborted
+    return encode_string(topic.name, version >= FIRST_FLEXIBLE)

@@ -14,10 +14,7 @@ from klamm.protocol.codec.headers import RequestHeader, framed
 from klamm.protocol.codec.primitives import encode_uvarint
 from klamm.protocol.fast.fetch import (
     FIRST_WITH_TOPIC_IDS,
-    ONE_TOPIC,
-    ONE_TOPIC_END,
     REQUESTED,
-    RESULT,
     Chunk,
     FetchPartitionResponse,
     FetchRequest,
@@ -27,6 +24,7 @@ from klamm.protocol.fast.fetch import (
     encode_requested,
     request_topics_at,
 )
+from klamm.protocol.fast.fetch_response import ONE_TOPIC, ONE_TOPIC_END, RESULT
 
 _INT32: Final = struct.Struct(">i")
 _SIZE_BYTES: Final = 4
