@@ -12,9 +12,12 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, Producer
 
 from klamm import Cluster
+from klamm.client import users
+from klamm.client.admin import Admin
 from klamm.config.client_properties import ClientSecurity
 from klamm.errors import ConfigError
 from klamm.local.security import LocalSecurity
+from klamm.net.scram import ScramMechanism
 from klamm.pipeline.source.options import read_options
 from klamm.pipeline.source.reader import TopicReader
 from tests.support.command_line import run_here
@@ -156,6 +159,17 @@ def test_the_commands_manage_acls_users_and_quotas(secured, tmp_path):
     assert "bob" not in klamm.run("users", "list")
     for broker in secured.broker_ids:
         assert "planted-bob-pw" not in secured.broker(broker).log.read_text()
+
+
+def test_every_broker_knows_a_user_once_that_is_acknowledged(secured):
+    """As with Kafka's brokers, which read the credentials in ZooKeeper when they describe them."""
+    security = ClientSecurity.load(secured.command_config)
+    with closing(Admin(secured.bootstrap_servers, security=security)) as admin:
+        for number in range(10):
+            user = f"at-once-{number}"
+            users.add(admin, user, "planted-pw")
+            for broker in secured.broker_ids:
+                assert users.is_known(admin, broker, user, ScramMechanism.SCRAM_SHA_512)
 
 
 def test_the_story_says_who_asked(secured):

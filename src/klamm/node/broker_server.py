@@ -25,6 +25,7 @@ from klamm.broker.meters import BrokerMeters
 from klamm.broker.no_data import NoData
 from klamm.broker.replication.strays import StrayReplicas
 from klamm.broker.security.service import SecurityService
+from klamm.broker.security.user_handlers import CatchUp
 from klamm.config.broker import BrokerConfig
 from klamm.history.broker_history import BrokerHistory
 from klamm.node import controlled_shutdown as leaving
@@ -72,6 +73,7 @@ class BrokerServer:
         identity: BrokerIdentity,
         store: Store,
         candidate: ControllerLink,
+        catch_up: CatchUp,
     ) -> None:
         self.config = config
         self.state = BrokerState.STARTING
@@ -86,6 +88,7 @@ class BrokerServer:
             store,
             lambda: self.metadata.snapshot.controller_id == identity.broker_id,
             _KnownTopics(self.metadata, config.num_partitions),
+            catch_up,
         )
         #: The data plane; None on a node that is only controller.
         self.data: DataPlane | None = None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from klamm.errors import MalformedZnodeError
+from klamm.errors import MalformedZnodeError, SessionLostError
 from klamm.zookeeper import znodes
 from klamm.zookeeper.configs import read_config
 from klamm.zookeeper.store import NoNodeError, Store
@@ -41,17 +41,28 @@ class ConfigChanges:
         A notification whose session is lost meanwhile is applied with the next session.
         """
         async with self._processing:
-            await self._process_new()
+            await self._remove_old(await self._process_new(watch=True))
 
-    async def _process_new(self) -> None:
-        children = await self._store.children(znodes.CONFIG_CHANGES, watch=True)
+    async def catch_up(self) -> None:
+        """Apply the notifications that there are, before the state that they lead to is described.
+
+        Another node may have made a change and said so before the watch has told this one. Without
+        a session the state is described as it is known.
+        """
+        async with self._processing:
+            with contextlib.suppress(SessionLostError):
+                await self._process_new(watch=False)
+
+    async def _process_new(self, *, watch: bool) -> list[str]:
+        """Apply the notifications that are new; return the names of all."""
+        children = await self._store.children(znodes.CONFIG_CHANGES, watch=watch)
         names = [name for name in children if _NAME.fullmatch(name)]
         for name in sorted(names, key=znodes.sequence_number):
             number = znodes.sequence_number(name)
             if number > self._processed:
                 await self._process(f"{znodes.CONFIG_CHANGES}/{name}")
                 self._processed = number
-        await self._remove_old(names)
+        return names
 
     async def _process(self, path: str) -> None:
         try:

@@ -118,7 +118,10 @@ class Node:
         self._identity = BrokerIdentity(broker_id, cluster_id)
         self._candidate.configure(config.layers.static, broker_id, cluster_id)
         await self._in_session(self._load_dynamic_config)
-        self._broker = BrokerServer(self.config, self._identity, store, self._candidate)
+        self._config_changes = ConfigChanges(store, self._apply_config)
+        self._broker = BrokerServer(
+            self.config, self._identity, store, self._candidate, self._config_changes.catch_up
+        )
         await self._in_session(self._broker.load)
         meters = self._broker.meters.requests
         dispatcher = Dispatcher(self._broker.handlers(), meters)
@@ -144,7 +147,6 @@ class Node:
             hostname=registration.advertised_hostname(), bound_ports=ports
         )
         await self._in_session(registration.check_endpoints, store, broker_id, endpoints)
-        self._config_changes = ConfigChanges(store, self._apply_config)
         await self._in_session(self._register)
         # A session that is lost right after the registration is renewed like any other.
         with contextlib.suppress(SessionLostError):

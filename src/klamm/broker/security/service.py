@@ -20,7 +20,7 @@ from klamm.broker.security.guard import Guard
 from klamm.broker.security.principals import parse_super_users
 from klamm.broker.security.quotas import ClientQuotas, QuotaWindow
 from klamm.broker.security.throttle import Throttle, TopicSizes
-from klamm.broker.security.user_handlers import QuotaHandlers, UserHandlers
+from klamm.broker.security.user_handlers import CatchUp, QuotaHandlers, UserHandlers
 from klamm.config.broker import BrokerConfig
 from klamm.config.broker_security import listener_lookup
 from klamm.config.endpoints import ListenerEndpoint
@@ -42,6 +42,7 @@ class SecurityService:
         store: Store,
         is_controller: Callable[[], bool],
         topics: TopicSizes,
+        catch_up: CatchUp,
     ) -> None:
         self._config = config
         self.credentials = ScramCredentials()
@@ -79,8 +80,8 @@ class SecurityService:
         self._parts = (
             SaslHandlers(),
             AclHandlers(self.acls),
-            UserHandlers(self.credentials, self.entities, is_controller),
-            QuotaHandlers(self.entities),
+            UserHandlers(self.credentials, self.entities, is_controller, catch_up),
+            QuotaHandlers(self.entities, catch_up),
         )
 
     def handlers(self) -> Mapping[ApiKey, Handler]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from klamm.broker.handlers.dispatch import Body, Call, Handler, Result, in_slices
@@ -53,6 +53,11 @@ _WHOLE: Final = {
 _LARGEST: Final = {"LONG": (1 << 63) - 1, "INT": (1 << 31) - 1}
 
 
+#: Takes in what other nodes have changed so far: Kafka describes users and quotas as they are in
+#: ZooKeeper, so a change that was acknowledged is in what any broker says next.
+CatchUp: TypeAlias = Callable[[], Awaitable[None]]
+
+
 class _Refused(Exception):
     """One item of a request gets this error, and nothing happens to it."""
 
@@ -70,10 +75,12 @@ class UserHandlers:
         credentials: ScramCredentials,
         entities: Entities,
         is_controller: Callable[[], bool],
+        catch_up: CatchUp,
     ) -> None:
         self._credentials = credentials
         self._entities = entities
         self._is_controller = is_controller
+        self._catch_up = catch_up
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         return {
@@ -83,6 +90,7 @@ class UserHandlers:
 
     @in_slices
     def _describe(self, call: Call) -> Steps[Body]:
+        yield self._catch_up()
         described = self._credentials.described()
         counts = yield from counted(each.name for each in call.body.users or ())
         results = []
@@ -184,8 +192,9 @@ def _check_credential(change: Any) -> None:
 class QuotaHandlers:
     """Quotas of users, clients and addresses, on any broker."""
 
-    def __init__(self, entities: Entities) -> None:
+    def __init__(self, entities: Entities, catch_up: CatchUp) -> None:
         self._entities = entities
+        self._catch_up = catch_up
 
     def handlers(self) -> Mapping[ApiKey, Handler]:
         return {
@@ -193,7 +202,9 @@ class QuotaHandlers:
             ApiKey.ALTER_CLIENT_QUOTAS: self._alter,
         }
 
-    def _describe(self, call: Call) -> Body:
+    @in_slices
+    def _describe(self, call: Call) -> Steps[Body]:
+        yield self._catch_up()
         try:
             _check_components(call.body.components)
         except _Refused as refused:
