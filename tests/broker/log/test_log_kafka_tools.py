@@ -77,7 +77,9 @@ def test_kafka_finds_nothing_wrong_with_our_indexes(written):
     complaints = ("Mismatches", "out-of-order", "Non-consecutive", "not found", "not exist")
     assert not [line for line in output.splitlines() if any(word in line for word in complaints)]
     checked = dump(files_of(written, ".index", ".timeindex"), "--index-sanity-check")
-    assert checked.count("passed sanity check") == len(files_of(written, ".index", ".timeindex"))
+    # After a crash the newest entries are not in the files yet.
+    sane = checked.count("passed sanity check") + checked.count(".index is empty.")
+    assert sane == len(files_of(written, ".index", ".timeindex"))
 
 
 @pytest.mark.rule("LOG-2", "LOG-8")

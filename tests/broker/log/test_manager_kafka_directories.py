@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
 
 from klamm.broker.log import names
 from klamm.broker.log.checkpoints import MetaProperties
@@ -24,6 +25,7 @@ from klamm.protocol.records import Record, build_batch
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.broker.log.making import stored_records
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.interop,
@@ -43,6 +45,7 @@ class Kafka:
     def __init__(self, root: Path, zookeeper: str) -> None:
         self.log_dir = root / "kafka-logs"
         self.bootstrap = f"127.0.0.1:{free_port()}"
+        self._zookeeper = zookeeper
         self._output = root / "kafka.log"
         self._settings = root / "server.properties"
         self._settings.write_text(
@@ -61,6 +64,8 @@ class Kafka:
 
     @contextmanager
     def running(self, end: signal.Signals = signal.SIGTERM) -> Iterator[None]:
+        # A killed broker is registered until its session ends; Kafka does not start before.
+        self._wait_registered(False)
         with self._output.open("ab") as output:
             process = subprocess.Popen(
                 [
@@ -76,6 +81,7 @@ class Kafka:
                 stderr=output,
             )
             try:
+                self._wait_registered(True)
                 yield
                 process.send_signal(end)
                 process.wait(DEADLINE_S)
@@ -83,12 +89,24 @@ class Kafka:
                 process.kill()
                 process.wait()
 
+    def _wait_registered(self, expected: bool) -> None:
+        client = KazooClient(self._zookeeper)
+        client.start()
+        try:
+            for path in ("/brokers/ids/1", "/controller"):
+                wait_until(lambda path=path: bool(client.exists(path)) is expected, path)
+        finally:
+            client.stop()
+            client.close()
+
     @property
     def output(self) -> str:
         return self._output.read_text()
 
     def create_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        # librdkafka asks for the controller once, and would wait in vain if there is none yet.
+        wait_until(lambda: admin.list_topics(timeout=DEADLINE_S).controller_id == 1)
         (created,) = admin.create_topics([NewTopic("orders", 1, 1)]).values()
         created.result(DEADLINE_S)
 
