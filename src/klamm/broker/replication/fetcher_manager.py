@@ -303,11 +303,11 @@ class _Loop:
     def _encode(self, request: FetchRequestData, header: RequestHeader) -> list[bytes]:
         topics = _fetch_topics(request.partitions, self._context.config.replica_fetch_max_bytes)
         terms = request.session_id, self._context.identity.broker_epoch
-        if self._format is not None and terms == self._terms and not request.forgotten:
-            epoch = request.session_epoch
-            return [self._format.request(header.correlation_id, epoch, topics)]
+        is_steady = request.by_id and not request.is_full and not request.forgotten
+        if is_steady and self._format is not None and terms == self._terms:
+            return [self._format.request(header.correlation_id, request.session_epoch, topics)]
         plain = self._fetch_request(request, topics)
-        if request.by_id and not request.is_full:
+        if is_steady:
             self._format, self._terms = SteadyFetchFormat(header, plain), terms
         return [encode_fetch_request(header, plain)]
 
