@@ -90,6 +90,28 @@ def test_the_first_entry_with_a_value_is_found_in_memory_and_on_disk(
     assert index.first_with_value(value) == expected
 
 
+@pytest.mark.parametrize(
+    "look_up",
+    [OffsetIndex.last, lambda index: index.floor(2000), lambda index: index.first_with_value(1)],
+    ids=["last", "floor", "first with value"],
+)
+def test_a_first_entry_that_comes_during_a_lookup_is_not_looked_for_in_the_file(tmp_path, look_up):
+    index = offset_index(tmp_path)
+
+    class Overtaken(type(index._recent)):
+        """Empty when it is looked at, and no longer just after that."""
+
+        def __len__(self):
+            count = super().__len__()
+            if not count:
+                index.append(1005, 4097)
+            return count
+
+    index._recent = Overtaken()
+    assert look_up(index) in (None, IndexEntry(1005, 4097))
+    assert index.entries == 1
+
+
 def test_an_entry_in_memory_takes_little_more_than_its_two_numbers(tmp_path):
     index = offset_index(tmp_path)
     tracemalloc.start()

@@ -196,11 +196,11 @@ class _Index:
         self.file.close()
 
     def last(self) -> IndexEntry | None:
-        if self._recent:
-            return self._recent[-1]
-        if not self.entries:
-            return None
-        return self._read(self._opened(), self.entries - 1, self.entries)[0]
+        recent = self._recent
+        if recent:
+            return recent[-1]
+        rows = self._rows_before(recent)
+        return self._read(self._opened(), rows - 1, rows)[0] if rows else None
 
     def floor(self, key: int) -> IndexEntry | None:
         """The last entry whose key is not above `key`."""
@@ -291,8 +291,12 @@ class _Index:
             self._recent = recent.newest(_REMEMBERED)
 
     def _rows_before(self, recent: _Recent) -> int:
-        """How many entries are to be looked for in the file."""
-        return recent.first if recent else self.entries
+        """How many entries are to be looked for in the file.
+
+        Of an open index they are those before the ones in memory, also while none is there: another
+        thread may append the first one, which is not in the file, at any moment.
+        """
+        return self.entries if recent is _NO_ENTRIES else recent.first
 
     def _search(self, key: int, rows: int) -> IndexEntry | None:
         file, form = self._opened(), self._form
