@@ -54,10 +54,10 @@ class ConfigChanges:
                 await self._process_new(watch=False)
 
     async def _process_new(self, *, watch: bool) -> list[str]:
-        """Apply the notifications that are new; return the names of all."""
+        """Apply the notifications that are new; return the names of all, oldest first."""
         children = await self._store.children(znodes.CONFIG_CHANGES, watch=watch)
-        names = [name for name in children if _NAME.fullmatch(name)]
-        for name in sorted(names, key=znodes.sequence_number):
+        names = sorted(filter(_NAME.fullmatch, children), key=znodes.sequence_number)
+        for name in names:
             number = znodes.sequence_number(name)
             if number > self._processed:
                 await self._process(f"{znodes.CONFIG_CHANGES}/{name}")
@@ -79,10 +79,14 @@ class ConfigChanges:
         await self._apply(entity_path, settings)
 
     async def _remove_old(self, names: list[str]) -> None:
+        """Remove the old ones of the notifications, which are there oldest first."""
         now_ms = int(time.time() * 1000)
         for name in names:
             path = f"{znodes.CONFIG_CHANGES}/{name}"
             stat = await self._store.exists(path)
-            if stat is not None and now_ms - stat.ctime > _KEPT_MS:
-                with contextlib.suppress(NoNodeError):
-                    await self._store.delete(path)
+            if stat is None:
+                continue  # removed by another node
+            if now_ms - stat.ctime <= _KEPT_MS:
+                return  # all that come after it are younger
+            with contextlib.suppress(NoNodeError):
+                await self._store.delete(path)
