@@ -152,9 +152,11 @@ class ReplicaFetcherManager:
     def _take(self, loop: "_Loop", effects: FetchEffects) -> None:
         if effects.truncations:
             self._start_truncating(loop, effects.truncations)
-        self._failed.update(effects.stopped)
-        for name in effects.stopped:
-            log.warning("%s is no longer fetched from broker %s", name, loop.leader)
+        if effects.stopped:
+            self._failed.update(effects.stopped)
+            # In one line: when a leader fails, these may be thousands.
+            stopped = ", ".join(map(str, effects.stopped))
+            log.warning("no longer fetched from broker %s: %s", loop.leader, stopped)
         self._on_effects(effects)
 
     def _start_truncating(self, loop: "_Loop", truncations: list[Truncation]) -> None:
