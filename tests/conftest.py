@@ -53,8 +53,14 @@ _STARTS_PROCESSES = frozenset({"zookeeper_server", "spark", "klamm_cluster"})
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
+        if not isinstance(item, pytest.Function):
+            continue
+        if _STARTS_PROCESSES & set(item.fixturenames):
             item.add_marker(pytest.mark.real)
+        # Pytest finds this out when the test runs, and some run rarely.
+        found = item._fixtureinfo.name2fixturedefs
+        if unknown := {*item.fixturenames} - {*found, "request"}:
+            raise pytest.UsageError(f"{item.nodeid} has no fixture {', '.join(sorted(unknown))}")
 
 
 @pytest.fixture(scope="session")

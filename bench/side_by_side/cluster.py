@@ -64,13 +64,21 @@ def rss_mb(pid):
     return total // 1024
 
 
-def cpu_s(pid):
-    """Of a process and its children, so far."""
-    total = 0
+def cpu_times(pid):
+    """Of a process and its children, so far: what they computed, and the kernel for them."""
+    user = kernel = 0
     for process in with_children(pid):
         with contextlib.suppress(OSError):
-            total += sum(map(int, (process / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
-    return total / os.sysconf("SC_CLK_TCK")
+            fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            user += int(fields[11])
+            kernel += int(fields[12])
+    tick = os.sysconf("SC_CLK_TCK")
+    return user / tick, kernel / tick
+
+
+def cpu_s(pid):
+    """Of a process and its children, so far."""
+    return sum(cpu_times(pid))
 
 
 class ZooKeeper:

@@ -17,13 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.side_by_side.cluster import Cluster, ZooKeeper, cpu_s, rss_mb
+from bench.side_by_side.cluster import Cluster, ZooKeeper, cpu_times, rss_mb
 from tools.fetch_kafka import libs
 
 #: A JVM as in production, not one for short tests.
 os.environ.setdefault("KAFKA_JVM", "-Xms1g -Xmx1g -XX:+UseG1GC")
 
 BOTH = ("kafka", "klamm")
+#: Figures of processor time, by whose it is.
+BROKERS = "CPU of brokers"
+KERNEL = "CPU of brokers, the kernel's part"
+CLIENT = "CPU of the client"
 #: What a row measures: figures by their name, unit included.
 Figures = dict[str, float]
 Row = Callable[[str], Figures]
@@ -77,15 +81,16 @@ class Duel:
             for implementation in BOTH if number % 2 == 0 else reversed(BOTH):
                 os.sync()
                 prepare()
-                before, client_before = self.cpu_s(implementation), _own_cpu_s()
+                before, client_before = self._cpu_times(implementation), _own_cpu_s()
                 began = time.perf_counter()
                 figures = action(self.bootstrap[implementation])
                 took = time.perf_counter() - began
-                used, client = self.cpu_s(implementation) - before, _own_cpu_s() - client_before
+                after, client = self._cpu_times(implementation), _own_cpu_s() - client_before
                 megabytes = figures.pop("MB", 0)
                 unit, share = ("s/GB", megabytes / 1000) if megabytes else ("cores", took)
-                figures[f"CPU of brokers, {unit}"] = used / share
-                figures[f"CPU of the client, {unit}"] = client / share
+                figures[f"{BROKERS}, {unit}"] = (sum(after) - sum(before)) / share
+                figures[f"{KERNEL}, {unit}"] = (after[1] - before[1]) / share
+                figures[f"{CLIENT}, {unit}"] = client / share
                 self.note(row, implementation, figures)
 
     def note_memory(self, when: str) -> None:
@@ -93,12 +98,13 @@ class Duel:
         for implementation, pids in self._pids.items():
             self.note("memory", implementation, {f"{when}, MB": max(map(rss_mb, pids))})
 
-    def cpu_s(self, implementation: str) -> float:
-        """Processor time of the brokers since they started."""
-        return sum(map(cpu_s, self._pids[implementation]))
+    def _cpu_times(self, implementation: str) -> tuple[float, float]:
+        """Processor time of the brokers since they started: their own, and the kernel's for them."""
+        user, kernel = zip(*map(cpu_times, self._pids[implementation]), strict=True)
+        return sum(user), sum(kernel)
 
     def print(self) -> None:
-        """Print all figures as JSON, and a table for a document."""
+        """Print all figures as JSON, and tables for a document."""
         print(json.dumps(self.found, indent=1))
         print("\n| | klamm | Apache Kafka | ratio |\n| --- | --- | --- | --- |")
         for row, figures in self.found.items():
@@ -107,6 +113,32 @@ class Duel:
                 base = statistics.median(kafka)
                 ratio = f"{statistics.median(klamm) / base:.2f}" if base else ""
                 print(f"| {row}, {figure} | {_spread(klamm)} | {_spread(kafka)} | {ratio} |")
+        self._print_limits()
+
+    def _print_limits(self) -> None:
+        """Print what throughputs leave to gain: the cores that klamm's brokers and the client use,
+        and what the ratio would be if the client had more of them.
+
+        That is, if the brokers did nothing but what the kernel does for them, or nothing at all.
+        """
+        print(
+            "\n| MB/s, klamm to Kafka | cores in use | of them the client's "
+            "| ratio | with only the kernel's part | without brokers |\n"
+            "| --- | --- | --- | --- | --- | --- |"
+        )
+        for row, figures in self.found.items():
+            if "MB/s" not in figures or f"{CLIENT}, s/GB" not in figures:
+                continue
+            rate, brokers, kernel, client = (
+                statistics.median(figures[each]["klamm"])
+                for each in ("MB/s", *(f"{part}, s/GB" for part in (BROKERS, KERNEL, CLIENT)))
+            )
+            ratio = rate / statistics.median(figures["MB/s"]["kafka"])
+            used = brokers + client
+            print(
+                f"| {row} | {rate * used / 1000:.2f} | {rate * client / 1000:.2f} | {ratio:.2f} "
+                f"| {ratio * used / (kernel + client):.2f} | {ratio * used / client:.2f} |"
+            )
 
 
 def _own_cpu_s() -> float:

@@ -44,14 +44,19 @@ def create(bootstrap: str, name: str, assignment: list[list[int]], **config: str
         config={key.replace("_", "."): value for key, value in config.items()},
     )
     administer(bootstrap, lambda admin: admin.create_topics([topic]))
-    client = AdminClient(settings(bootstrap))
+    wait_for_leaders(bootstrap, name, len(assignment))
 
-    def has_leaders() -> bool:
-        partitions = client.list_topics(name, PATIENCE_S).topics[name].partitions
-        led = [each for each in partitions.values() if each.leader >= 0]
-        return len(led) == len(assignment)
 
-    wait_until(has_leaders, f"the leaders of {name}", PATIENCE_S)
+def wait_for_leaders(bootstrap: str, name: str, partitions: int) -> None:
+    """Wait until each broker knows the leaders of all partitions, whichever a client asks first."""
+    for address in bootstrap.split(","):
+        client = AdminClient(settings(address))
+
+        def has_leaders(client: AdminClient = client) -> bool:
+            known = client.list_topics(name, PATIENCE_S).topics[name].partitions
+            return sum(each.leader >= 0 for each in known.values()) == partitions
+
+        wait_until(has_leaders, f"the leaders of {name} at {address}", PATIENCE_S)
 
 
 def produce(

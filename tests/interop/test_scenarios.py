@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from klamm.zookeeper.server import ZooKeeperServer
-from tests.interop.clients import administer, consume, create, produce
+from tests.interop.clients import administer, consume, create, produce, wait_for_leaders
 from tests.support.kafka_tools import Tools
 from tests.support.mixed_cluster import PATIENCE_S, Kind, MixedCluster
 from tests.support.waiting import wait_until
@@ -241,6 +241,7 @@ def test_a_topic_gets_more_partitions(cluster):
         {0: state(1, [1, 2], epoch=0, version=0), 1: state(3, [3, 1], epoch=0, version=0)},
     )
     assert cluster.topic("growing")["topic"]["partitions"] == {"0": [1, 2], "1": [3, 1]}
+    wait_for_leaders(cluster.bootstrap, "growing", 2)
     produce(cluster.bootstrap, "growing", [b"new"], partition=1)
 
 

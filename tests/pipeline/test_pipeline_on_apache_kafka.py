@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from klamm.client.admin import Admin
+from klamm.client.brokers import log_dirs
 from klamm.client.reassignments import decode_plan
 from klamm.client.topics import NewTopic, create, describe
 from klamm.errors import KlammError
@@ -92,6 +93,7 @@ def bootstrap(kafka_libs: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             config = {"unclean.leader.election.enable": "true"}
             create(admin, NewTopic("orders", assignment=ORDERS, config=config))
         wait_until(lambda: min(leaders_of(bootstrap), default=-1) > 0, "leaders", PATIENCE_S)
+        wait_until(lambda: replicas_of(bootstrap) == sum(map(len, ORDERS)), "logs", PATIENCE_S)
         yield bootstrap
 
 
@@ -99,6 +101,12 @@ def leaders_of(bootstrap: str) -> list[int]:
     """Who leads the partitions."""
     with Admin(bootstrap) as admin:
         return [each.leader for each in describe(admin).partitions()]
+
+
+def replicas_of(bootstrap: str) -> int:
+    """How many replicas the brokers have in their directories."""
+    with Admin(bootstrap) as admin:
+        return sum(each.replicas for broker in RACKS for each in log_dirs(admin, broker))
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +138,8 @@ def test_kafkas_own_tool_carries_a_plan_out_and_would_have_moved_more(
     planned = make_plan(snapshot.partitions, RACKS)
     assert planned.replicas_moved == planned.bound.replicas > 0
     waves = make_waves(planned, limit=10)
-    write_plan(
-        output_folder(spark, str(tmp_path / "plan.json")), snapshot.partitions, planned, waves
-    )
+    file = output_folder(spark, str(tmp_path / "plan.json"))
+    write_plan(file, snapshot.partitions, planned, waves, throttle=1_000_000)
     tools = Tools(kafka_libs, tmp_path, bootstrap)
 
     topics = tools.file({"version": 1, "topics": [{"topic": "orders"}]})

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from klamm.pipeline.source.cluster import SourceCluster
 from klamm.zookeeper.server import ZooKeeperServer
 from tests.support.cluster import RealCluster
 from tests.support.waiting import PATIENCE_S
@@ -46,3 +48,28 @@ def produce(
         )
     assert producer.flush(PATIENCE_S) == 0
     assert not failures, failures[0]
+
+
+@pytest.fixture
+def forget_topics(monkeypatch):
+    """Makes the next answers about topics those of a broker that was just started: empty."""
+    left = 0
+    describe, offsets = SourceCluster._describe, SourceCluster._list_offsets
+
+    def forgetful(cluster, names):
+        nonlocal left
+        left -= 1
+        return {} if left >= 0 else describe(cluster, names)
+
+    def unknowing(cluster, wanted):
+        if left >= 0:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return offsets(cluster, wanted)
+
+    def forget(responses: int) -> None:
+        nonlocal left
+        left = responses
+
+    monkeypatch.setattr(SourceCluster, "_describe", forgetful)
+    monkeypatch.setattr(SourceCluster, "_list_offsets", unknowing)
+    return forget

@@ -411,31 +411,6 @@ def test_the_first_batch_is_known_as_such_after_an_empty_one(cluster, topic):
     assert stream.batch() == [8]
 
 
-@pytest.fixture
-def forget_topics(monkeypatch):
-    """Makes the next answers about topics those of a broker that was just started: empty."""
-    left = 0
-    describe, offsets = SourceCluster._describe, SourceCluster._list_offsets
-
-    def forgetful(cluster, names):
-        nonlocal left
-        left -= 1
-        return {} if left >= 0 else describe(cluster, names)
-
-    def unknowing(cluster, wanted):
-        if left >= 0:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        return offsets(cluster, wanted)
-
-    def forget(responses: int) -> None:
-        nonlocal left
-        left = responses
-
-    monkeypatch.setattr(SourceCluster, "_describe", forgetful)
-    monkeypatch.setattr(SourceCluster, "_list_offsets", unknowing)
-    return forget
-
-
 @pytest.mark.parametrize("fails", ["true", "false"])
 @pytest.mark.parametrize("choice", ["subscribe", "subscribePattern"])
 def test_a_broker_that_does_not_know_the_topics_yet_costs_no_record(
