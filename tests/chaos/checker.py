@@ -18,8 +18,8 @@ Record = tuple[str, int]
 WrittenAs = tuple[int, int] | None
 _EXAMPLES_MAX: Final = 5
 #: Faults after which a broker may be deposed without hearing of it, while clients reach it.
-_PARTED: Final = frozenset({"part brokers", "isolate"})
-#: How long it takes at most until it has heard, once it is reached again.
+_PARTED: Final = frozenset({"part brokers", "isolate", "pause"})
+#: How long it takes at most until it has heard, once it is reached or goes on again.
 _HEARD_S: Final = 5.0
 
 
@@ -231,8 +231,9 @@ def offsets_gone_back(history: History) -> Iterator[Violation]:
     """A committed offset only grows: what is seen or committed is no less than whatever had been
     seen or committed before that was asked.
 
-    What was seen while brokers could not reach each other does not count: a coordinator that has
-    not heard of its successor responds from its memory, as Apache Kafka's does. It cannot commit.
+    What was seen while brokers could not reach each other, or one of them stood still, does not
+    count: a coordinator that has not heard of its successor responds from its memory, as Apache
+    Kafka's does. It cannot commit.
     """
     parted = [
         Span(fault.began_at, fault.ended_at + _HEARD_S)

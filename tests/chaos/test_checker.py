@@ -207,7 +207,7 @@ def test_an_offset_that_was_asked_for_while_it_was_committed_may_be_the_old_one(
     assert found(history) == []
 
 
-@pytest.mark.parametrize("kind", ["part brokers", "isolate"])
+@pytest.mark.parametrize("kind", ["part brokers", "isolate", "pause"])
 def test_what_a_deposed_coordinator_remembers_may_be_seen_but_not_committed(kind: str):
     history = sound()
     history.faults.append(Fault(kind, "broker 1 from broker 2", 15, 20))

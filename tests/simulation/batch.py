@@ -9,33 +9,26 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
-from typing import Final
 
 from tests.simulation.history import Outcome, run
 from tests.simulation.variants import FOUND_WITHIN, VARIANTS
 
-#: A process is replaced after this many chunks of seeds, because simulated brokers that are killed
-#: leave the files of their logs open.
-_CHUNKS_OF_A_PROCESS: Final = 25
-
 
 def outcomes(seeds: Iterable[int], variant: str | None = None) -> Iterator[Outcome]:
     """What comes of each seed, in order, with a process for each core."""
-    with _processes(_CHUNKS_OF_A_PROCESS) as pool:
+    with _processes() as pool:
         yield from pool.imap(partial(_outcome, variant), map(str, seeds), chunksize=4)
 
 
 def first_seeds(variants: Iterable[str]) -> Iterator[tuple[int | None, str]]:
     """The first seed in which each variant is found, and how; None if it is not found in time."""
-    with _processes(1) as pool:
+    with _processes() as pool:
         yield from pool.imap(_first_seed, variants)
 
 
-def _processes(tasks_of_a_process: int) -> Pool:
+def _processes() -> Pool:
     # What is loaded by now is not looked at again after each history.
-    return get_context("spawn").Pool(
-        os.cpu_count(), initializer=gc.freeze, maxtasksperchild=tasks_of_a_process
-    )
+    return get_context("spawn").Pool(os.cpu_count(), initializer=gc.freeze)
 
 
 def _first_seed(variant: str) -> tuple[int | None, str]:

@@ -16,6 +16,7 @@ from klamm.broker.log.checkpoints import PARTITION_METADATA
 from klamm.broker.log.errors import StorageError
 from klamm.broker.log.log import Log
 from klamm.broker.replication.partition import Partition
+from klamm.controller.requests import handlers
 from klamm.core import effects
 from klamm.core.cluster import ClusterState
 from klamm.core.columns import unpad
@@ -261,6 +262,7 @@ class Checks:
             patch.object(slices, "SLICE_S", math.inf),
             # Nothing is collected while a history runs, and all of it afterwards.
             patch.object(slices, "uncollected", nullcontext),
+            patch.object(handlers, "uncollected", nullcontext),
             # A process that crashes must not keep the turn of the others.
             patch.object(slices, "turn_of_process", lambda: current().turn),
             patch.object(Partition, "become_leader", becomes_leader),

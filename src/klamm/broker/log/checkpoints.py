@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import logging
-import os
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -125,18 +124,18 @@ class DirectoryLock:
     """The `.lock` of a log directory, held until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open(path / LOCK, "ab")  # noqa: SIM115 - it stays open
         try:
             # The kind of lock that Java takes, so that a real Kafka broker is kept out too.
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._fd)
+            self._file.close()
             raise ConfigError(
                 f"the log directory {path} is in use by another process, which holds {LOCK}"
             ) from error
 
     def release(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 def take_clean_shutdown_mark(path: Path, files: Files) -> bool:
