@@ -116,12 +116,13 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who led a partition in the end, as ZooKeeper had it; -1: nobody."""
+    """Who led a partition in the end, as ZooKeeper had it at that time; -1: nobody."""
 
     topic: str
     partition: int
     leader: int
     epoch: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class World:
             state = self._zookeeper_reader.partition(*name)
             if state is not None:
                 leader = -1 if state.leader is None else state.leader
-                found.append(Leader(*name, leader, state.leader_epoch))
+                found.append(Leader(*name, leader, state.leader_epoch, time.time()))
         return found
 
     def leader_ports(self) -> dict[Name, int]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import fcntl
 import logging
+import os
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,18 +126,17 @@ class DirectoryLock:
     """The `.lock` of a log directory, held until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path / LOCK, "ab")  # noqa: SIM115 - it stays open
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # The kind of lock that Java takes, so that a real Kafka broker is kept out too.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._file.close()
+            os.close(fd)
             raise ConfigError(
                 f"the log directory {path} is in use by another process, which holds {LOCK}"
             ) from error
-
-    def release(self) -> None:
-        self._file.close()
+        #: Gives the directory up; what is let go without that gives it up as well.
+        self.release = weakref.finalize(self, os.close, fd)
 
 
 def take_clean_shutdown_mark(path: Path, files: Files) -> bool:
