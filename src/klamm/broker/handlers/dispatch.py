@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from klamm.broker.security.authorizer import Access
-from klamm.errors import RemoteProtocolError
+from klamm.errors import RemoteProtocolError, SessionLostError
 from klamm.metrics.requests import RequestMeter, RequestMeters
 from klamm.net.responses import MeasuredResponse, Parts
 from klamm.net.server import CloseConnection, ServerConnection
@@ -215,8 +215,8 @@ class Dispatcher:
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, perf_counter_ns())
             raise
-        except Exception:
-            return _failed(call, perf_counter_ns())
+        except Exception as error:
+            return _failed(call, error, perf_counter_ns())
 
     def _delay(
         self, call: Call, result: Delayed[Result], handled: int
@@ -240,8 +240,8 @@ class Dispatcher:
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, handled)
             raise
-        except Exception:
-            return _failed(call, handled)
+        except Exception as error:
+            return _failed(call, error, handled)
 
     @staticmethod
     async def _await(call: Call, result: HandlerResult, handled: int) -> MeasuredResponse:
@@ -253,8 +253,8 @@ class Dispatcher:
         except (RemoteProtocolError, CloseConnection):
             _note_closed(call, handled)
             raise
-        except Exception:
-            return _failed(call, handled)
+        except Exception as error:
+            return _failed(call, error, handled)
 
 
 def _respond(call: Call, result: Result, handled: int) -> MeasuredResponse:
@@ -327,10 +327,12 @@ def _note_closed(call: Call, handled: int) -> None:
     meter.note(unsent)
 
 
-def _failed(call: Call, handled: int) -> MeasuredResponse:
+def _failed(call: Call, error: Exception, handled: int) -> MeasuredResponse:
     """A response of the request's own API with UNKNOWN_SERVER_ERROR (FRM-7)."""
     name = APIS[call.header.api_key].name
-    log.exception("%s of %s failed", name, call.connection.peer)
+    # A lost session is an event like any other, and no reason to show where it was noticed.
+    trace = None if isinstance(error, SessionLostError) else error
+    log.error("%s of %s failed: %s", name, call.connection.peer, error, exc_info=trace)
     try:
         if call.connection.shortcut is not None:
             # What serves a request by a shortcut has not decoded it.
