@@ -131,6 +131,9 @@ class _KafkaPythonMember(Member):
             auto_commit_interval_ms=200,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=300,
+            # By default 30 s, for which one of two that join together may stand still in a commit,
+            # with Apache Kafka's brokers too.
+            request_timeout_ms=SESSION_MS + 1_000,
         )
         try:
             while not self.is_stopped.is_set():
