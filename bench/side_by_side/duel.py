@@ -121,11 +121,7 @@ class Duel:
 
         That is, if the brokers did nothing but what the kernel does for them, or nothing at all.
         """
-        print(
-            "\n| MB/s, klamm to Kafka | cores in use | of them the client's "
-            "| ratio | with only the kernel's part | without brokers |\n"
-            "| --- | --- | --- | --- | --- | --- |"
-        )
+        rows = []
         for row, figures in self.found.items():
             if "MB/s" not in figures or f"{CLIENT}, s/GB" not in figures:
                 continue
@@ -135,10 +131,17 @@ class Duel:
             )
             ratio = rate / statistics.median(figures["MB/s"]["kafka"])
             used = brokers + client
-            print(
+            rows.append(
                 f"| {row} | {rate * used / 1000:.2f} | {rate * client / 1000:.2f} | {ratio:.2f} "
                 f"| {ratio * used / (kernel + client):.2f} | {ratio * used / client:.2f} |"
             )
+        if rows:
+            print(
+                "\n| MB/s, klamm to Kafka | cores in use | of them the client's "
+                "| ratio | with only the kernel's part | without brokers |\n"
+                "| --- | --- | --- | --- | --- | --- |"
+            )
+            print("\n".join(rows))
 
 
 def _own_cpu_s() -> float:

@@ -12,6 +12,7 @@ class Proxy:
         self._is_cut = False
         #: Whether what the server answers is dropped, as if the connection broke on the way back.
         self.swallow_replies = False
+        self.swallowed = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,7 +59,9 @@ class Proxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                if not (are_replies and self.swallow_replies):
+                if are_replies and self.swallow_replies:
+                    self.swallowed.set()
+                else:
                     writer.write(data)
                     await writer.drain()
         writer.transport.abort()

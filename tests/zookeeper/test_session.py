@@ -52,6 +52,22 @@ def test_a_connect_string_is_hosts_and_chroot(connect: str, hosts: str, chroot: 
     assert split_connect_string(connect) == (hosts, chroot)
 
 
+def test_a_server_that_lets_a_connection_hang_is_asked_again_long_before_the_session_timeout(
+    zookeeper_server: ZooKeeperServer, runner: asyncio.Runner
+):
+    async def connect() -> None:
+        proxy = Proxy(zookeeper_server.host, zookeeper_server.port)
+        await proxy.start()
+        proxy.swallow_replies = True
+        opening = asyncio.create_task(open_store(proxy.address, 60_000, connect_timeout_s=20))
+        await proxy.swallowed.wait()
+        proxy.swallow_replies = False
+        await (await opening).close()
+        await proxy.close()
+
+    runner.run(connect())
+
+
 @pytest.mark.parametrize("connect", ["", "/chroot", "h:2181,,i:2181", "h:2181//x"])
 def test_a_connect_string_that_makes_no_sense_is_refused(connect: str):
     with pytest.raises(ConfigError, match=r"zookeeper\.connect"):

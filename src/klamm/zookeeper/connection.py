@@ -24,6 +24,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, KazooException, SessionExpiredError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
@@ -47,6 +48,11 @@ _LOG: Final = logging.getLogger(__name__)
 #: is away; what matters of that is said here, once.
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)
+
+#: How long a server has at first to open a session; twice as long after each time that it did not,
+#: up to what kazoo waits. A ZooKeeper that is just starting lets some connections hang: it fails
+#: when it wants to close them (a NullPointerException in `ZooKeeperServer.removeCnxn`).
+_FIRST_HANDSHAKE_S: Final = 0.5
 
 #: Paths of one setWatches request, with room to spare below the server's limit.
 _SET_WATCHES_BYTES: Final = 512 * 1024
@@ -446,6 +452,20 @@ class _KazooConnection(ConnectionHandler):  # type: ignore[misc]
 
     Pings go three times in a session timeout, and only while the event loop turns.
     """
+
+    _handshake_s = _FIRST_HANDSHAKE_S
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if not isinstance(request, Connect):
+            return super()._invoke(timeout, request, xid)
+        patience_s = min(timeout, self._handshake_s)
+        try:
+            result = super()._invoke(patience_s, request, xid)
+        except self.handler.timeout_exception:
+            self._handshake_s = 2 * patience_s
+            raise
+        self._handshake_s = _FIRST_HANDSHAKE_S
+        return result
 
     def _send_ping(self, connect_timeout: float) -> None:
         if self.client.may_ping():
