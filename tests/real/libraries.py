@@ -37,7 +37,7 @@ class Running(ABC):
     def __init__(self) -> None:
         self.is_stopped = threading.Event()
         self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._guarded)
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
         self._thread.start()
 
     @abstractmethod
